@@ -1,0 +1,1 @@
+from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder

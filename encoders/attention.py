@@ -1,0 +1,252 @@
+"""Attention over packed segments: one function for every encoder and every device.
+
+Shapes: T packed rows, H heads, K head size; ``cu_seqlens`` [S+1] are the segments' offsets.
+
+Kernels, by device and dtype:
+
+- CPU: ``scaled_dot_product_attention`` a run of equal segments at a time; exact in every dtype.
+- CUDA, half precision: flash attention's variable-length kernel, offsets read on the device.
+- CUDA, float32 and old GPUs: memory-efficient attention, offsets read on the device.
+- CUDA, float64: a block-diagonal mask built on the device (for checks; memory grows with T squared).
+- Segments known to be equal (tiles): dense attention, the fastest everywhere.
+
+No kernel writes the rows at or beyond ``cu_seqlens[-1]`` (stale NaN there once spread into real rows:
+vLLM #57136), so they are set to zero here. Under ``torch.compile`` the whole is one node with a fake
+and a backward; in eager mode autograd sees the kernels themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Tensor,
+    *,
+    equal_segments: bool = False,
+) -> Tensor:
+    """Softmax attention inside each segment, scaled by ``K ** -0.5``, never causal.
+
+    Args:
+        q, k, v: [T, H, K], any strides with a contiguous last dimension.
+        cu_seqlens: int32 [S+1], non-decreasing offsets on the device of ``q``.
+        max_seqlen: 0-dim integer tensor **on the CPU**, at least the longest segment.
+        equal_segments: promise that T is cut into S segments of T/S rows each, of which the first
+            ``cu_seqlens[-1] / (T/S)`` are real.
+
+    Returns:
+        [T, H, K], zeros in the rows at or beyond ``cu_seqlens[-1]``.
+    """
+    if torch.compiler.is_compiling():
+        return _attention_node(q, k, v, cu_seqlens, max_seqlen, equal_segments)
+    return _attend(q, k, v, cu_seqlens, max_seqlen, equal_segments)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, equal: bool
+) -> Tensor:
+    if q.shape[0] == 0:
+        return torch.zeros_like(q)
+    if q.device.type == "cpu":
+        return _attend_runs(q, k, v, cu_seqlens.tolist())
+    if equal:
+        out = _attend_dense(q, k, v, cu_seqlens.shape[0] - 1)
+    elif q.device.type != "cuda" or q.dtype == torch.float64:
+        out = _attend_masked(q, k, v, cu_seqlens)
+    elif _flash_takes(q):
+        out = _attend_flash(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
+    else:
+        out = _attend_efficient(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
+    return out.masked_fill(_beyond(out, cu_seqlens)[:, None, None], 0.0)
+
+
+def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
+    """Equal neighbours go together: Qwen2.5's hundreds of windows take a handful of calls."""
+    lengths = [end - start for start, end in zip(offsets, offsets[1:], strict=False) if end > start]
+    parts, start = [], 0
+    for length, run in groupby(lengths):
+        count = len(list(run))
+        rows = slice(start, start + count * length)
+        parts.append(_attend_dense(q[rows], k[rows], v[rows], count))
+        start += count * length
+    if start < q.shape[0]:
+        parts.append(q.new_zeros(q.shape[0] - start, *q.shape[1:]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int) -> Tensor:
+    q, k, v = (rearrange(x, "(s n) h k -> s h n k", s=segments) for x in (q, k, v))
+    return rearrange(F.scaled_dot_product_attention(q, k, v), "s h n k -> (s n) h k")
+
+
+def _flash_takes(q: Tensor) -> bool:
+    """Flash-2 needs Ampere, half precision and a head size that is a multiple of 8 up to 256."""
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return half and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _attend_flash(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+    # The aten op, not varlen_attn: that one launches a fill for an unused random state every call.
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, False, False
+    )[0]
+    return out
+
+
+def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+    pad = -q.shape[-1] % 8  # the kernel wants 16-byte rows; zeros change neither scores nor values
+    scale = q.shape[-1] ** -0.5
+    wide = [F.pad(x, (0, pad)) if pad else x for x in (q, k, v)]
+    needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    out: Tensor = torch.ops.aten._efficient_attention_forward(
+        *(x.unsqueeze(0) for x in wide), None, cu_seqlens, cu_seqlens, longest, longest,
+        0.0, 0, needs_lse, scale=scale,
+    )[0]  # fmt: skip
+    return out.squeeze(0)[..., : q.shape[-1]]
+
+
+def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+    rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
+    segment = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True)
+    mask = segment[:, None] == segment[None, :]  # rows beyond the end form a segment of their own
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
+
+
+def _beyond(out: Tensor, cu_seqlens: Tensor) -> Tensor:
+    return torch.arange(out.shape[0], device=out.device) >= cu_seqlens[-1]
+
+
+def segment_metadata(
+    lengths: Sequence[int],
+    *,
+    max_batch_size: int | None = None,
+    max_frames_per_batch: int | None = None,
+    max_seqlen_override: int | None = None,
+    device: torch.device | str | None = None,
+) -> dict[str, Tensor]:
+    """``cu_seqlens`` and ``max_seqlen`` of the attention segments, padded to a capacity if given.
+
+    Args:
+        lengths: rows of each segment.
+        max_batch_size: capacity in segments, unless ``max_frames_per_batch`` gives it.
+        max_frames_per_batch: capacity in segments.
+        max_seqlen_override: the longest segment to plan for; at least the true longest.
+
+    Returns:
+        ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the CPU.
+
+    Raises:
+        ValueError: more segments than the capacity, or an override below the true longest segment.
+    """
+    capacity = max_frames_per_batch if max_frames_per_batch is not None else max_batch_size
+    name = "max_batch_size" if max_frames_per_batch is None else "max_frames_per_batch"
+    longest = max(lengths, default=0)
+    if max_seqlen_override is not None:
+        if max_seqlen_override < longest:
+            raise ValueError(
+                f"max_seqlen_override={max_seqlen_override} is below the longest segment of "
+                f"{longest} rows: attention would truncate it; pass at least {longest}"
+            )
+        longest = max_seqlen_override
+    return {
+        "cu_seqlens": padded_offsets(lengths, capacity, name).to(device),
+        "max_seqlen": torch.tensor(longest, dtype=torch.int32),
+    }
+
+
+def padded_offsets(lengths: Sequence[int], capacity: int | None, name: str) -> Tensor:
+    """Cumulative offsets int32 [S+1], padded to ``capacity+1`` by repeating the last one.
+
+    Zeros would give negative lengths (peers: vLLM pads so); a repeated offset is an empty segment.
+    """
+    if capacity is not None and len(lengths) > capacity:
+        raise ValueError(
+            f"{len(lengths)} segments do not fit {name}={capacity}: raise it to {len(lengths)} "
+            "or pass fewer items"
+        )
+    padding = 0 if capacity is None else capacity - len(lengths)
+    steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64)
+    return steps.cumsum(0).to(torch.int32)
+
+
+@torch.library.custom_op("vitgraph::segment_attention", mutates_args=())
+def _attention_node(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, equal: bool
+) -> Tensor:
+    return _attend(q, k, v, cu_seqlens, max_seqlen, equal).contiguous()
+
+
+@_attention_node.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, equal: bool
+) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+@contextmanager
+def _autograd_inside_op() -> Iterator[None]:
+    """An op's body runs below autograd; the recomputation wants its own tape."""
+    key = torch._C.DispatchKey.AutogradFunctionality
+    was = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
+
+
+@torch.library.custom_op("vitgraph::segment_attention_backward", mutates_args=())
+def _attention_node_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Tensor,
+    equal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Recomputes the forward: one attention more, and no kernel's private state to carry around."""
+    with torch.enable_grad(), _autograd_inside_op():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = _attend(*leaves, cu_seqlens, max_seqlen, equal)
+        grads = torch.autograd.grad(out, leaves, grad)
+    return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
+
+
+@_attention_node_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Tensor,
+    equal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, ctx.equal = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx, grad):  # type: ignore[no-untyped-def]
+    grads = _attention_node_backward(grad.contiguous(), *ctx.saved_tensors, ctx.equal)
+    return *grads, None, None, None
+
+
+_attention_node.register_autograd(_backward, setup_context=_save_inputs)

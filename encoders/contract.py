@@ -1,0 +1,352 @@
+"""What every encoder promises, and the plain data that passes between the packages.
+
+Words: a *patch* is one input row of a tower; a *segment* is one attention sequence (an image, a frame
+pair, a tile); an *item* is one image or one video as the user passed it; a *token* is one output row
+after the merge.
+
+Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .grids import (
+    Grid,
+    GridLike,
+    check_input_size,
+    check_rows,
+    raster_maps,
+    read_grid,
+    squarest,
+)
+from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+
+if TYPE_CHECKING:
+    from .images import Preprocessor
+
+__all__ = [
+    "EncoderItemSpec",
+    "EncoderOutput",
+    "GraphableEncoder",
+    "Grid",
+    "GridLike",
+    "Metadata",
+    "VisionEncoder",
+    "VisionInputs",
+    "block_indices",
+    "check_input_size",
+    "check_rows",
+    "find_section",
+    "raster_maps",
+    "read_field",
+    "read_grid",
+    "read_size",
+    "require_divisible",
+    "require_value",
+    "split_output",
+    "squarest",
+]
+
+Metadata: TypeAlias = dict[str, Tensor]
+
+
+class EncoderOutput(NamedTuple):
+    """What an encoder returns; a wrapper may leave out (None) the fields it was not asked for."""
+
+    last_hidden_state: Tensor | None
+    """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
+    pooler_output: Tensor | None
+    """[N, out] merged tokens, in the merge order of the checkpoint."""
+    deepstack_features: tuple[Tensor, ...] | None
+    """A tuple of [N, out], empty where the family has none."""
+
+
+class VisionInputs(NamedTuple):
+    """Pixels ready for an encoder, and where each item lies in them."""
+
+    pixel_values: Tensor
+    grid_thw: Tensor
+    """[items, 3] int64 on the CPU."""
+    tiles: list[tuple[int, int, bool]] | None = None
+    """(columns, rows, thumbnail) an item for tiled families, None elsewhere."""
+
+
+class EncoderItemSpec(NamedTuple):
+    """What one item costs: the single source for counting, packing and balancing."""
+
+    input_size: int
+    output_tokens: int
+    segments: int
+    longest_segment: int
+    windows: int = 0
+
+
+class GraphableEncoder(Protocol):
+    """All that ``graphwrap`` asks of a module; a toy of a few lines satisfies it."""
+
+    @property
+    def budget_range(self) -> tuple[int, int]: ...
+
+    @property
+    def row_shape(self) -> tuple[int, ...]: ...
+
+    def grid_for(self, tokens: int) -> Grid: ...
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]: ...
+
+    def prepare_encoder_metadata(
+        self,
+        grid_thw: GridLike,
+        *,
+        max_batch_size: int | None = None,
+        max_frames_per_batch: int | None = None,
+        max_seqlen_override: int | None = None,
+        max_input_size: int | None = None,
+        max_windows_per_batch: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Metadata: ...
+
+    def __call__(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput: ...
+
+    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]: ...
+
+
+class VisionEncoder(nn.Module, ABC):
+    """The shell that all towers share: preprocessing, splitting, running blocks, intake checks.
+
+    Subclasses hold the architecture: ``config``, ``blocks``, ``prepare_encoder_metadata``, ``forward``.
+    """
+
+    config: Any
+    preprocessor: Preprocessor
+    gradient_checkpointing: bool = False
+
+    @property
+    @abstractmethod
+    def budget_range(self) -> tuple[int, int]:
+        """Smallest and largest number of output tokens that a graph is worth capturing for."""
+
+    @property
+    @abstractmethod
+    def row_shape(self) -> tuple[int, ...]:
+        """Trailing shape of ``pixel_values``: what one input row looks like."""
+
+    @abstractmethod
+    def grid_for(self, tokens: int) -> Grid:
+        """The ``(t, h, w)`` of one item that makes at least ``tokens`` tokens with the fewest rows."""
+
+    @abstractmethod
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        """What each item costs: rows, tokens, segments, longest segment, windows."""
+
+    @abstractmethod
+    def prepare_encoder_metadata(
+        self,
+        grid_thw: GridLike,
+        *,
+        max_batch_size: int | None = None,
+        max_frames_per_batch: int | None = None,
+        max_seqlen_override: int | None = None,
+        max_input_size: int | None = None,
+        max_windows_per_batch: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Metadata:
+        """Everything ``forward`` needs to know about the grid, as tensors; runs on the host.
+
+        Args:
+            grid_thw: [items, 3]; empty is valid.
+            max_batch_size: segments to pad ``cu_seqlens`` for, unless ``max_frames_per_batch`` is given.
+            max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
+            max_seqlen_override: longest segment to plan for, at least the true one.
+            max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
+            max_windows_per_batch: attention windows to pad for (Qwen2.5-VL).
+            device: defaults to the encoder's.
+
+        Returns:
+            Plain tensors. Every family has ``cu_seqlens`` int32 [S+1] and ``max_seqlen`` 0-dim int32
+            on the CPU; the family says what else.
+
+        Raises:
+            ValueError: a bad grid, or one that does not fit a capacity.
+        """
+
+    @abstractmethod
+    def feature_maps(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        """Lay features out in space: a list of [t, h, w, D] in raster order, one an item."""
+
+    def preprocess(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Resize, normalise and cut images and videos as the checkpoint's own processor does.
+
+        Args:
+            images: PIL images, numpy [H, W, C] or uint8 tensors [C, H, W], in any mix.
+            videos: each a sequence of such frames, or one array [F, H, W, C] / tensor [F, C, H, W].
+            min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
+            max_pixels: largest area, likewise.
+            max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT).
+            fps: sample videos to this many frames a second; by default every frame is used.
+            num_frames: sample videos to this many frames.
+
+        Returns:
+            :class:`VisionInputs`; images first, then videos, each in the order given.
+
+        Raises:
+            ValueError: an image that cannot be encoded, or a keyword this family has no use for.
+        """
+        return self.preprocessor(
+            images,
+            videos,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
+
+    def encode(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> list[EncoderOutput]:
+        """Encode images and videos: one :class:`EncoderOutput` an item, images first.
+
+        Takes the arguments of :meth:`preprocess` and raises what it raises.
+        """
+        inputs = self.preprocess(
+            images,
+            videos,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
+        return self.split(self(inputs.pixel_values, inputs.grid_thw), inputs.grid_thw)
+
+    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
+        """Cut a batched output into one output an item (views, not copies)."""
+        specs = self.item_specs(grid_thw)
+        return split_output(
+            output, [spec.input_size for spec in specs], [spec.output_tokens for spec in specs]
+        )
+
+    def resolve_metadata(
+        self, grid_thw: GridLike | None, encoder_metadata: Metadata | None
+    ) -> Metadata:
+        """The metadata given, else metadata made from the grid.
+
+        Raises:
+            ValueError: neither was given.
+        """
+        if encoder_metadata is not None:
+            return encoder_metadata
+        if grid_thw is None:
+            raise ValueError("pass grid_thw, or encoder_metadata made by prepare_encoder_metadata")
+        return self.prepare_encoder_metadata(grid_thw)
+
+    def run_block(self, block: nn.Module, *args: Any) -> Tensor:
+        """One transformer block, recomputed in the backward if ``gradient_checkpointing`` is on."""
+        if self.gradient_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, *args, use_reentrant=False)  # type: ignore[no-any-return]
+        return block(*args)  # type: ignore[no-any-return]
+
+    def admit_pixels(self, pixel_values: Tensor, weight: Tensor, hint: str = "") -> Tensor:
+        """Check ``pixel_values`` and bring them to the dtype and device of ``weight``.
+
+        Raises:
+            ValueError: integer pixels, a wrong trailing shape, or pixels on another accelerator.
+        """
+        if not pixel_values.is_floating_point():
+            raise ValueError(
+                f"pixel_values are {pixel_values.dtype}: the tower takes normalised floating-point "
+                "pixels; call encoder.preprocess on the images"
+            )
+        if tuple(pixel_values.shape[1:]) != self.row_shape:
+            raise ValueError(
+                f"pixel_values of shape {tuple(pixel_values.shape)}: {type(self).__name__} takes "
+                f"rows of shape {self.row_shape}{hint}; call encoder.preprocess on the images"
+            )
+        if pixel_values.device != weight.device and pixel_values.device.type != "cpu":
+            raise ValueError(
+                f"pixel_values are on {pixel_values.device}, the encoder on {weight.device}: "
+                "pass them on the CPU or move them to the encoder's device"
+            )
+        return pixel_values.to(device=weight.device, dtype=weight.dtype)
+
+
+def split_output(
+    output: EncoderOutput, rows: Sequence[int], tokens: Sequence[int]
+) -> list[EncoderOutput]:
+    """Cut each field of ``output`` by the ``rows`` and ``tokens`` of the items."""
+    count = len(rows)
+    hidden = _split(output.last_hidden_state, rows)
+    pooled = _split(output.pooler_output, tokens)
+    deepstack = output.deepstack_features
+    layers = None if deepstack is None else [_split(layer, tokens) for layer in deepstack]
+    return [
+        EncoderOutput(
+            hidden[i],
+            pooled[i],
+            None if layers is None else tuple(layer[i] for layer in layers),  # type: ignore[misc]
+        )
+        for i in range(count)
+    ]
+
+
+def _split(tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Tensor | None]:
+    return [None] * len(sizes) if tensor is None else tensor[: sum(sizes)].split(list(sizes))
+
+
+def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
+    """Block numbers that ``forward_intermediates`` shall return, 0-based, in the order asked for.
+
+    Args:
+        indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
+        depth: how many blocks there are.
+
+    Raises:
+        ValueError: a block that does not exist.
+    """
+    if indices is None:
+        return list(range(depth))
+    if isinstance(indices, int):
+        if not 0 < indices <= depth:
+            raise ValueError(f"indices={indices}: the last n blocks, with n from 1 to {depth}")
+        return list(range(depth - indices, depth))
+    for index in indices:
+        if not -depth <= index < depth:
+            raise ValueError(f"block {index} does not exist: the tower has blocks 0 to {depth - 1}")
+    return [index % depth for index in indices]

@@ -1,0 +1,62 @@
+"""Reading a published ``config.json``: sections, aliases, defaults, and values that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_NO_DEFAULT: Any = object()
+
+
+def find_section(config: Mapping[str, Any], *paths: str) -> Mapping[str, Any]:
+    """The tower's part of a published config: the first dotted path that is there, else all of it."""
+    for path in paths:
+        section: Any = config
+        for name in path.split("."):
+            section = section.get(name) if isinstance(section, Mapping) else None
+        if isinstance(section, Mapping):
+            return section
+    return config
+
+
+def read_field(section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT) -> Any:
+    """The value of the first of ``names`` that the config has (aliases), else ``default``.
+
+    Raises:
+        ValueError: none of them is there and there is no published default.
+    """
+    for name in names:
+        if section.get(name) is not None:
+            return section[name]
+    if default is _NO_DEFAULT:
+        raise ValueError(
+            f"the vision config has no {' or '.join(names)} and there is no published default: "
+            "use the config.json of the original repo"
+        )
+    return default
+
+
+def read_size(
+    section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT, most: int = 1 << 20
+) -> int:
+    """A positive integer field of at most ``most``; published lists like [14, 14] must be square."""
+    value = read_field(section, *names, default=default)
+    if isinstance(value, (list, tuple)) and len(set(value)) == 1:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise ValueError(f"config field {names[0]}={value!r}: must be an integer from 1 to {most}")
+    return value
+
+
+def require_value(section: Mapping[str, Any], name: str, *allowed: Any) -> None:
+    """Raise if the config has ``name`` with a value that this encoder does not implement."""
+    value = section.get(name, allowed[0])
+    if value not in allowed:
+        shown = " or ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"config field {name}={value!r} is not implemented: must be {shown}")
+
+
+def require_divisible(what: str, value: int, by: str, divisor: int) -> None:
+    """Raise if two sizes of a config disagree."""
+    if value % divisor:
+        raise ValueError(f"config: {what}={value} must be a multiple of {by}={divisor}")
