@@ -1,1 +1,34 @@
+"""Reference vision encoders in pure PyTorch: one file a family, one contract for all.
+
+Source and repo ids stand at the top of each family's file.
+"""
+
+from .attention import attention
+from .contract import (
+    EncoderItemSpec,
+    EncoderOutput,
+    GraphableEncoder,
+    VisionEncoder,
+    VisionInputs,
+)
+from .intern_vit import InternViT, InternViTConfig
+from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
+from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+
+__all__ = [
+    "EncoderItemSpec",
+    "EncoderOutput",
+    "GraphableEncoder",
+    "InternViT",
+    "InternViTConfig",
+    "Qwen2VLConfig",
+    "Qwen2VLEncoder",
+    "Qwen2_5VLConfig",
+    "Qwen2_5VLEncoder",
+    "Qwen3VLConfig",
+    "Qwen3VLEncoder",
+    "VisionEncoder",
+    "VisionInputs",
+    "attention",
+]

@@ -7,19 +7,20 @@ Kernels, by device and dtype:
 - CPU: ``scaled_dot_product_attention`` a run of equal segments at a time; exact in every dtype.
 - CUDA, half precision: flash attention's variable-length kernel, offsets read on the device.
 - CUDA, float32 and old GPUs: memory-efficient attention, offsets read on the device.
-- CUDA, float64: a block-diagonal mask built on the device (for checks; memory grows with T squared).
+- CUDA, float64: a block-diagonal mask built on the device (for checks; memory grows with T
+  squared).
 - Segments known to be equal (tiles): dense attention, the fastest everywhere.
 
-No kernel writes the rows at or beyond ``cu_seqlens[-1]`` (stale NaN there once spread into real rows:
-vLLM #57136), so they are set to zero here. Under ``torch.compile`` the whole is one node with a fake
-and a backward; in eager mode autograd sees the kernels themselves.
+No kernel writes the rows at or beyond ``cu_seqlens[-1]`` (stale NaN there once spread into real
+rows: vLLM #57136), so they are set to zero here. Under ``torch.compile`` the whole is one node
+with a fake and a backward; in eager mode autograd sees the kernels themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ def attention(
     cu_seqlens: Tensor,
     max_seqlen: Tensor,
     *,
-    equal_segments: bool = False,
+    segment_rows: int = 0,
 ) -> Tensor:
     """Softmax attention inside each segment, scaled by ``K ** -0.5``, never causal.
 
@@ -42,26 +43,26 @@ def attention(
         q, k, v: [T, H, K], any strides with a contiguous last dimension.
         cu_seqlens: int32 [S+1], non-decreasing offsets on the device of ``q``.
         max_seqlen: 0-dim integer tensor **on the CPU**, at least the longest segment.
-        equal_segments: promise that T is cut into S segments of T/S rows each, of which the first
-            ``cu_seqlens[-1] / (T/S)`` are real.
+        segment_rows: promise that every segment (padding too) has exactly this many rows, so that
+            dense attention may be used; 0 promises nothing.
 
     Returns:
         [T, H, K], zeros in the rows at or beyond ``cu_seqlens[-1]``.
     """
     if torch.compiler.is_compiling():
-        return _attention_node(q, k, v, cu_seqlens, max_seqlen, equal_segments)
-    return _attend(q, k, v, cu_seqlens, max_seqlen, equal_segments)
+        return _attention_node(q, k, v, cu_seqlens, max_seqlen, segment_rows)
+    return _attend(q, k, v, cu_seqlens, max_seqlen, segment_rows)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, equal: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, segment_rows: int
 ) -> Tensor:
     if q.shape[0] == 0:
         return torch.zeros_like(q)
     if q.device.type == "cpu":
         return _attend_runs(q, k, v, cu_seqlens.tolist())
-    if equal:
-        out = _attend_dense(q, k, v, cu_seqlens.shape[0] - 1)
+    if segment_rows:
+        out = _attend_dense(q, k, v, q.shape[0] // segment_rows)
     elif q.device.type != "cuda" or q.dtype == torch.float64:
         out = _attend_masked(q, k, v, cu_seqlens)
     elif _flash_takes(q):
@@ -73,7 +74,7 @@ def _attend(
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
     """Equal neighbours go together: Qwen2.5's hundreds of windows take a handful of calls."""
-    lengths = [end - start for start, end in zip(offsets, offsets[1:], strict=False) if end > start]
+    lengths = [end - start for start, end in pairwise(offsets) if end > start]
     parts, start = [], 0
     for length, run in groupby(lengths):
         count = len(list(run))
@@ -146,7 +147,8 @@ def segment_metadata(
         max_seqlen_override: the longest segment to plan for; at least the true longest.
 
     Returns:
-        ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the CPU.
+        ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the
+        CPU.
 
     Raises:
         ValueError: more segments than the capacity, or an override below the true longest segment.
@@ -184,14 +186,14 @@ def padded_offsets(lengths: Sequence[int], capacity: int | None, name: str) -> T
 
 @torch.library.custom_op("vitgraph::segment_attention", mutates_args=())
 def _attention_node(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, equal: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, segment_rows: int
 ) -> Tensor:
-    return _attend(q, k, v, cu_seqlens, max_seqlen, equal).contiguous()
+    return _attend(q, k, v, cu_seqlens, max_seqlen, segment_rows).contiguous()
 
 
 @_attention_node.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, equal: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, segment_rows: int
 ) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -216,12 +218,12 @@ def _attention_node_backward(
     v: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: Tensor,
-    equal: bool,
+    segment_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Recomputes the forward: one attention more, and no kernel's private state to carry around."""
     with torch.enable_grad(), _autograd_inside_op():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        out = _attend(*leaves, cu_seqlens, max_seqlen, equal)
+        out = _attend(leaves[0], leaves[1], leaves[2], cu_seqlens, max_seqlen, segment_rows)
         grads = torch.autograd.grad(out, leaves, grad)
     return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
 
@@ -234,18 +236,18 @@ def _(
     v: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: Tensor,
-    equal: bool,
+    segment_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _save_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.equal = inputs
+    *tensors, ctx.segment_rows = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    grads = _attention_node_backward(grad.contiguous(), *ctx.saved_tensors, ctx.equal)
+    grads = _attention_node_backward(grad.contiguous(), *ctx.saved_tensors, ctx.segment_rows)
     return *grads, None, None, None
 
 

@@ -1,8 +1,8 @@
 """What every encoder promises, and the plain data that passes between the packages.
 
-Words: a *patch* is one input row of a tower; a *segment* is one attention sequence (an image, a frame
-pair, a tile); an *item* is one image or one video as the user passed it; a *token* is one output row
-after the merge.
+Words: a *patch* is one input row of a tower; a *segment* is one attention sequence (an image, a
+frame pair, a tile); an *item* is one image or one video as the user passed it; a *token* is one
+output row after the merge.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segments.
 """
@@ -25,8 +25,16 @@ from .grids import (
     raster_maps,
     read_grid,
     squarest,
+    stitch_tiles,
 )
-from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+from .hf_config import (
+    find_section,
+    read_field,
+    read_flag,
+    read_size,
+    require_divisible,
+    require_value,
+)
 
 if TYPE_CHECKING:
     from .images import Preprocessor
@@ -46,12 +54,14 @@ __all__ = [
     "find_section",
     "raster_maps",
     "read_field",
+    "read_flag",
     "read_grid",
     "read_size",
     "require_divisible",
     "require_value",
     "split_output",
     "squarest",
+    "stitch_tiles",
 ]
 
 Metadata: TypeAlias = dict[str, Tensor]
@@ -127,7 +137,8 @@ class GraphableEncoder(Protocol):
 class VisionEncoder(nn.Module, ABC):
     """The shell that all towers share: preprocessing, splitting, running blocks, intake checks.
 
-    Subclasses hold the architecture: ``config``, ``blocks``, ``prepare_encoder_metadata``, ``forward``.
+    Subclasses hold the architecture: ``config``, ``blocks``, ``prepare_encoder_metadata``,
+    ``forward``.
     """
 
     config: Any
@@ -146,7 +157,7 @@ class VisionEncoder(nn.Module, ABC):
 
     @abstractmethod
     def grid_for(self, tokens: int) -> Grid:
-        """The ``(t, h, w)`` of one item that makes at least ``tokens`` tokens with the fewest rows."""
+        """The ``(t, h, w)`` of one item of at least ``tokens`` tokens with the fewest rows."""
 
     @abstractmethod
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
@@ -168,16 +179,16 @@ class VisionEncoder(nn.Module, ABC):
 
         Args:
             grid_thw: [items, 3]; empty is valid.
-            max_batch_size: segments to pad ``cu_seqlens`` for, unless ``max_frames_per_batch`` is given.
-            max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
+            max_batch_size: segments to pad ``cu_seqlens`` for, unless ``max_frames_per_batch`` is
+            given. max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
             max_seqlen_override: longest segment to plan for, at least the true one.
             max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
             max_windows_per_batch: attention windows to pad for (Qwen2.5-VL).
             device: defaults to the encoder's.
 
         Returns:
-            Plain tensors. Every family has ``cu_seqlens`` int32 [S+1] and ``max_seqlen`` 0-dim int32
-            on the CPU; the family says what else.
+            Plain tensors. Every family has ``cu_seqlens`` int32 [S+1] and ``max_seqlen`` 0-dim
+            int32 on the CPU; the family says what else.
 
         Raises:
             ValueError: a bad grid, or one that does not fit a capacity.
@@ -280,10 +291,17 @@ class VisionEncoder(nn.Module, ABC):
     def run_block(self, block: nn.Module, *args: Any) -> Tensor:
         """One transformer block, recomputed in the backward if ``gradient_checkpointing`` is on."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, *args, use_reentrant=False)  # type: ignore[no-any-return]
-        return block(*args)  # type: ignore[no-any-return]
+            return checkpoint(block, *args, use_reentrant=False)
+        return block(*args)
 
-    def admit_pixels(self, pixel_values: Tensor, weight: Tensor, hint: str = "") -> Tensor:
+    def admit_pixels(
+        self,
+        pixel_values: Tensor,
+        weight: Tensor,
+        hint: str = "",
+        *,
+        row_shape: tuple[int, ...] | None = None,
+    ) -> Tensor:
         """Check ``pixel_values`` and bring them to the dtype and device of ``weight``.
 
         Raises:
@@ -294,10 +312,11 @@ class VisionEncoder(nn.Module, ABC):
                 f"pixel_values are {pixel_values.dtype}: the tower takes normalised floating-point "
                 "pixels; call encoder.preprocess on the images"
             )
-        if tuple(pixel_values.shape[1:]) != self.row_shape:
+        if tuple(pixel_values.shape[1:]) != (row_shape or self.row_shape):
             raise ValueError(
                 f"pixel_values of shape {tuple(pixel_values.shape)}: {type(self).__name__} takes "
-                f"rows of shape {self.row_shape}{hint}; call encoder.preprocess on the images"
+                f"rows of shape {self.row_shape}{hint}{_looks_like(pixel_values)}; "
+                "call this encoder's preprocess on the images"
             )
         if pixel_values.device != weight.device and pixel_values.device.type != "cpu":
             raise ValueError(
@@ -350,3 +369,12 @@ def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
         if not -depth <= index < depth:
             raise ValueError(f"block {index} does not exist: the tower has blocks 0 to {depth - 1}")
     return [index % depth for index in indices]
+
+
+def _looks_like(pixel_values: Tensor) -> str:
+    """Which family's rows these are, for the message about a wrong width."""
+    if pixel_values.ndim == 4:
+        return "; these look like InternViT tiles"
+    families = {1176: "Qwen2-VL or Qwen2.5-VL (14x14)", 1536: "Qwen3-VL or Qwen3.5 (16x16)"}
+    family = families.get(pixel_values.shape[-1]) if pixel_values.ndim == 2 else None
+    return f"; these look like patches of {family}" if family else ""

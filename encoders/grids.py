@@ -54,10 +54,18 @@ def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
     return t, h, w
 
 
-def check_input_size(rows: int, max_input_size: int | None) -> int:
-    """Rows that per-patch metadata shall have: ``max_input_size`` if given, else ``rows``."""
+def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> int:
+    """Rows that per-patch metadata shall have: ``max_input_size`` if given, else ``rows``.
+
+    Raises:
+        ValueError: more rows than that, or a size that cuts a token's ``group`` of patches.
+    """
     if max_input_size is None:
         return rows
+    if max_input_size % group:
+        raise ValueError(
+            f"max_input_size={max_input_size} must be a multiple of {group}, the patches of a token"
+        )
     if rows > max_input_size:
         raise ValueError(
             f"the grid has {rows} rows, more than max_input_size={max_input_size}: raise it or "
@@ -122,3 +130,21 @@ def squarest(tokens: int) -> tuple[int, int]:
     """The two factors of ``tokens`` nearest to each other, the smaller first."""
     side = next(n for n in range(math.isqrt(max(tokens, 1)), 0, -1) if max(tokens, 1) % n == 0)
     return side, max(tokens, 1) // side
+
+
+def stitch_tiles(maps: Tensor, layout: tuple[int, int, bool]) -> Tensor:
+    """Join the tiles [t, h, w, D] of an image to [1, rows*h, columns*w, D]; a video stays [t, h,
+    w, D].
+
+    Raises:
+        ValueError: the layout does not make this many tiles.
+    """
+    columns, rows, thumbnail = layout
+    if (columns, rows, thumbnail) == (1, 1, False):
+        return maps
+    if maps.shape[0] != columns * rows + thumbnail:
+        raise ValueError(
+            f"{columns}x{rows} tiles{' and a thumbnail' if thumbnail else ''} are "
+            f"{columns * rows + thumbnail}, the features have {maps.shape[0]}"
+        )
+    return rearrange(maps[: columns * rows], "(r c) h w d -> 1 (r h) (c w) d", r=rows)

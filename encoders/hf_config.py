@@ -9,7 +9,7 @@ _NO_DEFAULT: Any = object()
 
 
 def find_section(config: Mapping[str, Any], *paths: str) -> Mapping[str, Any]:
-    """The tower's part of a published config: the first dotted path that is there, else all of it."""
+    """The tower's part of a published config: the first dotted path there, else all of it."""
     for path in paths:
         section: Any = config
         for name in path.split("."):
@@ -39,12 +39,20 @@ def read_field(section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAU
 def read_size(
     section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT, most: int = 1 << 20
 ) -> int:
-    """A positive integer field of at most ``most``; published lists like [14, 14] must be square."""
+    """A positive integer field of at most ``most``; lists like [14, 14] must be square."""
     value = read_field(section, *names, default=default)
     if isinstance(value, (list, tuple)) and len(set(value)) == 1:
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
         raise ValueError(f"config field {names[0]}={value!r}: must be an integer from 1 to {most}")
+    return value
+
+
+def read_flag(section: Mapping[str, Any], *names: str, default: bool) -> bool:
+    """A true or false field."""
+    value = read_field(section, *names, default=default)
+    if not isinstance(value, bool):
+        raise ValueError(f"config field {names[0]}={value!r}: must be true or false")
     return value
 
 

@@ -1,8 +1,8 @@
 """The vision tower of Qwen3-VL, Qwen3-VL-MoE, Qwen3-Omni, Qwen3.5 and Qwen3.6.
 
 A pre-norm ViT over packed patches of any image size: 2D rotary positions, a learned 48x48 position
-table interpolated to the grid, full attention inside each frame pair, a 2x2 merger, and (Qwen3-VL and
-Omni) DeepStack mergers that read the hidden state after a few inner blocks.
+table interpolated to the grid, full attention inside each frame pair, a 2x2 merger, and (Qwen3-VL
+and Omni) DeepStack mergers that read the hidden state after a few inner blocks.
 
 Source: ``Qwen3VLVisionModel`` and ``Qwen3_5VisionModel`` of transformers 5.23.0.
 Repo ids: Qwen/Qwen3-VL-{2B,4B,8B,32B}-Instruct, Qwen/Qwen3-VL-30B-A3B-Instruct,
@@ -12,9 +12,10 @@ Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head
 
 Deliberate differences:
 
-- The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same sums.
-- Position interpolation adds its four taps in the tower's precision or float32, whichever is wider, on
-  every path (an engine that changes it under graphs is off by 17 %, SGLang).
+- The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
+  sums.
+- Position interpolation adds its four taps in the tower's precision or float32, whichever is
+  wider, on every path (an engine that changes it under graphs is off by 17 %, SGLang).
 - The rotation multiplies in float32 and writes the tower's dtype once.
 """
 
@@ -132,20 +133,22 @@ class Qwen3VLEncoder(VisionEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches [P, channels*frames*p*p] of the items ``grid_thw`` (t, h, w in patches).
+        """Encode packed patches [P, channels*frames*p*p] of the items ``grid_thw`` (t, h, w in
+        patches).
 
         Pixels are any floating dtype, on the CPU or the encoder's device. With metadata from
         :meth:`prepare_encoder_metadata` nothing syncs and the grid may be None.
 
         Returns:
-            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], ``deepstack_features`` of [N, out].
+            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], ``deepstack_features`` of [N,
+            out].
 
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
         metadata = self.resolve_metadata(grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values, metadata)
-        deepstack = []
+        deepstack: list[Tensor] = []
         for number, block in enumerate(self.blocks):
             hidden = self.run_block(block, hidden, metadata)
             if number in self.config.deepstack_visual_indexes:
@@ -158,7 +161,7 @@ class Qwen3VLEncoder(VisionEncoder):
         grid_thw: GridLike,
         indices: int | Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """Outputs of the blocks ``indices`` (n = the last n, None = all), each [P, D], before any merger."""
+        """Outputs of blocks ``indices`` (n = the last n, None = all), [P, D], before any merger."""
         metadata = self.prepare_encoder_metadata(grid_thw)
         wanted = block_indices(indices, self.config.depth)
         hidden = self._embed(pixel_values, metadata)
@@ -186,11 +189,11 @@ class Qwen3VLEncoder(VisionEncoder):
         grids = self._read(grid_thw)
         weight = self.patch_embed.proj.weight
         device, dtype = device or weight.device, torch.promote_types(weight.dtype, torch.float32)
-        rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size)
         merge, head = (
             self.config.spatial_merge_size,
             self.config.hidden_size // self.config.num_heads,
         )
+        rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, merge, rows)
         cos, sin = rotary_cos_sin(positions, head, dtype)
         index, weights = position_taps(grids, merge, self.config.position_side, rows, dtype)
@@ -238,7 +241,7 @@ class Qwen3VLEncoder(VisionEncoder):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """[t, h, w, D] an item in raster order, from features with a row a patch or a row a token."""
+        """[t, h, w, D] an item in raster order, from a row a patch or a row a token."""
         return raster_maps(features, self._read(grid_thw), self.config.spatial_merge_size)
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
@@ -251,7 +254,7 @@ class Qwen3VLEncoder(VisionEncoder):
         positions = sum(
             self.pos_embed.weight[taps[:, tap]] * weights[:, tap, None] for tap in range(4)
         )
-        return patches + positions.to(patches.dtype)  # type: ignore[no-any-return, union-attr]
+        return patches + positions.to(patches.dtype)  # type: ignore[union-attr]
 
 
 class PatchEmbed(nn.Module):
@@ -278,7 +281,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, metadata: Metadata) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), metadata)
-        return hidden + self.mlp(self.norm2(hidden))  # type: ignore[no-any-return]
+        return hidden + self.mlp(self.norm2(hidden))
 
 
 class Attention(nn.Module):
@@ -297,7 +300,7 @@ class Attention(nn.Module):
         out_THK = attention(
             q_THK, k_THK, qkv_THK[:, 2], metadata["cu_seqlens"], metadata["max_seqlen"]
         )
-        return self.proj(out_THK.flatten(1))  # type: ignore[no-any-return]
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -309,11 +312,11 @@ class MLP(nn.Module):
         self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))  # type: ignore[no-any-return]
+        return self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
 
 
 class Merger(nn.Module):
-    """Four neighbouring patches to one token; DeepStack's normalise after grouping, the last one before."""
+    """Four neighbouring patches to one token; DeepStack's normalise after grouping."""
 
     def __init__(self, config: Qwen3VLConfig, *, norm_after_grouping: bool) -> None:
         super().__init__()
@@ -329,7 +332,7 @@ class Merger(nn.Module):
             x = self.norm(hidden.view(-1, self.group * hidden.shape[-1]))
         else:
             x = self.norm(hidden).view(-1, self.group * hidden.shape[-1])
-        return self.linear_fc2(F.gelu(self.linear_fc1(x)))  # type: ignore[no-any-return]
+        return self.linear_fc2(F.gelu(self.linear_fc1(x)))
 
 
 def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
@@ -345,14 +348,14 @@ def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tenso
 
 
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [P, K/2] of the 2D rotary angles: the first half turns by row, the second by column."""
+    """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype) / (head_size // 2)
     angles = (positions[:, :, None].to(dtype) / 10000.0**steps).flatten(1)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, 2, H, K] (queries and keys at once): pairs are (i, i + K/2), in float32 or wider."""
+    """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
     cos, sin = cos[:, None, None], sin[:, None, None]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -363,7 +366,8 @@ def position_taps(
 ) -> tuple[Tensor, Tensor]:
     """Four taps a patch into the side x side position table, and their bilinear weights.
 
-    Corners map to corners (``align_corners=True``). Taps run (r, c), (r, c+1), (r+1, c), (r+1, c+1).
+    Corners map to corners (``align_corners=True``). Taps run (r, c), (r, c+1), (r+1, c), (r+1,
+    c+1).
 
     Returns:
         int64 [rows, 4] and ``dtype`` [rows, 4]; pad rows have tap 0 and weight 0.

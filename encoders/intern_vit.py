@@ -1,0 +1,400 @@
+"""InternViT (300M and 6B), the vision tower of InternVL 1.5 to 3.5, with its pixel-shuffle
+projector.
+
+A pre-norm ViT over square tiles: a class token, learned positions, layer scale, layer norm (300M)
+or RMS norm with normalised queries and keys (6B); then 2x2 pixel shuffle and the ``mlp1``
+projector.
+
+Source: ``InternVisionModel`` of OpenGVLab/InternVL (remote code of the published repos) and
+``InternVLVisionModel`` of transformers 5.23.0.
+Repo ids: OpenGVLab/InternViT-{300M-448px,300M-448px-V2_5,6B-448px-V1-5,6B-448px-V2_5},
+OpenGVLab/InternVL2-*, InternVL2_5-*, InternVL3-*, InternVL3_5-* (with or without -hf / -HF).
+
+Shapes: B tiles, n = 1 + h*w rows a tile (class token first), D width, H heads, K head size,
+N = B*h*w/4 tokens.
+
+Deliberate differences:
+
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+- Layer scale and residual are one fused multiply-add, rounded once.
+- RMS norms round once, after the weight; the source rounds before it too.
+- Positions for other tile sizes are interpolated in float32 or wider and added in the tower's
+  dtype.
+- Blocks after ``select_layer`` are loaded (strictly) and not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from .attention import attention, segment_metadata
+from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
+from .contract import block_indices, check_input_size, check_rows, read_grid, stitch_tiles
+from .contract import find_section, read_field, read_flag, read_size, require_divisible
+from .contract import require_value
+from .images import Preprocessor, TilePreprocessor
+
+
+@dataclass(frozen=True)
+class InternViTConfig:
+    """Architecture of one tower, its projector (``out_hidden_size`` None: none) and its tiling."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    image_size: int
+    qkv_bias: bool
+    qk_normalization: bool
+    norm_type: str
+    out_hidden_size: int | None
+    layer_norm_eps: float = 1e-6
+    patch_size: int = 14
+    in_channels: int = 3
+    select_layer: int = -1
+    ps_version: str = "v2"
+    min_dynamic_patch: int = 1
+    max_dynamic_patch: int = 12
+    use_thumbnail: bool = True
+    dynamic_image_size: bool = True
+    tile_size: int = 448
+
+    def __post_init__(self) -> None:
+        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
+        require_divisible("tile size", self.tile_size, "patch_size * 2", self.patch_size * 2)
+        if not 0 <= self.blocks_run <= self.depth:
+            raise ValueError(
+                f"config: select_layer={self.select_layer} must be from {-self.depth - 1} to "
+                f"{self.depth}, a hidden state of a tower of {self.depth} blocks"
+            )
+
+    @property
+    def blocks_run(self) -> int:
+        """Blocks up to the hidden state ``select_layer`` (0 is the embedding's)."""
+        return self.select_layer if self.select_layer >= 0 else self.depth + 1 + self.select_layer
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> InternViTConfig:
+        """Read a published ``config.json``: of a chat model, a -hf conversion, or a lone InternViT.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        chat = "vision_config" in config
+        converted = vision.get("model_type") == "internvl_vision" or "use_qk_norm" in vision
+        require_value(vision, "hidden_act", "gelu")
+        require_value(vision, "norm_type", "layer_norm", "rms_norm")
+        require_value(vision, "use_mean_pooling", True)
+        require_value(vision, "use_absolute_position_embeddings", True)
+        require_value(vision, "use_mask_token", False)
+        require_value(config, "downsample_ratio", 0.5)
+        require_value(config, "ps_version", "v1", "v2")
+        require_value(config, "projector_hidden_act", "gelu")
+        require_value(config, "vision_feature_select_strategy", "default")
+        defaults = _CONVERTED_DEFAULTS if converted else _ORIGINAL_DEFAULTS
+        depth, width, mlp, heads, size, bias, qk_norm, kind = defaults
+        image_size = read_size(vision, "image_size", default=size)
+        tiling = chat and not converted  # a -hf repo says it in its processor files
+        language = find_section(config, "llm_config", "text_config")
+        return cls(
+            depth=read_size(vision, "num_hidden_layers", default=depth, most=1024),
+            hidden_size=read_size(vision, "hidden_size", default=width),
+            intermediate_size=read_size(vision, "intermediate_size", default=mlp),
+            num_heads=read_size(vision, "num_attention_heads", default=heads),
+            image_size=image_size,
+            qkv_bias=read_flag(vision, "qkv_bias", "attention_bias", default=bias),
+            qk_normalization=read_flag(vision, "qk_normalization", "use_qk_norm", default=qk_norm),
+            norm_type=read_field(vision, "norm_type", default=kind),
+            out_hidden_size=read_size(language, "hidden_size") if chat else None,
+            layer_norm_eps=float(read_field(vision, "layer_norm_eps", default=1e-6)),
+            patch_size=read_size(vision, "patch_size", default=14),
+            in_channels=read_size(vision, "num_channels", "in_chans", default=3),
+            select_layer=read_field(config, "select_layer", "vision_feature_layer", default=-1),
+            ps_version=read_field(config, "ps_version", default="v1" if tiling else "v2"),
+            min_dynamic_patch=read_size(config, "min_dynamic_patch", default=1),
+            max_dynamic_patch=read_size(config, "max_dynamic_patch", default=6 if tiling else 12),
+            use_thumbnail=read_flag(config, "use_thumbnail", default=not tiling),
+            dynamic_image_size=read_flag(config, "dynamic_image_size", default=not tiling),
+            tile_size=read_size(config, "force_image_size", default=image_size),
+        )
+
+
+# Class defaults: depth, width, MLP width, heads, image size, qkv bias, qk norm, norm.
+_ORIGINAL_DEFAULTS = (48, 3200, 12800, 25, 224, False, True, "rms_norm")
+_CONVERTED_DEFAULTS = (24, 1024, 4096, 16, 448, False, False, "layer_norm")
+
+
+class InternViT(VisionEncoder):
+    """Tiles in; hidden states (class token first) and projected tokens out."""
+
+    def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.preprocessor = preprocessor or TilePreprocessor(
+            image_size=config.tile_size,
+            patch_size=config.patch_size,
+            min_tiles=config.min_dynamic_patch,
+            max_tiles=config.max_dynamic_patch,
+            use_thumbnail=config.use_thumbnail,
+            dynamic=config.dynamic_image_size,
+        )
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.mlp1 = projector(config)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode tiles [B, 3, 14h, 14w] of the items ``grid_thw`` (tiles, h, w in patches).
+
+        Returns ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
+        With ``encoder_metadata`` nothing syncs and the grid may be None.
+
+        Raises:
+            ValueError: integer pixels, a wrong tile size, or a grid that disagrees.
+        """
+        if grid_thw is not None and encoder_metadata is None:
+            self._check_grid(pixel_values, self._read(grid_thw))
+        metadata = self.resolve_metadata(grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
+        for block in self.layers[: self.config.blocks_run]:
+            hidden = self.run_block(block, hidden, metadata)
+        h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
+        tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
+        return EncoderOutput(hidden, tokens, ())
+
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None = None,
+    ) -> list[Tensor]:
+        """Outputs of the blocks ``indices`` (n = the last n, None = all), each [B, n, D]."""
+        self._check_grid(pixel_values, self._read(grid_thw))
+        metadata = self.prepare_encoder_metadata(grid_thw)
+        wanted = block_indices(indices, self.config.depth)
+        hidden = self._embed(pixel_values)
+        kept = {}
+        for number, block in enumerate(self.layers[: max(wanted, default=-1) + 1]):
+            hidden = kept[number] = self.run_block(block, hidden, metadata)
+        return [kept[number] for number in wanted]
+
+    def prepare_encoder_metadata(
+        self,
+        grid_thw: GridLike,
+        *,
+        max_batch_size: int | None = None,
+        max_frames_per_batch: int | None = None,
+        max_seqlen_override: int | None = None,
+        max_input_size: int | None = None,
+        max_windows_per_batch: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Metadata:
+        """As :class:`VisionEncoder` says: the offsets of the tiles, each a segment of n rows."""
+        grids = self._read(grid_thw)
+        check_input_size(sum(t for t, _, _ in grids), max_input_size)
+        return segment_metadata(
+            [1 + h * w for t, h, w in grids for _ in range(t)],
+            max_batch_size=max_batch_size,
+            max_frames_per_batch=max_frames_per_batch,
+            max_seqlen_override=max_seqlen_override,
+            device=device or self.embeddings.class_embedding.device,
+        )
+
+    @property
+    def budget_range(self) -> tuple[int, int]:
+        """One tile (256 tokens) to 8192."""
+        return self._tile_tokens, 8192
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """One tile."""
+        return self.config.in_channels, self.config.tile_size, self.config.tile_size
+
+    def grid_for(self, tokens: int) -> Grid:
+        """As few whole tiles as make ``tokens`` tokens."""
+        side = self.config.tile_size // self.config.patch_size
+        return max(-(-tokens // self._tile_tokens), 1), side, side
+
+    @property
+    def _tile_tokens(self) -> int:
+        return (self.config.tile_size // self.config.patch_size // 2) ** 2
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        """Rows (tiles), tokens, segments (tiles) and longest segment of each item."""
+        return [
+            EncoderItemSpec(t, t * h * w // 4, t, 1 + h * w) for t, h, w in self._read(grid_thw)
+        ]
+
+    def feature_maps(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        """Lay ``last_hidden_state`` or ``pooler_output`` out in space, class token dropped.
+
+        With ``tiles`` (as :class:`VisionInputs` has them) one map [1, rows*h, columns*w, D] an
+        image, thumbnail dropped; without them [tiles, h, w, D] an item.
+        """
+        grids = self._read(grid_thw)
+        sizes = [t if features.ndim == 3 else t * h * w // 4 for t, h, w in grids]
+        if features.shape[0] != sum(sizes):
+            raise ValueError(
+                f"features have {features.shape[0]} rows: the grid makes {sum(sizes)} "
+                f"{'tiles' if features.ndim == 3 else 'tokens'}"
+            )
+        parts = zip(features.split(sizes), grids, strict=True)
+        maps = [self._tile_maps(part, h, w) for part, (_, h, w) in parts]
+        if tiles is None:
+            return maps
+        if len(tiles) != len(maps):
+            raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
+        return [
+            stitch_tiles(tile_maps, layout) for tile_maps, layout in zip(maps, tiles, strict=True)
+        ]
+
+    def _tile_maps(self, features: Tensor, h: int, w: int) -> Tensor:
+        if features.ndim == 3:
+            return features[:, 1:].unflatten(1, (h, w))
+        tokens = features.unflatten(0, (-1, h * w // 4))
+        order = "(h w)" if self.config.ps_version == "v2" else "(w h)"
+        return rearrange(tokens, f"b {order} d -> b h w d", h=h // 2)
+
+    def _read(self, grid_thw: GridLike) -> list[Grid]:
+        return read_grid(grid_thw, 2, "the pixel shuffle")
+
+    def _check_grid(self, pixel_values: Tensor, grids: list[Grid]) -> None:
+        check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
+        for _, h, w in grids:
+            expected = h * self.config.patch_size, w * self.config.patch_size
+            if tuple(pixel_values.shape[2:]) != expected:
+                raise ValueError(
+                    f"grid {h}x{w} means tiles of {expected[0]}x{expected[1]} pixels, pixel_values "
+                    f"has shape {tuple(pixel_values.shape)}: pass the grid_thw of these pixels"
+                )
+
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        step, sizes = self.config.patch_size * 2, pixel_values.shape[2:]
+        whole = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
+        pixels = self.admit_pixels(
+            pixel_values,
+            self.embeddings.class_embedding,
+            f" (or any height and width that are multiples of {step})",
+            row_shape=(self.config.in_channels, *sizes) if whole else None,
+        )
+        return self.embeddings(pixels)
+
+
+class Embeddings(nn.Module):
+    """Patches and a class token, plus learned positions interpolated to the tile's grid."""
+
+    def __init__(self, config: InternViTConfig) -> None:
+        super().__init__()
+        self.side, self.patch_size = config.image_size // config.patch_size, config.patch_size
+        width, patch = config.hidden_size, config.patch_size
+        self.class_embedding = nn.Parameter(torch.randn(1, 1, width))
+        self.patch_embedding = nn.Conv2d(config.in_channels, width, patch, stride=patch)
+        self.position_embedding = nn.Parameter(torch.randn(1, 1 + self.side**2, width))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        h, w = (size // self.patch_size for size in pixels.shape[2:])
+        patches = rearrange(
+            pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=self.patch_size, q=self.patch_size
+        )
+        rows = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
+        cls = self.class_embedding.expand(pixels.shape[0], -1, -1)
+        return torch.cat((cls, rows), dim=1) + self.positions(h, w)
+
+    def positions(self, h: int, w: int) -> Tensor:
+        """[1, 1+h*w, D]: the table itself at its own grid, else bicubic without antialiasing."""
+        table = self.position_embedding
+        if (h, w) == (self.side, self.side):
+            return table
+        wide = table[:, 1:].to(torch.promote_types(table.dtype, torch.float32))
+        grid = rearrange(wide, "b (h w) d -> b d h w", h=self.side)
+        grid = F.interpolate(grid, size=(h, w), mode="bicubic", align_corners=False)
+        rows = rearrange(grid, "b d h w -> b (h w) d").to(table.dtype)
+        return torch.cat((table[:, :1], rows), dim=1)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each scaled per channel and added to the residual stream."""
+
+    def __init__(self, config: InternViTConfig) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm(config), norm(config)
+        self.attn = Attention(config)
+        self.mlp = MLP(config)
+        self.ls1 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
+        self.ls2 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
+
+    def forward(self, hidden: Tensor, metadata: Metadata) -> Tensor:
+        hidden = torch.addcmul(hidden, self.attn(self.norm1(hidden), metadata), self.ls1)
+        return torch.addcmul(hidden, self.mlp(self.norm2(hidden)), self.ls2)
+
+
+class Attention(nn.Module):
+    """Full attention inside each tile; the 6B normalises q and k over all heads together."""
+
+    def __init__(self, config: InternViTConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
+        self.proj = nn.Linear(width, width)
+        self.q_norm = nn.RMSNorm(width, eps=eps) if config.qk_normalization else nn.Identity()
+        self.k_norm = nn.RMSNorm(width, eps=eps) if config.qk_normalization else nn.Identity()
+
+    def forward(self, x: Tensor, metadata: Metadata) -> Tensor:
+        q, k, v = self.qkv(x).flatten(0, 1).chunk(3, dim=-1)
+        q, k = self.q_norm(q), self.k_norm(k)
+        q_THK, k_THK, v_THK = (rows.unflatten(-1, (self.num_heads, -1)) for rows in (q, k, v))
+        offsets, longest = metadata["cu_seqlens"], metadata["max_seqlen"]
+        out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, segment_rows=x.shape[1])
+        return self.proj(out_THK.flatten(1)).view_as(x)
+
+
+class MLP(nn.Module):
+    """Two layers with exact GELU."""
+
+    def __init__(self, config: InternViTConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+def norm(config: InternViTConfig) -> nn.Module:
+    """Layer norm (300M) or RMS norm (6B)."""
+    kind = nn.LayerNorm if config.norm_type == "layer_norm" else nn.RMSNorm
+    return kind(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def projector(config: InternViTConfig) -> nn.Module:
+    """``mlp1``: 4 patches' channels to the language model's width; nothing for a lone InternViT."""
+    if config.out_hidden_size is None:
+        return nn.Identity()
+    width, out = 4 * config.hidden_size, config.out_hidden_size
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out), nn.GELU(), nn.Linear(out, out))
+
+
+def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
+    """[B, h*w, D] to [B*h*w/4, 4D], 2x2 neighbours a token; a tile's run by row (v1: by column)."""
+    order = "(b h w)" if version == "v2" else "(b w h)"
+    return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)

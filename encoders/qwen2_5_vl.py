@@ -1,0 +1,392 @@
+"""The vision tower of Qwen2.5-VL and Qwen2.5-Omni.
+
+A pre-norm ViT over packed patches of any image size: 2D rotary positions, RMS norms, SwiGLU, and
+attention inside windows of 8x8 patches except in four blocks that see the whole frame pair.
+
+Source: ``Qwen2_5_VisionTransformerPretrainedModel`` of transformers 5.23.0.
+Repo ids: Qwen/Qwen2.5-VL-{3B,7B,32B,72B}-Instruct, Qwen/Qwen2.5-Omni-{3B,7B}.
+
+Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head size, S segments,
+W windows.
+
+Deliberate differences:
+
+- ``last_hidden_state`` is in input order; transformers leaves it in window order.
+- The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
+  sums.
+- RMS norms round once, after the weight; transformers rounds before it too.
+- The rotation multiplies in float32 and writes the tower's dtype once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention import attention, padded_offsets, segment_metadata
+from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
+from .contract import block_indices, check_input_size, check_rows, raster_maps, read_grid, squarest
+from .contract import find_section, read_field, read_size, require_divisible, require_value
+from .images import PatchPreprocessor, Preprocessor
+
+
+@dataclass(frozen=True)
+class Qwen2_5VLConfig:
+    """Architecture of one tower; ``out_hidden_size`` is the language model's width."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int
+    fullatt_block_indexes: tuple[int, ...]
+    window_size: int = 112
+    patch_size: int = 14
+    temporal_patch_size: int = 2
+    spatial_merge_size: int = 2
+    in_channels: int = 3
+
+    def __post_init__(self) -> None:
+        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_divisible("head size", self.hidden_size // self.num_heads, "rotary axes * 2", 4)
+        if self.window_side < 1:
+            raise ValueError(
+                f"config: window_size={self.window_size} pixels is smaller than one merged token "
+                f"of {self.patch_size * self.spatial_merge_size}"
+            )
+
+    @property
+    def window_side(self) -> int:
+        """Side of an attention window in merged tokens (4: 8x8 patches)."""
+        return self.window_size // self.spatial_merge_size // self.patch_size
+
+    @property
+    def window_rows(self) -> int:
+        """Patches of a full window."""
+        return (self.window_side * self.spatial_merge_size) ** 2
+
+    @property
+    def patch_dim(self) -> int:
+        """Columns of ``pixel_values``: channels * frames * height * width of a patch."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen2_5VLConfig:
+        """Read a published ``config.json`` (whole, or its vision part).
+
+        Args:
+            config: the parsed JSON. Unknown keys are ignored.
+
+        Raises:
+            ValueError: a missing width (class defaults are no valid tower), a value that is not
+                implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config", "thinker_config.vision_config")
+        require_value(vision, "hidden_act", "silu")
+        return cls(
+            depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
+            hidden_size=read_size(vision, "hidden_size"),
+            intermediate_size=read_size(vision, "intermediate_size"),
+            num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
+            out_hidden_size=read_size(vision, "out_hidden_size"),
+            fullatt_block_indexes=tuple(
+                read_field(vision, "fullatt_block_indexes", default=(7, 15, 23, 31))
+            ),
+            window_size=read_size(vision, "window_size", default=112),
+            patch_size=read_size(vision, "patch_size", "spatial_patch_size", default=14),
+            temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
+            spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
+            in_channels=read_size(vision, "in_channels", "in_chans", default=3),
+        )
+
+
+class Qwen2_5VLEncoder(VisionEncoder):
+    """Patches and a grid in; hidden states and merged tokens out."""
+
+    def __init__(self, config: Qwen2_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.preprocessor = preprocessor or PatchPreprocessor.qwen2_vl(
+            patch_size=config.patch_size,
+            temporal_patch_size=config.temporal_patch_size,
+            merge_size=config.spatial_merge_size,
+        )
+        self.patch_embed = PatchEmbed(config)
+        self.blocks = nn.ModuleList(
+            Block(config, whole=n in config.fullatt_block_indexes) for n in range(config.depth)
+        )
+        self.merger = Merger(config)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode packed patches [P, channels*frames*p*p] of the items ``grid_thw`` (t, h, w in
+        patches).
+
+        Pixels are any floating dtype, on the CPU or the encoder's device. With metadata from
+        :meth:`prepare_encoder_metadata` nothing syncs and the grid may be None.
+
+        Returns:
+            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
+
+        Raises:
+            ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
+        """
+        metadata = self.resolve_metadata(grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values, metadata)
+        for block in self.blocks:
+            hidden = self.run_block(block, hidden, metadata)
+        tokens = self.merger(hidden)[metadata["reverse_index"]]
+        return EncoderOutput(self._reorder(hidden, metadata["reverse_index"]), tokens, ())
+
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None = None,
+    ) -> list[Tensor]:
+        """Outputs of blocks ``indices`` (n = the last n, None = all), [P, D], before any merger."""
+        metadata = self.prepare_encoder_metadata(grid_thw)
+        wanted = block_indices(indices, self.config.depth)
+        hidden = self._embed(pixel_values, metadata)
+        kept = {}
+        for number, block in enumerate(self.blocks[: max(wanted, default=-1) + 1]):
+            hidden = kept[number] = self.run_block(block, hidden, metadata)
+        return [self._reorder(kept[number], metadata["reverse_index"]) for number in wanted]
+
+    def prepare_encoder_metadata(
+        self,
+        grid_thw: GridLike,
+        *,
+        max_batch_size: int | None = None,
+        max_frames_per_batch: int | None = None,
+        max_seqlen_override: int | None = None,
+        max_input_size: int | None = None,
+        max_windows_per_batch: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Metadata:
+        """As :class:`VisionEncoder` says; besides the offsets:
+
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] **in window order**;
+        ``window_index`` int64 [N], the token at each place of the window order, and its inverse
+        ``reverse_index``; ``cu_window_seqlens`` int32 [W+1] (W is ``max_windows_per_batch`` if
+        given) and ``max_window_seqlen``, a full window, 0-dim int32 on the CPU.
+        """
+        grids = self._read(grid_thw)
+        weight = self.patch_embed.proj.weight
+        device, dtype = device or weight.device, torch.promote_types(weight.dtype, torch.float32)
+        merge, head = (
+            self.config.spatial_merge_size,
+            self.config.hidden_size // self.config.num_heads,
+        )
+        rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
+        index, windows = window_order(grids, merge, self.config.window_side, rows // merge**2)
+        positions = merge_order_positions(grids, merge, rows)
+        cos, sin = rotary_cos_sin(self._reorder(positions, index), head, dtype)
+        return {
+            "rotary_pos_emb_cos": cos.to(device),
+            "rotary_pos_emb_sin": sin.to(device),
+            "window_index": index.to(device),
+            "reverse_index": index.argsort().to(device),
+            "cu_window_seqlens": padded_offsets(
+                windows, max_windows_per_batch, "max_windows_per_batch"
+            ).to(device),
+            "max_window_seqlen": torch.tensor(self.config.window_rows, dtype=torch.int32),
+            **segment_metadata(
+                [h * w for t, h, w in grids for _ in range(t)],
+                max_batch_size=max_batch_size,
+                max_frames_per_batch=max_frames_per_batch,
+                max_seqlen_override=max_seqlen_override,
+                device=device,
+            ),
+        }
+
+    @property
+    def budget_range(self) -> tuple[int, int]:
+        """64 tokens (a 256x256 image) to 8192."""
+        return 64, 8192
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """One patch, flattened."""
+        return (self.config.patch_dim,)
+
+    def grid_for(self, tokens: int) -> Grid:
+        """One image of exactly ``tokens`` tokens, as square as its factors allow."""
+        merge = self.config.spatial_merge_size
+        short, long = squarest(tokens)
+        return 1, short * merge, long * merge
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        """Rows, tokens, segments (frame pairs), longest segment and windows of each item."""
+        unit, side = self.config.spatial_merge_size**2, self.config.window_side
+        span = side * self.config.spatial_merge_size
+        return [
+            EncoderItemSpec(
+                t * h * w, t * h * w // unit, t, h * w, t * -(-h // span) * -(-w // span)
+            )
+            for t, h, w in self._read(grid_thw)
+        ]
+
+    def feature_maps(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        """[t, h, w, D] an item in raster order, from a row a patch or a row a token."""
+        return raster_maps(features, self._read(grid_thw), self.config.spatial_merge_size)
+
+    def _read(self, grid_thw: GridLike) -> list[Grid]:
+        return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
+
+    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        check_rows(pixel_values.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
+        patches = self.patch_embed(self.admit_pixels(pixel_values, self.patch_embed.proj.weight))
+        return self._reorder(patches, metadata["window_index"])
+
+    def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
+        """Permute rows token by token (each token's patches stay together)."""
+        return rows.unflatten(0, (-1, self.config.spatial_merge_size**2))[index].flatten(0, 1)
+
+
+class PatchEmbed(nn.Module):
+    """A Conv3d whose kernel is its stride, as the matrix product it is."""
+
+    def __init__(self, config: Qwen2_5VLConfig) -> None:
+        super().__init__()
+        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.proj = nn.Conv3d(
+            config.in_channels, config.hidden_size, kernel, stride=kernel, bias=False
+        )
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return F.linear(patches, self.proj.weight.flatten(1))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: Qwen2_5VLConfig, *, whole: bool) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.attn = Attention(config, whole=whole)
+        self.norm2 = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden: Tensor, metadata: Metadata) -> Tensor:
+        hidden = hidden + self.attn(self.norm1(hidden), metadata)
+        return hidden + self.mlp(self.norm2(hidden))
+
+
+class Attention(nn.Module):
+    """Attention inside windows or (``whole``) the frame pair; fused qkv rows are [Q; K; V]."""
+
+    def __init__(self, config: Qwen2_5VLConfig, *, whole: bool) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.segments = "seqlen" if whole else "window_seqlen"
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, metadata: Metadata) -> Tensor:
+        qkv_THK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        q_THK, k_THK = rotate(qkv_THK[:, :2], cos, sin).unbind(1)
+        offsets, longest = metadata[f"cu_{self.segments}s"], metadata[f"max_{self.segments}"]
+        out_THK = attention(q_THK, k_THK, qkv_THK[:, 2], offsets, longest)
+        return self.proj(out_THK.flatten(1))
+
+
+class MLP(nn.Module):
+    """SwiGLU with biases."""
+
+    def __init__(self, config: Qwen2_5VLConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Merger(nn.Module):
+    """Four neighbouring patches, each normalised, to one token."""
+
+    def __init__(self, config: Qwen2_5VLConfig) -> None:
+        super().__init__()
+        self.width = config.hidden_size * config.spatial_merge_size**2
+        self.ln_q = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.mlp = nn.Sequential(
+            nn.Linear(self.width, self.width),
+            nn.GELU(),
+            nn.Linear(self.width, config.out_hidden_size),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.mlp(self.ln_q(hidden).view(-1, self.width))
+
+
+def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
+    """(row, column) of every patch in merge-block order, int64 [rows, 2]; pad rows are (0, 0)."""
+    positions = torch.zeros(rows, 2, dtype=torch.int64)
+    start = 0
+    for t, h, w in grids:
+        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+        cells = cells.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
+        positions[start : start + t * h * w] = cells.repeat(t, 1)
+        start += t * h * w
+    return positions
+
+
+def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
+    steps = torch.arange(0, head_size // 2, 2, dtype=dtype) / (head_size // 2)
+    angles = (positions[:, :, None].to(dtype) / 10000.0**steps).flatten(1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
+    cos, sin = cos[:, None, None], sin[:, None, None]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def window_order(
+    grids: Sequence[Grid], merge: int, side: int, tokens: int
+) -> tuple[Tensor, list[int]]:
+    """Merged tokens listed window by window, and the patches of each window.
+
+    Windows of ``side`` x ``side`` tokens run in raster order over each frame, and tokens in raster
+    order inside a window; those at the right and bottom edge are smaller. A frame of 3x6 tokens
+    with side 4::
+
+        0  1  2  3 |  4  5
+        6  7  8  9 | 10 11      order 0-3, 6-9, 12-15 | 4, 5, 10, 11, 16, 17
+       12 13 14 15 | 16 17      windows of 12 and 6 tokens
+
+    Returns:
+        int64 [tokens] (pad tokens map to themselves) and the rows in patches of each window.
+    """
+    order, windows, start = [], [], 0
+    for t, h, w in grids:
+        rows, columns = h // merge, w // merge
+        frame = torch.arange(rows * columns).view(rows, columns)
+        tiles = [tile for band in frame.split(side) for tile in band.split(side, dim=1)]
+        frame_order = torch.cat([tile.flatten() for tile in tiles])
+        starts = start + torch.arange(t)[:, None] * rows * columns
+        order.append((starts + frame_order).flatten())
+        windows += [tile.numel() * merge**2 for tile in tiles] * t
+        start += t * rows * columns
+    return torch.cat([*order, torch.arange(start, tokens)]), windows
