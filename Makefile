@@ -1,0 +1,51 @@
+# Everything a fresh machine needs is Python >= 3.10: each target sets up .venv by itself, once.
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip
+# One process a core (four at most), one torch thread each, so that processes do not fight for cores.
+PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint types fast notebooks clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: $(VENV)/.demo ## encode photographs with every family, write demo/feature_maps.png
+	$(PY) -m vitgraph demo --out demo
+
+test: lint types notebooks ## everything CI runs: lint, types, notebooks, fast and slow tests
+	$(PY) -m pytest -m "not gpu" $(PARALLEL) --ignore=tests/test_shell_notebooks.py $(PYTEST_ARGS)
+
+lint: $(VENV)/.test ## ruff: rules and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(VENV)/.test ## mypy --strict over the four packages
+	$(PY) -m mypy
+
+fast: $(VENV)/.test ## the tests of a plain `pytest`
+	$(PY) -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
+	$(PY) -m pytest -m "not gpu" tests/test_shell_notebooks.py
+
+clean: ## remove the environment and all that was built
+	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+$(VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "vitgraph needs Python >= 3.10 but $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.pip
+	$(PIP) install --quiet --editable ".[demo]"
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.pip
+	$(PIP) install --quiet --editable ".[demo]" --group test --group lint
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,102 @@
+"""Data flows one way: weights know encoders, graphwrap only the contract, vitgraph all three."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
+# What may be imported besides the standard library; sub-packages included.
+ALLOWED = {
+    "encoders": {"torch", "einops", "encoders"},
+    "graphwrap": {"torch", "einops", "tqdm", "graphwrap", "encoders.contract"},
+    "weights": {
+        "torch", "safetensors", "huggingface_hub", "numpy", "tqdm", "weights", "encoders",
+    },
+    "vitgraph": {
+        "torch", "safetensors", "numpy", "PIL", "tqdm", "matplotlib", "av", *PACKAGES,
+    },
+}  # fmt: skip
+# Files that an encoder file may import; they may import one another.
+SHARED = {"contract", "attention", "images", "grids", "hf_config"}
+# The only files of ``encoders`` that know what an image file or an array is.
+INTAKE = {"images"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, relative ones resolved."""
+    names: set[str] = set()
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            names |= {module} if node.module else {f"{module}.{a.name}" for a in node.names}
+    return names
+
+
+def covers(allowed: str, name: str) -> bool:
+    return name == allowed or name.startswith(f"{allowed}.")
+
+
+def foreign(path: Path) -> set[str]:
+    return {name for name in imports(path) if name.split(".")[0] not in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
+    for path in modules(package):
+        extra = INTAKE_LIBRARIES if package == "encoders" and path.stem in INTAKE else set()
+        strangers = {
+            name
+            for name in foreign(path)
+            if not any(covers(allowed, name) for allowed in ALLOWED[package] | extra)
+        }
+        assert not strangers, f"{path.relative_to(ROOT)} imports {sorted(strangers)}"
+
+
+INTAKE_LIBRARIES = {"PIL", "numpy"}
+
+
+def test_an_encoder_file_imports_no_other_encoder_file() -> None:
+    for path in modules("encoders"):
+        if path.stem in SHARED | {"__init__"}:
+            continue
+        neighbours = {name.split(".")[1] for name in imports(path) if covers("encoders", name)}
+        assert neighbours <= {"contract", "attention", "images"}, path.name
+
+
+def test_shared_encoder_files_import_no_encoder_file() -> None:
+    for path in modules("encoders"):
+        if path.stem in SHARED:
+            neighbours = {name.split(".")[1] for name in imports(path) if covers("encoders", name)}
+            assert neighbours <= SHARED, path.name
+
+
+def test_graphwrap_names_no_model() -> None:
+    for path in modules("graphwrap"):
+        text = path.read_text().lower()
+        assert not [name for name in ("qwen", "intern", "step3", "moonvit") if name in text], path
+
+
+def test_importing_the_library_pulls_in_no_model_zoo() -> None:
+    code = (
+        "import sys, encoders, weights, graphwrap\n"
+        "heavy = {'transformers', 'torchvision', 'timm', 'jax', 'matplotlib', 'av', 'vitgraph'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,208 @@
+"""The command line: ``vitgraph encode``, ``list``, ``inspect``, ``extract``, ``demo``.
+
+Torch and the packages are imported inside the commands: ``--help`` and mistyped ones cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; argparse would print the whole usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see `{self.prog} --help`)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments, by default those of the process.
+
+    Returns:
+        The exit code: 0, 2 for anything the user can mend, 130 when interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = build_parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], None] = options.command
+        command(options)
+    except (ValueError, OSError) as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        print(f"vitgraph: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("vitgraph: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole grammar of the command line."""
+    parser = _Parser(prog="vitgraph", description="Vision encoders from a repo id or a folder.")
+    parser.add_argument("--version", action="version", version=f"vitgraph {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_encode(commands)
+    _add_list(commands)
+    _add_inspect(commands)
+    _add_extract(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_command(
+    commands: Any, name: str, command: Callable[[argparse.Namespace], None], summary: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    """Where a checkpoint comes from: the arguments that every command on one shares."""
+    parser.add_argument("repo", metavar="REPO_OR_FOLDER", help="Hugging Face repo id, or a folder")
+    parser.add_argument("--revision", help="branch, tag or commit")
+    parser.add_argument("--cache-dir", type=Path, help="where downloads are kept")
+    parser.add_argument("--token", help="access token; by default the one you are logged in with")
+    parser.add_argument("--local-files-only", action="store_true", help="never touch the network")
+
+
+def _source(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "revision": options.revision,
+        "cache_dir": options.cache_dir,
+        "token": options.token,
+        "local_files_only": options.local_files_only,
+    }
+
+
+def _add_encode(commands: Any) -> None:
+    parser = _add_command(commands, "encode", encode, "Encode images and videos into a file.")
+    _add_source(parser)
+    parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE")
+    parser.add_argument("--video", action="append", default=[], type=Path, metavar="CLIP")
+    parser.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw the feature maps")
+    parser.add_argument("--fps", type=float, help="sample videos to this many frames a second")
+    parser.add_argument("--num-frames", type=int, help="sample videos to this many frames")
+    parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
+    parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
+    parser.add_argument("--max-tiles", type=int, help="most tiles an image (InternViT)")
+    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
+
+
+def _add_list(commands: Any) -> None:
+    _add_command(commands, "list", list_families, "Families, published repo ids, layouts.")
+
+
+def _add_inspect(commands: Any) -> None:
+    summary = "What a checkpoint holds and what loading would fetch; downloads no tensor."
+    parser = _add_command(commands, "inspect", inspect, summary)
+    _add_source(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_extract(commands: Any) -> None:
+    summary = "Write the tower alone: configs and model.safetensors."
+    parser = _add_command(commands, "extract", extract, summary)
+    _add_source(parser)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
+
+
+def _add_demo(commands: Any) -> None:
+    summary = "Encode sample photographs with a small seeded checkpoint of every family."
+    parser = _add_command(commands, "demo", demo, summary)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
+
+
+def encode(options: argparse.Namespace) -> None:
+    """Check everything, load, encode, write, draw, print the table."""
+    from weights import load_encoder
+
+    from . import plots
+    from .encode import encode_media, open_media, read_device, read_dtype, table
+    from .features import Features, save_features
+
+    limits = _limits(options)
+    dtype, device = read_dtype(options.dtype), read_device(options.device)
+    _check_folder(options.out)
+    if options.plot:
+        _check_folder(options.plot)
+        plots.require_matplotlib()
+    media = open_media(options.images, options.video)
+    encoder = load_encoder(options.repo, **_source(options), dtype=dtype, device=device)
+    encoded = encode_media(encoder, media, limits)
+    items = [one.item for one in encoded]
+    outputs = [one.output for one in encoded]
+    family = type(encoder).__name__
+    save_features(options.out, Features(options.repo, options.revision, family, items, outputs))
+    print(table(encoded))
+    print(f"wrote {options.out}")
+    if options.plot:
+        maps = [one.feature_map for one in encoded]
+        names = [Path(item.name).name for item in items]
+        figure = plots.plot_feature_maps(
+            [medium.still for medium in media], maps, titles=names, title=options.repo
+        )
+        figure.savefig(options.plot, dpi=150)
+        print(f"wrote {options.plot}")
+
+
+def _limits(options: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of ``preprocess`` that were given."""
+    names = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    for name in ("fps", "num_frames"):
+        if name in given and not options.video:
+            raise ValueError(f"--{name.replace('_', '-')} samples videos: pass one with --video")
+    return given
+
+
+def _check_folder(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{path}: must be a file in a folder that exists")
+
+
+def list_families(options: argparse.Namespace) -> None:
+    """Print what can be loaded."""
+
+
+def inspect(options: argparse.Namespace) -> None:
+    """Print what a checkpoint holds."""
+    from weights import inspect_checkpoint
+
+    info = inspect_checkpoint(options.repo, **_source(options))
+    print(info)
+
+
+def extract(options: argparse.Namespace) -> None:
+    """Write the tower alone."""
+    from weights import extract_encoder
+
+    extract_encoder(options.repo, options.out, **_source(options))
+    print(f"wrote {options.out}")
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Run the demo."""
+    from .demo import run_demo
+
+    run_demo(options.out)

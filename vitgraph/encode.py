@@ -1,0 +1,189 @@
+"""``vitgraph encode``: files in, features out, and a table of what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from encoders.contract import EncoderOutput, VisionEncoder
+
+from .features import Item
+from .tables import format_table
+from .video import read_video
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
+
+
+class Media(NamedTuple):
+    """One image or video, decoded."""
+
+    name: str
+    kind: str
+    pixels: Any
+    """A PIL image, or uint8 frames [F, 3, H, W]."""
+    fps: float | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        if self.kind == "image":
+            width, height = self.pixels.size
+            return width, height
+        return self.pixels.shape[3], self.pixels.shape[2]
+
+    @property
+    def frames(self) -> int:
+        """How many; 1 for an image."""
+        return 1 if self.kind == "image" else len(self.pixels)
+
+    @property
+    def still(self) -> Any:
+        """What a plot shows: the image, or the middle frame of the clip."""
+        return self.pixels if self.kind == "image" else self.pixels[len(self.pixels) // 2]
+
+
+class Encoded(NamedTuple):
+    """What came out for one item, on the CPU."""
+
+    item: Item
+    output: EncoderOutput
+    feature_map: Tensor
+    """[t, h, w, D] of ``last_hidden_state``."""
+    milliseconds: float
+    """Preprocessing and encoding, wall clock."""
+
+
+def open_image(path: Path) -> Image.Image:
+    """Open an image file, turned upright by its EXIF orientation.
+
+    Raises:
+        ValueError: not an image, or a damaged one.
+        FileNotFoundError: there is no such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such image file")
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path}: not an image that can be read ({error})") from error
+
+
+def open_media(images: Sequence[Path], videos: Sequence[Path]) -> list[Media]:
+    """Decode all files, images first.
+
+    Raises:
+        ValueError: a file that cannot be decoded, or no file at all.
+        FileNotFoundError: there is no such file.
+    """
+    if not images and not videos:
+        raise ValueError("nothing to encode: name at least one image, or a --video")
+    media = [Media(str(path), "image", open_image(path)) for path in images]
+    for path in videos:
+        clip = read_video(path)
+        media.append(Media(str(path), "video", clip.frames, clip.fps))
+    return media
+
+
+def read_dtype(name: str | None) -> torch.dtype | None:
+    """The torch dtype of that name.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name is not None and name not in DTYPES:
+        raise ValueError(f"--dtype {name}: must be one of {', '.join(DTYPES)}")
+    return None if name is None else DTYPES[name]
+
+
+def read_device(name: str | None) -> torch.device:
+    """The torch device of that name, if this machine has it.
+
+    Raises:
+        ValueError: not a device, or one that is not here.
+    """
+    try:
+        device = torch.device(name or "cpu")
+    except RuntimeError:
+        raise ValueError(f"--device {name}: must be cpu, cuda, cuda:0, mps, ...") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(
+            f"--device {name}: torch {torch.__version__} sees {count} CUDA devices here; "
+            + (f"use cuda:0 to cuda:{count - 1}" if count else "use --device cpu")
+        )
+    return device
+
+
+@torch.inference_mode()
+def encode_media(
+    encoder: VisionEncoder, media: Iterable[Media], limits: Mapping[str, Any]
+) -> list[Encoded]:
+    """Encode one item at a time, so that memory is bounded by the largest.
+
+    Args:
+        encoder: any.
+        media: what to encode.
+        limits: keywords of ``encoder.preprocess``.
+    """
+    return [_encode_one(encoder, medium, limits) for medium in media]
+
+
+def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:
+    start = time.perf_counter()
+    if medium.kind == "image":
+        still = {name: limits[name] for name in limits if name not in ("fps", "num_frames")}
+        inputs = encoder.preprocess(images=[medium.pixels], **still)
+    else:
+        inputs = encoder.preprocess(videos=[medium.pixels], **limits)
+    output = _to_cpu(encoder(inputs.pixel_values, inputs.grid_thw))
+    milliseconds = (time.perf_counter() - start) * 1000
+    assert output.last_hidden_state is not None
+    (feature_map,) = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
+    t, h, w = inputs.grid_thw[0].tolist()
+    tiles = inputs.tiles[0] if inputs.tiles else None
+    item = Item(medium.name, medium.kind, medium.size, medium.frames, (t, h, w), tiles)
+    return Encoded(item, output, feature_map, milliseconds)
+
+
+def _to_cpu(output: EncoderOutput) -> EncoderOutput:
+    hidden, pooled, deepstack = output
+    assert hidden is not None
+    assert pooled is not None
+    return EncoderOutput(hidden.cpu(), pooled.cpu(), tuple(x.cpu() for x in deepstack or ()))
+
+
+def table(encoded: Sequence[Encoded]) -> str:
+    """One line an item: name, size, ``grid_thw``, tokens, output shape, milliseconds."""
+    return format_table(HEADER, [row(one) for one in encoded])
+
+
+def row(encoded: Encoded) -> tuple[str, ...]:
+    """The cells of one item under :data:`HEADER`."""
+    item, pooled = encoded.item, encoded.output.pooler_output
+    assert pooled is not None
+    size = "x".join(map(str, item.size)) + (f" x {item.frames}" if item.kind == "video" else "")
+    grid = " x ".join(map(str, item.grid_thw))
+    return (
+        item.name,
+        size,
+        grid,
+        str(len(pooled)),
+        str(tuple(pooled.shape)),
+        f"{encoded.milliseconds:.0f}",
+    )
