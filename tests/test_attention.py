@@ -1,0 +1,200 @@
+"""Segment attention against the plainest softmax there is, in float64 with a mask."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from encoders.attention import _attend_masked, attention, padded_offsets, segment_metadata
+
+BOUNDS = {torch.float64: 1e-13, torch.float32: 5e-7, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
+    """Softmax over a [T, T] mask in float64; zeros beyond the last offset."""
+    segment = torch.full((q.shape[0],), -1)
+    for number, (start, end) in enumerate(itertools.pairwise(offsets)):
+        segment[start:end] = number
+    real = segment >= 0
+    q, k, v = (torch.where(real[:, None, None], x.double(), 0.0) for x in (q, k, v))
+    scores = torch.einsum("qhk,nhk->hqn", q, k) * q.shape[-1] ** -0.5
+    mask = (segment[:, None] == segment[None, :]) & real[:, None]
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0)
+    return torch.einsum("hqn,nhk->qhk", weights, v)
+
+
+def draw(rows: int, heads: int, head: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(rows, heads, head, generator=generator, dtype=torch.float64).to(dtype)
+        for _ in range(3)
+    ]
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], **options: int) -> Tensor:
+    longest = max((b - a for a, b in itertools.pairwise(offsets)), default=0)
+    cu_seqlens = torch.tensor(offsets, dtype=torch.int32)
+    return attention(q, k, v, cu_seqlens, torch.tensor(longest, dtype=torch.int32), **options)
+
+
+def error(ours: Tensor, truth: Tensor) -> float:
+    return float((ours.double() - truth).norm() / truth.norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("head", [16, 36, 64, 72, 80, 128])
+def test_every_head_size_and_dtype_matches_a_masked_softmax(head: int, dtype: torch.dtype) -> None:
+    offsets = [0, 5, 5, 12, 30, 31]
+    q, k, v = draw(31, 3, head, dtype)
+    truth = naive(q, k, v, offsets)
+    out = run(q, k, v, offsets)
+    assert out.dtype == dtype
+    assert out.shape == q.shape
+    assert error(out, truth) <= BOUNDS[dtype]
+
+
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), tail=st.integers(0, 5))
+@settings(max_examples=60)
+def test_any_offsets_match_a_masked_softmax(lengths: list[int], tail: int) -> None:
+    offsets = list(itertools.accumulate(lengths, initial=0))
+    q, k, v = draw(offsets[-1] + tail, 2, 16, torch.float64, seed=sum(lengths))
+    out = run(q, k, v, offsets)
+    torch.testing.assert_close(out, naive(q, k, v, offsets), rtol=0, atol=1e-13)
+    assert torch.equal(out[offsets[-1] :], torch.zeros(tail, 2, 16, dtype=torch.float64))
+
+
+def test_nan_in_the_tail_changes_no_bit_and_the_tail_is_zero() -> None:
+    offsets = [0, 4, 11, 11, 11]
+    q, k, v = draw(17, 2, 16, torch.float32)
+    clean = run(q, k, v, offsets)
+    for x in (q, k, v):
+        x[11:] = float("nan")
+    poisoned = run(q, k, v, offsets)
+    assert torch.equal(clean, poisoned)
+    assert torch.equal(poisoned[11:], torch.zeros(6, 2, 16))
+
+
+def test_offsets_padded_by_repeating_the_last_one_change_no_bit() -> None:
+    q, k, v = draw(11, 2, 16, torch.float32)
+    assert torch.equal(run(q, k, v, [0, 4, 11]), run(q, k, v, [0, 4, 11, 11, 11, 11]))
+
+
+def test_segments_of_equal_rows_are_the_same_with_and_without_the_promise() -> None:
+    q, k, v = draw(28, 2, 16, torch.float32)
+    plain = run(q, k, v, [0, 7, 14, 21, 28])
+    assert torch.equal(plain, run(q, k, v, [0, 7, 14, 21, 28], segment_rows=7))
+
+
+def test_no_rows_give_no_rows() -> None:
+    q, k, v = draw(0, 2, 16, torch.float32)
+    assert run(q, k, v, [0]).shape == (0, 2, 16)
+    assert run(q, k, v, [0, 0, 0]).shape == (0, 2, 16)
+
+
+def test_only_empty_segments_give_zeros() -> None:
+    q, k, v = draw(3, 2, 16, torch.float32)
+    assert torch.equal(run(q, k, v, [0, 0, 0]), torch.zeros(3, 2, 16))
+
+
+def test_views_into_a_fused_projection_are_taken_as_they_are() -> None:
+    fused = draw(20, 3 * 2, 16, torch.float32)[0].view(20, 3, 2, 16)
+    q, k, v = fused.unbind(1)
+    offsets = [0, 8, 20]
+    assert torch.equal(
+        run(q, k, v, offsets), run(*(x.contiguous() for x in (q, k, v)), offsets)
+    )
+
+
+def test_segments_do_not_see_each_other() -> None:
+    q, k, v = draw(12, 2, 16, torch.float32)
+    before = run(q, k, v, [0, 5, 12])
+    k[5:], v[5:] = 100.0, -100.0
+    after = run(q, k, v, [0, 5, 12])
+    assert torch.equal(before[:5], after[:5])
+    assert not torch.equal(before[5:], after[5:])
+
+
+def gradients(function, tensors: list[Tensor], weight: Tensor) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    (function(*leaves) * weight).sum().backward()
+    return [x.grad for x in leaves]
+
+
+def test_gradients_match_the_masked_softmax() -> None:
+    offsets = [0, 5, 5, 12]
+    tensors = draw(15, 2, 16, torch.float64)
+    weight = torch.randn(15, 2, 16, generator=torch.Generator().manual_seed(9)).double()
+    ours = gradients(lambda q, k, v: run(q, k, v, offsets), tensors, weight)
+    theirs = gradients(lambda q, k, v: naive(q, k, v, offsets), tensors, weight)
+    for mine, truth in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=0, atol=1e-12)
+        assert torch.equal(mine[12:], torch.zeros_like(mine[12:]))
+
+
+def node_arguments(requires_grad: bool) -> tuple:
+    tensors = [x.requires_grad_(requires_grad) for x in draw(15, 2, 16, torch.float32)]
+    offsets = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
+    return (*tensors, offsets, torch.tensor(7, dtype=torch.int32), 0)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_compiled_node_passes_opcheck(requires_grad: bool) -> None:
+    torch.library.opcheck(
+        torch.ops.vitgraph.segment_attention.default, node_arguments(requires_grad)
+    )
+
+
+def test_the_compiled_node_has_the_same_values_and_gradients() -> None:
+    *tensors, offsets, longest, rows = node_arguments(False)
+    weight = torch.randn(15, 2, 16, generator=torch.Generator().manual_seed(9))
+    node = torch.ops.vitgraph.segment_attention
+    assert torch.equal(
+        node(*tensors, offsets, longest, rows), attention(*tensors, offsets, longest)
+    )
+    eager = gradients(lambda *qkv: attention(*qkv, offsets, longest), tensors, weight)
+    traced = gradients(lambda *qkv: node(*qkv, offsets, longest, rows), tensors, weight)
+    for mine, truth in zip(traced, eager, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=0, atol=1e-6)
+
+
+def test_the_masked_fallback_reads_no_offset_on_the_host() -> None:
+    """A meta tensor has no values: any read of one raises."""
+    q, k, v = (x.to("meta") for x in draw(12, 2, 16, torch.float32))
+    offsets = torch.tensor([0, 5, 12], dtype=torch.int32, device="meta")
+    out = attention(q, k, v, offsets, torch.tensor(7, dtype=torch.int32))
+    assert out.shape == (12, 2, 16)
+
+
+def test_the_masked_fallback_is_exact() -> None:
+    """The float64 path of CUDA, run on the CPU: its mask is built from device offsets."""
+    offsets = [0, 5, 5, 12, 12]
+    q, k, v = draw(15, 2, 16, torch.float64)
+    out = _attend_masked(q, k, v, torch.tensor(offsets, dtype=torch.int32))
+    torch.testing.assert_close(out[:12], naive(q, k, v, offsets)[:12], rtol=0, atol=1e-13)
+
+
+def test_capacity_pads_offsets_by_repeating_the_last_one() -> None:
+    assert padded_offsets([3, 4], 5, "capacity").tolist() == [0, 3, 7, 7, 7, 7]
+    assert padded_offsets([], 2, "capacity").tolist() == [0, 0, 0]
+    assert padded_offsets([], None, "capacity").tolist() == [0]
+    assert padded_offsets([3], None, "capacity").dtype == torch.int32
+
+
+def test_frames_win_over_items_as_the_capacity() -> None:
+    metadata = segment_metadata([3, 4], max_batch_size=1, max_frames_per_batch=4)
+    assert metadata["cu_seqlens"].tolist() == [0, 3, 7, 7, 7]
+
+
+def test_too_many_segments_and_a_short_override_are_refused_with_the_fix() -> None:
+    with pytest.raises(ValueError, match=r"3 segments do not fit max_batch_size=2.*raise it to 3"):
+        segment_metadata([1, 1, 1], max_batch_size=2)
+    with pytest.raises(ValueError, match=r"max_frames_per_batch=1"):
+        segment_metadata([1, 1], max_batch_size=9, max_frames_per_batch=1)
+    with pytest.raises(ValueError, match=r"max_seqlen_override=6.*longest segment of 7.*least 7"):
+        segment_metadata([7], max_seqlen_override=6)

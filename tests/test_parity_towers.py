@@ -1,0 +1,266 @@
+"""Every output of every tower against transformers (and timm), same weights, float32 and float64.
+
+The fast tier runs three small grids a family at the published widths; the slow tier runs 22 grids at
+the published widths with two or three blocks, and the same grids at the published depth, narrow.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import timm
+import torch
+from oracles import (
+    BY_NAME,
+    FAMILIES,
+    Config,
+    Family,
+    Grids,
+    build_encoder,
+    build_pair,
+    distance,
+    distances,
+    draw_pixels,
+    edited,
+    float32_lifted,
+    timm_keys,
+    tiny,
+    window_walk,
+)
+
+FLOAT32, FLOAT64 = 1e-5, 1e-10
+
+QWEN_FAST: list[Grids] = [
+    [[1, 2, 2]],
+    [[1, 10, 6]],
+    [[2, 4, 6], [1, 2, 64], [1, 8, 8]],
+]
+QWEN_SLOW: list[Grids] = [
+    *QWEN_FAST,
+    [[1, 4, 6]],
+    [[1, 6, 4]],
+    [[1, 2, 30]],
+    [[1, 30, 2]],
+    [[1, 8, 16]],
+    [[1, 10, 10]],
+    [[1, 14, 22]],
+    [[1, 18, 8]],
+    [[1, 12, 20]],
+    [[3, 10, 6]],
+    [[5, 2, 2]],
+    [[2, 16, 16]],
+    [[1, 48, 2]],
+    [[1, 2, 48]],
+    [[1, 60, 4]],
+    [[1, 4, 98]],
+    [[1, 6, 6], [1, 6, 6], [1, 6, 6]],
+    [[1, 4, 6], [1, 26, 18], [3, 2, 10]],
+    [[2, 2, 2], [1, 34, 2], [1, 2, 34], [1, 2, 2], [4, 6, 4]],
+]
+NARROW_ONLY: list[Grids] = [[[1, 48, 48]], [[1, 52, 50]]]
+"""The table met exactly, and exceeded on both axes."""
+
+INTERN_FAST: list[Grids] = [[[1, 4, 4]], [[2, 8, 8]], [[1, 6, 10]]]
+INTERN_SLOW: list[Grids] = [
+    *INTERN_FAST,
+    *([[1, side, side]] for side in range(6, 32, 2) if side != 8),
+    [[1, 32, 32]],
+    [[1, 4, 32]],
+    [[1, 32, 4]],
+    [[2, 12, 6], [1, 12, 6]],
+    [[3, 8, 4], [1, 8, 4], [2, 8, 4]],
+    [[5, 4, 4], [4, 4, 4]],
+]
+INTERN_NARROW_ONLY: list[Grids] = [[[1, 34, 40]], [[1, 40, 2]]]
+INTERN_6B_FAST: list[Grids] = [[[1, 4, 4]], [[1, 6, 4]]]
+
+
+def test_the_slow_tier_has_twenty_grids_a_family() -> None:
+    assert len(QWEN_SLOW) >= 20
+    assert len(INTERN_SLOW) >= 20
+
+
+def grids_of(family: Family, tier: str) -> list[Grids]:
+    if family.name == "intern_vit_6b" and tier == "fast":
+        return INTERN_6B_FAST
+    lists = {
+        (False, "fast"): QWEN_FAST,
+        (False, "slow"): QWEN_SLOW,
+        (False, "narrow"): QWEN_SLOW + NARROW_ONLY,
+        (True, "fast"): INTERN_FAST,
+        (True, "slow"): INTERN_SLOW,
+        (True, "narrow"): INTERN_SLOW + INTERN_NARROW_ONLY,
+    }
+    return lists[family.tiled, tier]
+
+
+def worst_distances(
+    family: Family, changes: Config, grid_lists: list[Grids], dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
+    """The largest relative L2 of each field over all grids."""
+    encoder, reference = build_pair(family, changes, dtype)
+    worst: dict[str, float] = {}
+    for number, grids in enumerate(grid_lists):
+        pixels = draw_pixels(encoder, grids, seed=number, dtype=dtype)
+        grid_thw = torch.tensor(grids)
+        with torch.no_grad():
+            ours = encoder(pixels, grid_thw)
+            theirs = family.output(reference, pixels, grid_thw)
+        for field, value in distances(ours, theirs).items():
+            worst[field] = max(worst.get(field, 0.0), value)
+    return worst
+
+
+def assert_within(worst: dict[str, float], bound: float) -> None:
+    assert max(worst.values()) <= bound, worst
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_published_widths_match_transformers(family: Family) -> None:
+    worst = worst_distances(family, family.shallow, grids_of(family, "fast"))
+    assert_within(worst, FLOAT32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_published_widths_match_transformers_on_every_grid(family: Family) -> None:
+    worst = worst_distances(family, family.shallow, grids_of(family, "slow"))
+    assert_within(worst, FLOAT32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_published_depth_matches_transformers_on_every_grid(family: Family) -> None:
+    worst = worst_distances(family, family.narrow, grids_of(family, "narrow"))
+    assert_within(worst, FLOAT32)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_float64_matches_transformers_with_its_float32_casts_lifted(family: Family) -> None:
+    grid_lists = grids_of(family, "fast")
+    with float32_lifted() as lifted:
+        worst = worst_distances(family, family.tiny, grid_lists, torch.float64)
+    assert_within(worst, FLOAT64)
+    if not family.tiled:
+        assert lifted["float"] > 0, "the reference's rotary casts were not seen"
+    if "rms_norm" in str(family.config) or "2_5" in family.name:
+        assert lifted["to"] > 0, "the reference's RMS norm casts were not seen"
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "intern_vit_6b"])
+def test_without_the_lift_the_reference_is_a_float32_away(name: str) -> None:
+    """So the lift above is what makes 1e-10 hold, and 1e-10 is a bound that can fail."""
+    family = BY_NAME[name]
+    worst = worst_distances(family, family.tiny, grids_of(family, "fast"), torch.float64)
+    assert max(worst.values()) > 10 * FLOAT64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_float64_matches_at_the_published_depth_on_every_grid(family: Family) -> None:
+    with float32_lifted():
+        worst = worst_distances(family, family.narrow, grids_of(family, "slow"), torch.float64)
+    assert_within(worst, FLOAT64)
+
+
+def test_float64_matches_eager_attention_too() -> None:
+    """The eager path's softmax asks for float32; the lift gives it float64."""
+    family = BY_NAME["qwen3_vl"]
+    with float32_lifted() as lifted:
+        encoder, reference = build_pair(family, family.tiny, torch.float64)
+        reference.set_attn_implementation("eager")
+        pixels = draw_pixels(encoder, [[1, 6, 4]], dtype=torch.float64)
+        grid_thw = torch.tensor([[1, 6, 4]])
+        theirs = family.output(reference, pixels, grid_thw)
+        ours = encoder(pixels, grid_thw)
+    assert lifted["softmax"] > 0
+    assert_within(distances(ours, theirs), FLOAT64)
+
+
+# --- InternViT's other faces -------------------------------------------------------------------------
+
+
+@cache
+def timm_tower() -> torch.nn.Module:
+    model = timm.create_model("vit_intern300m_patch14_448", pretrained=False, depth=2)
+    return model.eval().requires_grad_(False)
+
+
+def test_intern_vit_matches_timm_at_the_native_size() -> None:
+    """timm antialiases when it interpolates positions, the published model does not: 448 only."""
+    family = BY_NAME["intern_vit_300m"]
+    encoder = build_encoder(family, family.shallow)
+    model = timm_tower()
+    model.load_state_dict(timm_keys(encoder.state_dict()), strict=True)
+    pixels = draw_pixels(encoder, [[1, 32, 32]])
+    with torch.no_grad():
+        ours = encoder(pixels, [[1, 32, 32]]).last_hidden_state
+        theirs = model.forward_features(pixels)
+    assert distance(ours, theirs) <= FLOAT32
+
+
+@pytest.mark.parametrize("layer", [-1, -2, -4, 1, 2])
+def test_intern_vit_takes_the_hidden_state_that_select_layer_names(layer: int) -> None:
+    family = BY_NAME["intern_vit_300m"]
+    changes = {**family.tiny, "select_layer": layer}
+    assert_within(worst_distances(family, changes, INTERN_FAST[:1]), FLOAT32)
+
+
+def test_later_blocks_than_select_layer_are_not_run() -> None:
+    family = BY_NAME["intern_vit_300m"]
+    encoder = build_encoder(family, {**family.tiny, "select_layer": -2})
+    pixels = draw_pixels(encoder, [[1, 4, 4]])
+    before = encoder(pixels, [[1, 4, 4]])
+    for parameter in encoder.layers[-1].parameters():
+        parameter.fill_(float("nan"))
+    after = encoder(pixels, [[1, 4, 4]])
+    assert torch.equal(before.last_hidden_state, after.last_hidden_state)
+    assert torch.equal(before.pooler_output, after.pooler_output)
+
+
+def test_pixel_shuffle_v1_gives_the_tokens_of_v2_transposed() -> None:
+    family = BY_NAME["intern_vit_300m"]
+    outputs = {}
+    for version in ("v1", "v2"):
+        encoder = build_encoder(family, {**family.tiny, "ps_version": version})
+        pixels = draw_pixels(encoder, [[2, 6, 10]])
+        outputs[version] = encoder(pixels, [[2, 6, 10]]).pooler_output
+    v2 = outputs["v2"].unflatten(0, (2, 3, 5))
+    v1 = outputs["v1"].unflatten(0, (2, 5, 3))
+    torch.testing.assert_close(v1.transpose(1, 2), v2, rtol=0, atol=1e-5)
+
+
+# --- the comparisons can fail ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])  # fmt: skip
+def test_every_parameter_moves_an_output_by_more_than_the_bound(name: str) -> None:
+    """With these weights no tensor could be dropped, swapped or left at its default unseen."""
+    family = BY_NAME[name]
+    encoder = build_encoder(family, family.tiny)
+    grids = [[1, 6, 4]]
+    pixels = draw_pixels(encoder, grids)
+    before = encoder(pixels, grids)
+    for key, parameter in encoder.named_parameters():
+        kept = parameter.clone()
+        parameter.mul_(1.01)
+        moved = max(distances(encoder(pixels, grids), before).values())
+        parameter.copy_(kept)
+        assert moved > 5 * FLOAT32, f"{key} moved the outputs by {moved:.1e} only"
+
+
+def test_windows_follow_the_reference_walk() -> None:
+    """checkpoints' worked example: a frame of 6x10 tokens, windows of 4x4."""
+    encoder = tiny("qwen2_5_vl")
+    for grids in ([[1, 12, 20]], [[2, 12, 8], [1, 10, 6]]):
+        metadata = encoder.prepare_encoder_metadata(grids)
+        assert metadata["window_index"].tolist() == window_walk(grids)
+
+
+def test_reference_configs_are_the_published_ones() -> None:
+    """``edited`` changes only what it is asked to."""
+    for family in FAMILIES:
+        assert family.config_class.from_hf(family.config) == family.config_class.from_hf(
+            edited(family.config)
+        )
