@@ -23,9 +23,12 @@ ALLOWED = {
     },
 }  # fmt: skip
 # Files that an encoder file may import; they may import one another.
-SHARED = {"contract", "attention", "images", "grids", "hf_config"}
+SHARED = {
+    "contract", "attention", "grids", "hf_config",
+    "images", "image_intake", "image_sizes", "processor_files",
+}  # fmt: skip
 # The only files of ``encoders`` that know what an image file or an array is.
-INTAKE = {"images"}
+INTAKE = {"image_intake"}
 
 
 def modules(package: str) -> list[Path]:

@@ -1,0 +1,270 @@
+"""What a user hands over as images and videos, turned into uint8 RGB tensors.
+
+Taken: PIL images of any mode, paths of image files, numpy arrays [H, W, C] or [H, W], uint8 tensors
+[C, H, W] or [H, W], with 1, 3 or 4 channels, in any mix. Conversions are those of transformers 5.23
+(``convert_to_rgb``): transparency is laid over white, everything else is PIL's ``convert("RGB")``.
+
+Deliberate differences:
+
+- 16-bit grey (PIL modes ``I;16*`` and ``I``) is scaled to 8 bits by 1/257, rounded; PIL would clip
+  it at 255, which turns almost every such image white.
+- Files that are opened here are turned upright by their EXIF orientation (as ``load_image`` does
+  there); PIL objects are taken as they are.
+- A video's frames are converted one by one like images; there, PIL frames with a palette or with
+  transparency go another way.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+ChooseFrames = Callable[[int, "float | None"], Sequence[int]]
+"""From (frames, frames a second or None) to the indices of the frames to encode."""
+
+# What PIL's decoders are known to let out on damaged files.
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames together with their rate, which sampling with ``fps=`` goes by (24 where unknown)."""
+
+    frames: Any
+    """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
+    fps: float | None = None
+    """Frames a second of the source."""
+
+
+def to_rgb(image: Any) -> Tensor:
+    """One image as a uint8 tensor [3, H, W] on the CPU, sharing memory where it can.
+
+    Args:
+        image: a PIL image of any mode, the path of an image file, numpy uint8 [H, W, C] or [H, W],
+            or a uint8 tensor [C, H, W] or [H, W]; 1 (grey), 3 (RGB) or 4 (RGBA) channels. 16-bit
+            grey PIL images (modes ``I;16*`` and ``I``) are scaled to 8 bits by 1/257, rounded.
+
+    Raises:
+        ValueError: not an image, not 8 bits a channel, without pixels, or a file that is missing or
+            damaged.
+    """
+    if isinstance(image, str | os.PathLike):
+        image = _open(Path(image))
+    if isinstance(image, Image.Image):
+        return _from_pil(image)
+    if isinstance(image, np.ndarray):
+        return _from_array(image)
+    if isinstance(image, Tensor):
+        return _from_tensor(image)
+    raise ValueError(
+        f"a {type(image).__name__} is not an image: pass a PIL image, the path of an image file, a "
+        "numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
+    )
+
+
+def read_images(images: Iterable[Any]) -> list[Tensor]:
+    """Every image as :func:`to_rgb` gives it; a 4-dimensional array or tensor is a batch of images.
+
+    Raises:
+        ValueError: as :func:`to_rgb`, with the image's number; one image that is not in a list.
+    """
+    bare = isinstance(images, str | os.PathLike | Image.Image)
+    if bare or (isinstance(images, np.ndarray | Tensor) and images.ndim < 4):
+        raise ValueError(
+            f"images is one {type(images).__name__}: pass a list, also for one: images=[image]"
+        )
+    pixels = []
+    for number, image in enumerate(images):
+        with naming(f"image {number}"):
+            pixels.append(to_rgb(image))
+    return pixels
+
+
+def read_videos(videos: Iterable[Any], choose: ChooseFrames) -> list[list[Tensor]]:
+    """The chosen frames of every video, each as :func:`to_rgb` gives it.
+
+    Args:
+        videos: each a :class:`Video`, a sequence of images, numpy [F, H, W, C] or a tensor
+            [F, C, H, W].
+        choose: called once a video.
+
+    Raises:
+        ValueError: a bad frame, frames of different sizes, no frames, or what is no video.
+    """
+    if isinstance(videos, str | os.PathLike | Image.Image | Video):
+        raise ValueError(
+            f"videos is one {type(videos).__name__}: pass a list, also for one: videos=[video]"
+        )
+    clips = []
+    for number, video in enumerate(videos):
+        with naming(f"video {number}"):
+            clips.append(_read_video(video, choose))
+    return clips
+
+
+@contextmanager
+def naming(item: str) -> Iterator[None]:
+    """Put the name of the item before the message of a ValueError raised inside."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{item}: {error}") from error
+
+
+def _read_video(video: Any, choose: ChooseFrames) -> list[Tensor]:
+    frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
+    if isinstance(frames, np.ndarray | Tensor):
+        if frames.ndim != 4:
+            layout = "[F, H, W, C]" if isinstance(frames, np.ndarray) else "[F, C, H, W]"
+            raise ValueError(
+                f"shape {tuple(frames.shape)}: a video array has four dimensions {layout}; pass "
+                "videos=[video] with one such array, or a list of images, a video"
+            )
+    elif isinstance(frames, str | os.PathLike | Image.Image) or not isinstance(frames, Iterable):
+        raise ValueError(
+            f"a {type(frames).__name__} is not a video: decode the file and pass its frames, "
+            "videos=[[frame, frame, ...]]"
+        )
+    else:
+        frames = list(frames)
+    if not len(frames):
+        raise ValueError("has no frames: a video needs at least one")
+    pixels: list[Tensor] = []
+    for number in choose(len(frames), fps):
+        with naming(f"frame {number}"):
+            frame = to_rgb(frames[number])
+            if pixels and frame.shape != pixels[0].shape:
+                raise ValueError(
+                    f"is {_size(frame)}, the first {_size(pixels[0])}: all frames of a video must "
+                    "have one size; resize them, or pass them as images"
+                )
+        pixels.append(frame)
+    return pixels
+
+
+def _size(pixels: Tensor) -> str:
+    return f"{pixels.shape[2]}x{pixels.shape[1]}"
+
+
+def _open(path: Path) -> Image.Image:
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file; pass the path of an image file")
+    try:
+        with Image.open(path) as image:
+            ImageOps.exif_transpose(image, in_place=True)
+            image.load()
+            return image
+    except _DAMAGED as error:
+        raise ValueError(
+            f"{path}: cannot be read as an image ({error}); it is damaged, truncated or of a "
+            "format that PIL does not know: replace it or convert it"
+        ) from error
+
+
+def _from_pil(image: Image.Image) -> Tensor:
+    _require_pixels(image.height, image.width)
+    try:
+        return torch.from_numpy(np.array(_pil_to_rgb(image))).permute(2, 0, 1)
+    except _DAMAGED as error:
+        raise ValueError(
+            f"PIL image of mode {image.mode} cannot be decoded to RGB ({error}): it is truncated "
+            "or of a mode that has no RGB form; replace it or convert it to RGB"
+        ) from error
+
+
+def _pil_to_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    if image.mode == "RGB" and image.info.get("transparency") is None:
+        return image
+    if image.mode.startswith("I"):
+        return Image.fromarray(_eight_bits(np.array(image))).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("floating-point grey has no fixed range; scale it to 0..255 as uint8")
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    wide = grey.astype(np.int64)
+    low, high = int(wide.min()), int(wide.max())
+    if low < 0 or high > 65535:
+        raise ValueError(f"grey values from {low} to {high} are not 16-bit: scale them to 0..65535")
+    return ((wide + 128) // 257).astype(np.uint8)
+
+
+def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype != np.uint8:
+        raise ValueError(
+            f"numpy array of {array.dtype}: pixels must be uint8, 0..255; {_fix(array.dtype.kind)}"
+        )
+    _require_layout(array.shape, "[H, W, C] or [H, W]", -1)
+    writable = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    return _spread(writable[None] if array.ndim == 2 else writable.permute(2, 0, 1))
+
+
+def _from_tensor(image: Tensor) -> Tensor:
+    if image.dtype != torch.uint8:
+        kind = "f" if image.is_floating_point() else "b" if image.dtype == torch.bool else "u"
+        raise ValueError(f"tensor of {image.dtype}: pixels must be uint8, 0..255; {_fix(kind)}")
+    _require_layout(image.shape, "[C, H, W] or [H, W]", 0)
+    image = image.cpu()
+    return _spread(image[None] if image.ndim == 2 else image)
+
+
+def _fix(kind: str) -> str:
+    return {
+        "f": "if they run from 0 to 1, multiply by 255, round and cast to uint8",
+        "b": "multiply by 255 and cast to uint8",
+    }.get(kind, "scale them to 0..255 (16 bits: divide by 257, round) and cast to uint8")
+
+
+def _require_layout(shape: Sequence[int], layout: str, channels: int) -> None:
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[channels] not in (1, 3, 4)):
+        other = len(shape) == 3 and shape[-1 - channels] in (1, 3, 4)
+        fix = "move the channels to their place" if other else "1, 3 or 4 channels"
+        raise ValueError(f"shape {tuple(shape)}: an image of this type is {layout}; {fix}")
+    height, width = shape[:2] if channels else shape[-2:]
+    _require_pixels(height, width)
+
+
+def _require_pixels(height: int, width: int) -> None:
+    if not height or not width:
+        raise ValueError(
+            f"is {width}x{height} pixels: an image needs at least one; leave it out of the list"
+        )
+
+
+def _spread(image: Tensor) -> Tensor:
+    """[1, 3 or 4, H, W] channels to three; alpha is laid over white in torchvision's arithmetic."""
+    if image.shape[0] == 1:
+        return image.expand(3, -1, -1)
+    if image.shape[0] == 3:
+        return image
+    unit = image.to(torch.float32).mul_(1.0 / 255)
+    over_white = unit[:3] * unit[3:] + (1 - unit[3:])
+    return over_white.mul_(255 + 1.0 - 1e-3).to(torch.uint8)

@@ -1,0 +1,202 @@
+"""Which size an image is resized to, how it is tiled, and which frames of a video are taken.
+
+Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image and Qwen3-VL video processors,
+``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), and
+the ``sample_frames`` of its Qwen2-VL, Qwen3-VL and InternVL video processors. Python's ``round``
+(half to even) is part of the definitions.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+import torch
+
+SamplingRule: TypeAlias = Literal["qwen2_vl", "qwen3_vl", "internvl"]
+
+_MAX_ASPECT = 200
+
+
+def smart_resize(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Height and width as multiples of ``factor``, their area within bounds, the shape about kept.
+
+    Raises:
+        ValueError: an aspect ratio over 200, or no pixels.
+    """
+    return _fit(1, 1, height, width, factor, min_pixels, max_pixels)
+
+
+def smart_resize_video(
+    frames: int,
+    height: int,
+    width: int,
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+    temporal_factor: int = 2,
+) -> tuple[int, int]:
+    """Like :func:`smart_resize` with bounds on the pixels of all ``frames`` together (Qwen3-VL).
+
+    Frames smaller than ``factor`` on a side are first scaled up to it, keeping their shape.
+    """
+    if height < factor or width < factor:
+        _check_shape(height, width)
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    rounded = round(frames / temporal_factor) * temporal_factor
+    return _fit(frames, rounded, height, width, factor, min_pixels, max_pixels)
+
+
+def _fit(
+    frames: int,
+    rounded_frames: int,
+    height: int,
+    width: int,
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+) -> tuple[int, int]:
+    _check_shape(height, width)
+    tall, wide = round(height / factor) * factor, round(width / factor) * factor
+    pixels = rounded_frames * tall * wide
+    if pixels > max_pixels:
+        shrink = math.sqrt(frames * height * width / max_pixels)
+        return (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    if pixels < min_pixels:
+        grow = math.sqrt(min_pixels / (frames * height * width))
+        return (
+            math.ceil(height * grow / factor) * factor,
+            math.ceil(width * grow / factor) * factor,
+        )
+    return tall, wide
+
+
+def _check_shape(height: int, width: int) -> None:
+    if height < 1 or width < 1:
+        raise ValueError(f"is {width}x{height} pixels: an image needs at least one")
+    if max(height, width) > _MAX_ASPECT * min(height, width):
+        aspect = max(height, width) / min(height, width)
+        raise ValueError(
+            f"is {width}x{height} pixels, aspect ratio {aspect:.0f}: Qwen towers take at most "
+            f"{_MAX_ASPECT}; crop the image or pad it"
+        )
+
+
+@lru_cache(maxsize=1024)
+def best_tiling(
+    width: int, height: int, min_tiles: int, max_tiles: int, tile: int
+) -> tuple[int, int]:
+    """Columns and rows of the grid of tiles whose shape is nearest to the image's (InternViT).
+
+    Among grids of one shape the larger wins as long as the image has over half their pixels.
+
+    Args:
+        width, height: of the image in pixels.
+        min_tiles, max_tiles: bounds on columns * rows.
+        tile: side of a tile in pixels.
+
+    Raises:
+        ValueError: no grid has so many tiles, or no pixels.
+    """
+    if width < 1 or height < 1:
+        raise ValueError(f"is {width}x{height} pixels: an image needs at least one")
+    if not 1 <= min_tiles <= max_tiles:
+        raise ValueError(
+            f"max_tiles={max_tiles}: it must be at least this checkpoint's min_tiles={min_tiles}"
+        )
+    best, nearest = (1, 1), math.inf
+    for columns, rows in _tile_grids(min_tiles, max_tiles):
+        distance = abs(width / height - columns / rows)
+        larger = 2 * width * height > tile * tile * columns * rows
+        if distance < nearest or (distance == nearest and larger):
+            best, nearest = (columns, rows), distance
+    return best
+
+
+@lru_cache(maxsize=64)
+def _tile_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
+    grids = [
+        (columns, rows)
+        for columns in range(1, max_tiles + 1)
+        for rows in range(1, max_tiles // columns + 1)
+        if columns * rows >= min_tiles
+    ]
+    return sorted(grids, key=math.prod)
+
+
+def sample_frames(
+    total: int,
+    rule: SamplingRule,
+    *,
+    fps: float | None = None,
+    num_frames: int | None = None,
+    source_fps: float | None = None,
+    min_frames: int = 4,
+    max_frames: int = 768,
+    temporal_patch_size: int = 2,
+    initial_shift: bool | float = True,
+) -> list[int]:
+    """Indices of the frames that a family's video processor would take of a video.
+
+    Args:
+        total: frames of the video.
+        rule: whose video processor.
+        fps: frames a second to take; the Qwen rules keep within ``min_frames`` and ``max_frames``.
+        num_frames: or, how many frames to take. With neither, every frame is taken.
+        source_fps: frames a second of the video, 24 if unknown.
+        temporal_patch_size: the qwen2_vl rule takes a multiple of it.
+        initial_shift: where the internvl rule starts: True is half a step, a number is a frame.
+
+    Raises:
+        ValueError: both ``fps`` and ``num_frames``, more frames than there are, or none at all.
+    """
+    if fps is None and num_frames is None:
+        return list(range(total))
+    if fps is not None and num_frames is not None:
+        raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
+    wanted = float(num_frames or 0) if fps is None else total / (source_fps or 24.0) * fps
+    if rule == "qwen3_vl":
+        count = int(wanted)
+        if fps is not None:
+            count = min(max(count, min_frames), max_frames, total)
+        return _spread_to_the_end(total, count)
+    if rule == "internvl":
+        count = _check_count(int(wanted), total, fps, 1)
+        start = total / count / 2 if initial_shift is True else float(initial_shift)
+        return _steps(start, total, count)
+    pair = temporal_patch_size
+    if fps is None:
+        return _steps(0, total, _check_count(round(wanted / pair) * pair, total, fps, pair))
+    most = min(max_frames, total) // pair * pair
+    count = math.floor(min(max(wanted, min_frames), most) / pair) * pair
+    return _steps(0, total, count or total)  # fewer than a pair: all there are
+
+
+def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:
+    asked = f"fps={fps}" if fps is not None else "num_frames"
+    if count < 1:
+        raise ValueError(f"{asked} makes 0 of {total} frames: ask for at least {multiple}")
+    if count > total:
+        raise ValueError(f"{asked} asks for {count} frames, the video has {total}: ask for fewer")
+    return count
+
+
+def _steps(start: float, total: int, count: int) -> list[int]:
+    # float32 steps, as the reference takes them; it may make one index too many, out of range.
+    indices: list[int] = torch.arange(start, total, total / count).int().tolist()
+    return indices[:count]
+
+
+def _spread_to_the_end(total: int, count: int) -> list[int]:
+    # numpy.linspace(0, total - 1, count), rounded half to even.
+    if count == 1:
+        return [0]
+    step = (total - 1) / (count - 1)
+    return [round(index * step) for index in range(count - 1)] + [total - 1]

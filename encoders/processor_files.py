@@ -1,0 +1,295 @@
+"""Reading a repo's processor files: which one speaks, what it says, and values that are refused.
+
+As transformers 5.23 does, one file speaks for images and one for videos, whole: the nested section
+of ``processor_config.json``, else (videos) ``video_preprocessor_config.json``, else
+``preprocessor_config.json``. What that file leaves out comes from the class that it names, not from
+another file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, Any]]
+Section: TypeAlias = Mapping[str, Any]
+Stats: TypeAlias = tuple[float, float, float]
+
+CLIP_MEAN: Stats = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Stats = (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN: Stats = (0.485, 0.456, 0.406)
+IMAGENET_STD: Stats = (0.229, 0.224, 0.225)
+HALF: Stats = (0.5, 0.5, 0.5)
+
+_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
+_MUST_BE: dict[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "resample": 3,
+}
+
+
+@dataclass(frozen=True)
+class PixelRules:
+    """How the images, or the videos, of one Qwen repo are sized, sampled and normalised."""
+
+    min_pixels: int
+    max_pixels: int
+    mean: Stats = CLIP_MEAN
+    std: Stats = CLIP_STD
+    whole_clip: bool = False
+    """The bounds are for all frames of a video together (Qwen3-VL), not for each."""
+    min_frames: int = 4
+    max_frames: int = 768
+
+    def bounded(self, min_pixels: int | None, max_pixels: int | None) -> PixelRules:
+        """The same rules with other bounds where given.
+
+        Raises:
+            ValueError: the bounds contradict each other.
+        """
+        lowest = self.min_pixels if min_pixels is None else min_pixels
+        highest = self.max_pixels if max_pixels is None else max_pixels
+        if lowest > highest:
+            raise ValueError(
+                f"min_pixels={lowest} is over max_pixels={highest}: pass both (this checkpoint's "
+                f"own are {self.min_pixels} and {self.max_pixels})"
+            )
+        return replace(self, min_pixels=lowest, max_pixels=highest)
+
+
+# Class defaults of transformers 5.23.0: Qwen2VLImageProcessor, Qwen2VLVideoProcessor,
+# Qwen3VLVideoProcessor; and the values published with Qwen3-VL, which differ from its class's.
+QWEN2_IMAGES = PixelRules(56 * 56, 1280 * 28**2)
+QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
+QWEN3_VIDEOS = PixelRules(128 * 32**2, 768 * 32**2, HALF, HALF, whole_clip=True)
+QWEN3_PUBLISHED_IMAGES = PixelRules(256**2, 4096**2, HALF, HALF)
+QWEN3_PUBLISHED_VIDEOS = PixelRules(4096, 25_165_824, HALF, HALF, whole_clip=True)
+
+
+def patch_rules(
+    files: ProcessorFiles, images: PixelRules, videos: PixelRules, sizes: Mapping[str, int]
+) -> tuple[PixelRules, PixelRules]:
+    """The rules of a Qwen repo for images and for videos; those given where no file speaks.
+
+    Args:
+        files: parsed JSON by name, without ``.json``.
+        images, videos: the family's own.
+        sizes: ``patch_size`` and the like of the tower, which the files may not contradict.
+
+    Raises:
+        ValueError: a value that is not implemented, or that disagrees with the tower.
+    """
+    if found := _image_section(files):
+        images = _read_pixel_rules(*found, QWEN2_IMAGES, sizes)
+    if found := _video_section(files):
+        videos = _read_pixel_rules(*found, _qwen_video_defaults(found[1], videos), sizes)
+    return images, videos
+
+
+def tile_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: Stats) -> dict[str, Any]:
+    """Fields of ``TilePreprocessor`` that the files of an InternVL repo set.
+
+    Args:
+        files: parsed JSON by name, without ``.json``.
+        image_size: side of the tower's tiles, which the files may not contradict.
+        mean, std: where the files say nothing.
+
+    Raises:
+        ValueError: a value that is not implemented, or that disagrees with the tower.
+    """
+    rules: dict[str, Any] = {}
+    if found := _image_section(files):
+        rules |= _image_tile_rules(*found, files, image_size, mean, std)
+    if found := _video_section(files):
+        rules |= _video_tile_rules(*found, image_size, mean, std)
+    return rules
+
+
+def _image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
+    unknown = set(files) - set(_FILES)
+    if unknown:
+        raise ValueError(f"processor files {sorted(unknown)}: must be among {', '.join(_FILES)}")
+    return _first(
+        ("processor_config.json: image_processor", _nested(files, "image_processor")),
+        ("preprocessor_config.json", files.get("preprocessor_config")),
+    )
+
+
+def _video_section(files: ProcessorFiles) -> tuple[str, Section] | None:
+    return _first(
+        ("processor_config.json: video_processor", _nested(files, "video_processor")),
+        ("video_preprocessor_config.json", files.get("video_preprocessor_config")),
+        ("preprocessor_config.json", files.get("preprocessor_config")),
+    )
+
+
+def _nested(files: ProcessorFiles, name: str) -> Any:
+    return files.get("processor_config", {}).get(name)
+
+
+def _first(*candidates: tuple[str, Any]) -> tuple[str, Section] | None:
+    return next(((name, part) for name, part in candidates if isinstance(part, Mapping)), None)
+
+
+def _qwen_video_defaults(section: Section, family: PixelRules) -> PixelRules:
+    """Class defaults of the video processor that transformers picks for ``section``.
+
+    It goes by ``video_processor_type``, else by ``image_processor_type`` with "Video" for "Image"
+    where such a class exists, else by the model: so Qwen3-Omni's file means a budget a frame,
+    although its tower is Qwen3's, and a name that ends in "Fast" means nothing.
+    """
+    image_class = section.get("image_processor_type") or ""
+    name = section.get("video_processor_type") or image_class.replace("Image", "Video")
+    named = {"Qwen2VLVideoProcessor": QWEN2_VIDEOS, "Qwen3VLVideoProcessor": QWEN3_VIDEOS}
+    return named.get(name, QWEN3_VIDEOS if family.whole_clip else QWEN2_VIDEOS)
+
+
+def _read_pixel_rules(
+    where: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
+) -> PixelRules:
+    _require_supported(where, section, cap_pixels_per_frame=False)
+    for key, tower in sizes.items():
+        if section.get(key) not in (None, tower):
+            raise ValueError(
+                f"{where}: {key}={section[key]!r} but the tower has {tower}: use the processor "
+                "files of the checkpoint's own repo"
+            )
+    lowest, highest = _pixel_bounds(where, section, defaults)
+    mean, std = _read_stats(where, section, defaults.mean, defaults.std)
+    rules = replace(
+        defaults,
+        mean=mean,
+        std=std,
+        min_frames=_positive(where, "min_frames", section.get("min_frames"), defaults.min_frames),
+        max_frames=_positive(where, "max_frames", section.get("max_frames"), defaults.max_frames),
+    )
+    try:
+        return rules.bounded(lowest, highest)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _image_tile_rules(
+    where: str,
+    section: Section,
+    files: ProcessorFiles,
+    image_size: int,
+    mean: Stats,
+    std: Stats,
+) -> dict[str, Any]:
+    if not _describes_tiles(section):  # a remote-code repo's: tiling is in its config.json
+        mean, std = _read_stats(where, section, mean, std)
+        return {"mean": mean, "std": std}
+    _check_converted(where, section, image_size)
+    mean, std = _read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    outer = files.get("processor_config", {}).get("processor_class")
+    # InternVLProcessor tiles images whatever the file of its image processor says; published -hf
+    # repos say crop_to_patches=false.
+    tiled = "InternVLProcessor" in (section.get("processor_class"), outer)
+    return {
+        "mean": mean,
+        "std": std,
+        "dynamic": tiled or bool(section.get("crop_to_patches")),
+        "min_tiles": _positive(where, "min_patches", section.get("min_patches"), 1),
+        "max_tiles": _positive(where, "max_patches", section.get("max_patches"), 12),
+        "use_thumbnail": True,
+    }
+
+
+def _video_tile_rules(
+    where: str, section: Section, image_size: int, mean: Stats, std: Stats
+) -> dict[str, Any]:
+    if section.get("video_processor_type") or _describes_tiles(section):
+        mean, std = CLIP_MEAN, CLIP_STD  # the class's
+        _check_converted(where, section, image_size)
+        _require_supported(where, section, do_center_crop=False)
+    mean, std = _read_stats(where, section, mean, std)
+    shift = section.get("initial_shift")
+    return {
+        "video_mean": mean,
+        "video_std": std,
+        "initial_shift": True if shift is None else shift,
+    }
+
+
+def _describes_tiles(section: Section) -> bool:
+    named = str(section.get("image_processor_type") or "")
+    return named.startswith("GotOcr2ImageProcessor") or "crop_to_patches" in section
+
+
+def _check_converted(where: str, section: Section, image_size: int) -> None:
+    _require_supported(where, section)
+    size = section.get("size") or {"height": 384, "width": 384}  # the class default
+    if size != {"height": image_size, "width": image_size}:
+        raise ValueError(
+            f"{where}: size={size} but the tower takes tiles of {image_size}x{image_size}: use the "
+            "processor files of the checkpoint's own repo"
+        )
+
+
+def _pixel_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
+    size = section.get("size")
+    if size is not None and not isinstance(size, Mapping):
+        raise ValueError(f"{where}: size={size!r} must have shortest_edge and longest_edge")
+    bounds = []
+    for old, new, default in (
+        ("min_pixels", "shortest_edge", defaults.min_pixels),
+        ("max_pixels", "longest_edge", defaults.max_pixels),
+    ):
+        # Qwen3VLVideoProcessor reads the new spelling only.
+        value = None if defaults.whole_clip else section.get(old)
+        if value is None and size is not None:
+            value = size.get(new, size.get(old))
+            if value is None:
+                raise ValueError(f"{where}: size={dict(size)} lacks {new}, an area in pixels")
+        bounds.append(_positive(where, old, value, default))
+    return bounds[0], bounds[1]
+
+
+def _require_supported(where: str, section: Section, **more: Any) -> None:
+    """Raise if the file switches off a step, or on one that is not implemented."""
+    for key, only in {**_MUST_BE, **more}.items():
+        value = section.get(key)
+        if value is not None and value != only:
+            raise ValueError(f"{where}: {key}={value!r} is not implemented: it must be {only!r}")
+
+
+def _read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
+    """``image_mean`` and ``image_std`` of a file, or the defaults."""
+    rescale = section.get("rescale_factor")
+    if rescale is not None and not math.isclose(rescale * 255, 1, rel_tol=1e-6):
+        raise ValueError(
+            f"{where}: rescale_factor={rescale!r} is not implemented: it must be 1/255"
+        )
+    return (
+        _triple(where, "image_mean", section.get("image_mean"), mean, zero=True),
+        _triple(where, "image_std", section.get("image_std"), std, zero=False),
+    )
+
+
+def _triple(where: str, key: str, value: Any, default: Stats, *, zero: bool) -> Stats:
+    if value is None:
+        return default
+    numbers = [value] * 3 if isinstance(value, int | float) else value
+    if (
+        not isinstance(numbers, list | tuple)
+        or len(numbers) != 3
+        or not all(isinstance(n, int | float) and (zero or n > 0) for n in numbers)
+    ):
+        rule = "three numbers" if zero else "three positive numbers"
+        raise ValueError(f"{where}: {key}={value!r} must be {rule}, one a channel")
+    red, green, blue = (float(n) for n in numbers)
+    return red, green, blue
+
+
+def _positive(where: str, key: str, value: Any, default: int) -> int:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{where}: {key}={value!r} must be a positive integer")
+    return value
