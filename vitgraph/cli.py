@@ -6,9 +6,11 @@ Torch and the packages are imported inside the commands: ``--help`` and mistyped
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -135,7 +137,7 @@ def _add_demo(commands: Any) -> None:
 
 def encode(options: argparse.Namespace) -> None:
     """Check everything, load, encode, write, draw, print the table."""
-    from weights import load_encoder
+    from weights import inspect_checkpoint, load_encoder
 
     from . import plots
     from .encode import encode_media, open_media, read_device, read_dtype, table
@@ -152,8 +154,11 @@ def encode(options: argparse.Namespace) -> None:
     encoded = encode_media(encoder, media, limits)
     items = [one.item for one in encoded]
     outputs = [one.output for one in encoded]
-    family = type(encoder).__name__
-    save_features(options.out, Features(options.repo, options.revision, family, items, outputs))
+    # The commit that a branch stood for is in the cache by now: no request is sent.
+    source = inspect_checkpoint(options.repo, **{**_source(options), "local_files_only": True})
+    save_features(
+        options.out, Features(options.repo, source.commit, source.encoder, items, outputs)
+    )
     print(table(encoded))
     print(f"wrote {options.out}")
     if options.plot:
@@ -182,7 +187,25 @@ def _check_folder(path: Path) -> None:
 
 
 def list_families(options: argparse.Namespace) -> None:
-    """Print what can be loaded."""
+    """Print what can be loaded: a line a published checkpoint."""
+    from weights import FAMILIES, PUBLISHED
+
+    from .tables import format_table
+
+    rows = [
+        (
+            FAMILIES[model.family].title,
+            model.repo_id,
+            model.layout,
+            f"{model.parameters / 1e6:.1f}",
+            "yes" if model.images else "no",
+            FAMILIES[model.family].video if model.video else "no",
+        )
+        for model in PUBLISHED
+    ]
+    header = ("family", "repo id", "layout", "million parameters", "images", "video")
+    print(format_table(header, rows))
+    print("\nFine-tunes load too, and folders and files in any of these layouts.")
 
 
 def inspect(options: argparse.Namespace) -> None:
@@ -190,7 +213,24 @@ def inspect(options: argparse.Namespace) -> None:
     from weights import inspect_checkpoint
 
     info = inspect_checkpoint(options.repo, **_source(options))
-    print(info)
+    if options.json:
+        print(json.dumps(info.to_dict(), indent=2))
+        return
+    lines = {
+        "checkpoint": info.name,
+        "commit": info.commit or "(a folder)",
+        "family": f"{info.family}, {info.encoder}",
+        "layout": f"{info.layout}, names begin with {info.prefix or 'no prefix'}",
+        "tower": f"{info.parameters:,} parameters in {info.tensors} of "
+        f"{info.checkpoint_tensors} tensors, {info.bytes / 1e6:,.1f} MB",
+        "dtype": ", ".join(
+            f"{dtype} {n / 1e6:,.1f} MB" for dtype, n in info.bytes_by_dtype.items()
+        ),
+        "files": ", ".join(info.shards),
+        "config": ", ".join(f"{name}={value}" for name, value in asdict(info.config).items()),
+    }
+    for name, value in lines.items():
+        print(f"{name:12}{value}")
 
 
 def extract(options: argparse.Namespace) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.images import Video, to_rgb
 
 from .features import Item
 from .tables import format_table
@@ -33,28 +33,27 @@ class Media(NamedTuple):
     """One image or video, decoded."""
 
     name: str
+    video: Video
+    """The frames uint8 [F, 3, H, W] and their rate; an image is one frame without a rate."""
     kind: str
-    pixels: Any
-    """A PIL image, or uint8 frames [F, 3, H, W]."""
-    fps: float | None = None
+    """"image" or "video"."""
 
     @property
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels."""
-        if self.kind == "image":
-            width, height = self.pixels.size
-            return width, height
-        return self.pixels.shape[3], self.pixels.shape[2]
+        height, width = self.video.frames.shape[2:]
+        return width, height
 
     @property
-    def frames(self) -> int:
-        """How many; 1 for an image."""
-        return 1 if self.kind == "image" else len(self.pixels)
+    def still(self) -> Tensor:
+        """What a plot shows, uint8 [3, H, W]: the image, or the middle frame of the clip."""
+        middle: Tensor = self.video.frames[len(self.video.frames) // 2]
+        return middle
 
-    @property
-    def still(self) -> Any:
-        """What a plot shows: the image, or the middle frame of the clip."""
-        return self.pixels if self.kind == "image" else self.pixels[len(self.pixels) // 2]
+
+def image_medium(name: str, image: Any) -> Media:
+    """An image, in any form that ``encoder.encode`` takes."""
+    return Media(name, Video(to_rgb(image)[None]), "image")
 
 
 class Encoded(NamedTuple):
@@ -68,36 +67,18 @@ class Encoded(NamedTuple):
     """Preprocessing and encoding, wall clock."""
 
 
-def open_image(path: Path) -> Image.Image:
-    """Open an image file, turned upright by its EXIF orientation.
-
-    Raises:
-        ValueError: not an image, or a damaged one.
-        FileNotFoundError: there is no such file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such image file")
-    try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: not an image that can be read ({error})") from error
-
-
 def open_media(images: Sequence[Path], videos: Sequence[Path]) -> list[Media]:
     """Decode all files, images first.
 
     Raises:
-        ValueError: a file that cannot be decoded, or no file at all.
-        FileNotFoundError: there is no such file.
+        ValueError: a file that cannot be decoded or is not there, or no file at all.
     """
     if not images and not videos:
         raise ValueError("nothing to encode: name at least one image, or a --video")
-    media = [Media(str(path), "image", open_image(path)) for path in images]
-    for path in videos:
-        clip = read_video(path)
-        media.append(Media(str(path), "video", clip.frames, clip.fps))
-    return media
+    return [
+        *(image_medium(str(path), path) for path in images),
+        *(Media(str(path), read_video(path), "video") for path in videos),
+    ]
 
 
 def read_dtype(name: str | None) -> torch.dtype | None:
@@ -148,16 +129,17 @@ def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]
     start = time.perf_counter()
     if medium.kind == "image":
         still = {name: limits[name] for name in limits if name not in ("fps", "num_frames")}
-        inputs = encoder.preprocess(images=[medium.pixels], **still)
+        inputs = encoder.preprocess(images=[medium.still], **still)
     else:
-        inputs = encoder.preprocess(videos=[medium.pixels], **limits)
+        inputs = encoder.preprocess(videos=[medium.video], **limits)
     output = _to_cpu(encoder(inputs.pixel_values, inputs.grid_thw))
     milliseconds = (time.perf_counter() - start) * 1000
     assert output.last_hidden_state is not None
     (feature_map,) = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
     t, h, w = inputs.grid_thw[0].tolist()
     tiles = inputs.tiles[0] if inputs.tiles else None
-    item = Item(medium.name, medium.kind, medium.size, medium.frames, (t, h, w), tiles)
+    frames = len(medium.video.frames)
+    item = Item(medium.name, medium.kind, medium.size, frames, (t, h, w), tiles)
     return Encoded(item, output, feature_map, milliseconds)
 
 

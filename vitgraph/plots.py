@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from encoders.images import to_rgb
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -103,7 +105,7 @@ def plot_feature_maps(
     for name, column in columns.items():
         if len(column) != len(images):
             raise ValueError(f"{name}: {len(column)} maps for {len(images)} images; pass one each")
-    shown = [display_pixels(image) for image in images]
+    shown = [to_rgb(image).permute(1, 2, 0) for image in images]
     ratios = [pixels.shape[0] / pixels.shape[1] for pixels in shown]
     width, gap = 2.4, 0.55
     figure = Figure(
@@ -188,7 +190,7 @@ def plot_nearest_patches(
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, image in zip((left, right), images, strict=True):
-        pixels = display_pixels(image)
+        pixels = to_rgb(image).permute(1, 2, 0)
         _picture(axes, pixels, pixels.shape)
     colours = colormaps["turbo"](torch.linspace(0.05, 0.95, len(points)).numpy())
     for point, match, colour in zip(points, matches, colours, strict=True):
@@ -208,17 +210,6 @@ def plot_nearest_patches(
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
-
-
-def display_pixels(image: Any) -> Tensor:
-    """A PIL image, numpy [H, W, 3] or tensor [3, H, W] as a uint8 tensor [H, W, 3] to show."""
-    import numpy
-
-    if isinstance(image, Tensor):
-        return image.detach().cpu().permute(1, 2, 0)
-    if not isinstance(image, numpy.ndarray):
-        image = image.convert("RGB")
-    return torch.from_numpy(numpy.array(image))
 
 
 def _picture(axes: Axes, pixels: Tensor, shape: Sequence[int]) -> None:

@@ -6,23 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from encoders.images import Video
+
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.frame import VideoFrame
-
-
-class Clip(NamedTuple):
-    """The frames of a video file."""
-
-    frames: Tensor
-    """uint8 [F, 3, H, W], upright."""
-    fps: float
-    """Frames a second in the file."""
 
 
 def require_av() -> None:
@@ -37,18 +30,17 @@ def require_av() -> None:
         raise ValueError("reading video files needs PyAV: pip install 'vitgraph[video]'") from None
 
 
-def read_video(path: str | Path) -> Clip:
-    """Decode every frame of a video file.
+def read_video(path: str | Path) -> Video:
+    """Decode every frame of a video file; ``encoder.encode(videos=[read_video(path)])`` encodes it.
 
     Args:
         path: any container that FFmpeg reads; its first video stream is taken.
 
     Returns:
-        A :class:`Clip`. A phone's rotation flag is applied, as players do.
+        ``frames`` uint8 [F, 3, H, W], a phone's rotation applied as players do, and their ``fps``.
 
     Raises:
-        ValueError: PyAV is missing, or the file is not a video, holds no frame or is damaged.
-        FileNotFoundError: there is no such file.
+        ValueError: PyAV is missing, or the file is not there, no video, damaged or without frames.
     """
     require_av()
     with _open(Path(path)) as container:
@@ -60,7 +52,7 @@ def read_video(path: str | Path) -> Clip:
         fps = float(stream.average_rate or stream.guessed_rate or 24)
     if not frames:
         raise ValueError(f"{path}: holds no frame that can be decoded")
-    return Clip(torch.stack(frames), fps)
+    return Video(torch.stack(frames), fps)
 
 
 @contextmanager
@@ -68,7 +60,7 @@ def _open(path: Path) -> Iterator[InputContainer]:
     import av
 
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such video file")
+        raise ValueError(f"{path}: there is no such file; pass the path of a video file")
     try:
         with av.open(str(path), mode="r") as container:
             yield container

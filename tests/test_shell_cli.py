@@ -1,0 +1,262 @@
+"""The command line: what it writes, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitgraph
+from vitgraph.cli import main
+from vitgraph.features import load_features
+from vitgraph.seeded import write_seeded_checkpoint
+from vitgraph.video import write_video
+from weights import load_encoder
+
+ROOT = Path(__file__).parents[1]
+
+
+class Run(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Run]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: object) -> Run:
+        code = main([str(argument) for argument in arguments])
+        return Run(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seeded_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3_vl")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    frames = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 3, 64, 96) * 30
+    write_video(tmp_path / "clip.mp4", frames.contiguous(), 3)
+    return tmp_path / "clip.mp4"
+
+
+def assert_one_line(run: Run, *parts: object) -> None:
+    assert run.code == 2
+    assert run.out == ""
+    assert run.err.count("\n") == 1, run.err
+    assert run.err.startswith("vitgraph: error: ")
+    for part in parts:
+        assert str(part) in run.err
+
+
+def test_encode_writes_what_the_encoder_gives(
+    cli: Cli, checkpoint: Path, photo: Path, clip: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "features.safetensors"
+    run = cli("encode", checkpoint, photo, "--video", clip, "--out", out)
+    assert run.code == 0, run.err
+    features = load_features(out)
+    encoder = load_encoder(checkpoint)
+    (expected,) = encoder.encode(images=[Image.open(photo)])
+    torch.testing.assert_close(features.outputs[0], expected, rtol=0, atol=0)
+    assert [item.kind for item in features.items] == ["image", "video"]
+    assert features.items[0].size == (300, 200)
+    assert features.items[1].frames == 6
+    assert features.items[1].grid_thw[0] == 3
+
+
+def test_encode_prints_a_line_an_item(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    run = cli("encode", checkpoint, photo, photo, "--out", tmp_path / "f.safetensors")
+    header, _, first, second, wrote = run.out.splitlines()
+    assert header.split() == ["item", "size", "grid_thw", "tokens", "pooler_output", "ms"]
+    assert first.split()[:2] == second.split()[:2] == [str(photo), "300x200"]
+    assert wrote == f"wrote {tmp_path / 'f.safetensors'}"
+
+
+def test_encode_turns_a_photograph_by_its_exif_orientation(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by 90 degrees
+    turned = tmp_path / "turned.png"
+    Image.open(photo).save(turned, exif=exif)
+    cli("encode", checkpoint, turned, "--out", tmp_path / "f.safetensors")
+    assert load_features(tmp_path / "f.safetensors").items[0].size == (200, 300)
+
+
+def test_encode_takes_dtype_and_draws(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    out, plot = tmp_path / "f.safetensors", tmp_path / "maps.png"
+    run = cli("encode", checkpoint, photo, "--out", out, "--plot", plot, "--dtype", "float64")
+    assert run.code == 0, run.err
+    assert load_features(out).outputs[0].pooler_output.dtype == torch.float64
+    assert Image.open(plot).size[0] > 400
+
+
+def test_encode_samples_a_video_only_when_asked(
+    cli: Cli, checkpoint: Path, clip: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "f.safetensors"
+    cli("encode", checkpoint, "--video", clip, "--out", out, "--num-frames", 4)
+    assert load_features(out).items[0].grid_thw[0] == 2
+
+
+def test_list_names_every_family_and_repo(cli: Cli) -> None:
+    run = cli("list")
+    assert run.code == 0
+    for name in ("InternViT", "Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "Qwen/Qwen3-VL-8B-Instruct"):
+        assert name in run.out
+
+
+def test_module_runs_like_the_command() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "vitgraph", "list"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "OpenGVLab/InternVL" in result.stdout
+    assert result.stderr == ""
+
+
+def test_inspect_says_family_and_size(cli: Cli, checkpoint: Path) -> None:
+    run = cli("inspect", checkpoint)
+    assert run.code == 0, run.err
+    assert "qwen3_vl" in run.out
+
+
+def test_inspect_speaks_json_to_programs(cli: Cli, checkpoint: Path) -> None:
+    report = json.loads(cli("inspect", checkpoint, "--json").out)
+    assert report["family"] == "qwen3_vl"
+
+
+def test_extracted_tower_gives_the_same_features(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    run = cli("extract", checkpoint, tmp_path / "tower")
+    assert run.code == 0, run.err
+    images = [Image.open(photo)]
+    whole, alone = (load_encoder(p).encode(images) for p in (checkpoint, tmp_path / "tower"))
+    torch.testing.assert_close(whole, alone, rtol=0, atol=0)
+
+
+def test_version_is_the_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"vitgraph {vitgraph.__version__}\n"
+
+
+def test_missing_image_is_one_line(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    run = cli("encode", checkpoint, tmp_path / "nope.jpg", "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, tmp_path / "nope.jpg", "there is no such file")
+
+
+def test_text_is_not_an_image(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("hello")
+    run = cli("encode", checkpoint, tmp_path / "photo.jpg", "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, tmp_path / "photo.jpg", "cannot be read as an image")
+
+
+def test_truncated_image_is_one_line_and_writes_nothing(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(photo.read_bytes()[:2000])
+    out = tmp_path / "f.safetensors"
+    assert_one_line(cli("encode", checkpoint, photo, cut, "--out", out), cut)
+    assert not out.exists()
+
+
+def test_nothing_to_encode_is_one_line(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    run = cli("encode", checkpoint, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, "name at least one image")
+
+
+def test_unknown_dtype_is_one_line(cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--dtype", "int8")
+    assert_one_line(run, "--dtype int8", "float32, float16, bfloat16, float64")
+
+
+def test_absent_cuda_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--device", "cuda")
+    assert_one_line(run, "--device cuda", "use --device cpu")
+
+
+def test_plot_without_matplotlib_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = ("--out", tmp_path / "f.safetensors", "--plot", tmp_path / "maps.png")
+    assert_one_line(cli("encode", checkpoint, photo, *arguments), "pip install 'vitgraph[plots]'")
+
+
+def test_video_without_av_is_one_line(
+    cli: Cli, checkpoint: Path, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    run = cli("encode", checkpoint, "--video", clip, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, "pip install 'vitgraph[video]'")
+
+
+def test_sampling_without_a_video_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    run = cli("encode", checkpoint, photo, "--out", tmp_path / "f.safetensors", "--fps", 2)
+    assert_one_line(run, "--fps samples videos")
+
+
+def test_output_folder_that_is_not_there_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "nowhere" / "f.safetensors"
+    assert_one_line(cli("encode", checkpoint, photo, "--out", out), out, "folder that exists")
+
+
+def test_folder_without_a_checkpoint_is_one_line(cli: Cli, photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    run = cli("encode", tmp_path / "empty", photo, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, tmp_path / "empty")
+
+
+def test_misspelt_option_is_one_line(cli: Cli, checkpoint: Path) -> None:
+    assert_one_line(cli("encode", checkpoint, "--outt", "x"), "vitgraph encode --help")
+
+
+def test_no_command_is_one_line(cli: Cli) -> None:
+    assert_one_line(cli(), "COMMAND")
+
+
+def test_debug_shows_the_traceback(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, tmp_path / "nope.jpg", "--out", out, "--debug")
+    assert run.code == 2
+    assert "Traceback" in run.err
+    assert run.err.splitlines()[-1].startswith("vitgraph: error: ")

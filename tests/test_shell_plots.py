@@ -1,0 +1,182 @@
+"""Figures, video files and the features file."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+from vitgraph.features import Features, Item, load_features, save_features
+from vitgraph.plots import (
+    feature_rgb,
+    nearest_patches,
+    plot_feature_maps,
+    plot_nearest_patches,
+    principal_components,
+)
+from vitgraph.tables import format_table
+from vitgraph.video import read_video, write_video
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_colours_lie_between_0_and_1_and_keep_the_shape_of_each_map() -> None:
+    maps = [noise(1, 4, 6, 16), noise(2, 3, 5, 16)]
+    colours = feature_rgb(maps)
+    assert [tuple(c.shape) for c in colours] == [(1, 4, 6, 3), (2, 3, 5, 3)]
+    assert all(c.min() >= 0 and c.max() <= 1 for c in colours)
+
+
+def test_equal_features_get_equal_colours_in_different_maps() -> None:
+    features = noise(1, 4, 6, 16)
+    first, second = feature_rgb([features, features.flip(2)])
+    assert torch.equal(first, second.flip(2))
+
+
+def test_first_component_separates_two_clusters() -> None:
+    rows = torch.cat((noise(50, 8) + 20, noise(50, 8) - 20))
+    first = principal_components(rows, 3)[:, 0]
+    assert torch.equal(first[:50] > 0, ~(first[50:] > 0))
+
+
+def test_components_do_not_depend_on_the_sign_that_the_solver_picked() -> None:
+    rows = noise(40, 6)
+    components = principal_components(rows, 2)
+    torch.testing.assert_close(principal_components(rows.flip(0), 2).flip(0), components)
+
+
+def test_constant_features_are_drawn_not_divided_by_zero() -> None:
+    (colours,) = feature_rgb([torch.ones(1, 4, 4, 8)])
+    assert torch.isfinite(colours).all()
+
+
+def test_maps_of_different_widths_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"widths \[8, 9\]"):
+        feature_rgb([noise(1, 2, 2, 8), noise(1, 2, 2, 9)])
+
+
+def photographs() -> list[object]:
+    pixels = np.arange(30 * 40 * 3, dtype=np.uint8).reshape(30, 40, 3)
+    return [Image.fromarray(pixels), pixels, torch.from_numpy(pixels).permute(2, 0, 1)]
+
+
+def test_figure_shows_each_photograph_beside_its_maps() -> None:
+    maps = [noise(1, 3, 4, 8)] * 3
+    figure = plot_feature_maps(photographs(), {"one": maps, "two": maps}, title="all")
+    assert len(figure.axes) == 9
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["photograph", "one", "two"]
+    for axes in figure.axes:
+        assert axes.images[0].get_extent() == [0, 40, 30, 0]  # in the photograph's pixels
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    assert Image.open(buffer).size[0] > 300
+
+
+def test_a_map_for_every_image_is_demanded() -> None:
+    with pytest.raises(ValueError, match="1 maps for 3 images"):
+        plot_feature_maps(photographs(), [noise(1, 3, 4, 8)])
+
+
+def test_nearest_patch_of_a_shifted_map_is_shifted() -> None:
+    features = noise(6, 8, 32)
+    shifted = features.roll((1, 2), dims=(0, 1))
+    (match,) = nearest_patches(features, shifted, [(3, 4)])
+    assert match[:2] == (4, 6)
+    assert match[2] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_nearest_patches_are_drawn_at_the_middle_of_their_patch() -> None:
+    features = noise(1, 3, 4, 8)
+    first, second = photographs()[:2]
+    figure = plot_nearest_patches((first, second), (features, features), [(0, 0), (2, 3)])
+    marks = [line.get_xydata().tolist()[0] for line in figure.axes[1].lines]
+    assert marks == [[5.0, 5.0], [35.0, 25.0]]
+
+
+def test_point_outside_of_the_map_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(3, 0\) lies outside of the 3x4 map"):
+        nearest_patches(noise(3, 4, 8), noise(3, 4, 8), [(3, 0)])
+
+
+def test_missing_matplotlib_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match=r"pip install 'vitgraph\[plots\]'"):
+        plot_feature_maps(photographs(), [noise(1, 3, 4, 8)] * 3)
+
+
+def moving_square(frames: int) -> Tensor:
+    clip = torch.zeros(frames, 3, 64, 96, dtype=torch.uint8)
+    for number, frame in enumerate(clip):
+        frame[:, 16:48, 8 * number : 8 * number + 32] = 200
+    return clip
+
+
+def test_video_file_is_read_back_frame_by_frame(tmp_path: Path) -> None:
+    frames = moving_square(7)
+    write_video(tmp_path / "clip.mp4", frames, 12)
+    clip = read_video(tmp_path / "clip.mp4")
+    assert clip.fps == 12
+    assert clip.frames.shape == frames.shape
+    assert clip.frames.dtype == torch.uint8
+    assert (clip.frames.float() - frames.float()).abs().mean() < 4  # lossy, but the same pictures
+
+
+def test_text_file_is_not_a_video(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_text("not a film")
+    with pytest.raises(ValueError, match="not a video that FFmpeg can read"):
+        read_video(tmp_path / "clip.mp4")
+
+
+def test_video_of_odd_size_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="even H and W"):
+        write_video(tmp_path / "clip.mp4", moving_square(2)[:, :, :63], 8)
+    assert list(tmp_path.iterdir()) == []
+
+
+def some_features() -> Features:
+    items = [
+        Item("a.jpg", "image", (40, 30), 1, (1, 4, 6), None),
+        Item("b.mp4", "video", (96, 64), 7, (4, 4, 6), (2, 1, True)),
+    ]
+    outputs = [
+        EncoderOutput(noise(24, 8), noise(6, 16), (noise(6, 16), noise(6, 16) + 1)),
+        EncoderOutput(noise(96, 8).bfloat16(), noise(24, 16), ()),
+    ]
+    return Features("owner/name", None, "Qwen3VLEncoder", items, outputs)
+
+
+def test_features_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    written = some_features()
+    save_features(tmp_path / "f.safetensors", written)
+    read = load_features(tmp_path / "f.safetensors")
+    assert read[:4] == written[:4]
+    for one, other in zip(read.outputs, written.outputs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_failed_write_leaves_the_old_features_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "f.safetensors"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("vitgraph.features.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_features(path, some_features())
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"f.safetensors": b"old"}
+
+
+def test_numbers_stand_to_the_right_in_a_table() -> None:
+    lines = format_table(["name", "tokens"], [["a", "7"], ["bcdef", "1,234"]]).splitlines()
+    assert lines == ["name   tokens", "-----  ------", "a           7", "bcdef   1,234"]
