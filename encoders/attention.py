@@ -34,6 +34,7 @@ def attention(
     v: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: Tensor,
+    padding: Tensor | None = None,
     *,
     segment_rows: int = 0,
 ) -> Tensor:
@@ -43,6 +44,7 @@ def attention(
         q, k, v: [T, H, K], any strides with a contiguous last dimension.
         cu_seqlens: int32 [S+1], non-decreasing offsets on the device of ``q``.
         max_seqlen: 0-dim integer tensor **on the CPU**, at least the longest segment.
+        padding: what :func:`padding_rows` gives, to save making it in every block.
         segment_rows: promise that every segment (padding too) has exactly this many rows, so that
             dense attention may be used; 0 promises nothing.
 
@@ -50,12 +52,23 @@ def attention(
         [T, H, K], zeros in the rows at or beyond ``cu_seqlens[-1]``.
     """
     if torch.compiler.is_compiling():
-        return _attention_node(q, k, v, cu_seqlens, max_seqlen, segment_rows)
-    return _attend(q, k, v, cu_seqlens, max_seqlen, segment_rows)
+        return _attention_node(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
+    return _attend(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
+
+
+def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
+    """Which of ``rows`` packed rows lie at or beyond the last offset: bool [rows, 1, 1]."""
+    return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, segment_rows: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Tensor,
+    padding: Tensor | None,
+    segment_rows: int,
 ) -> Tensor:
     if q.shape[0] == 0:
         return torch.zeros_like(q)
@@ -69,7 +82,8 @@ def _attend(
         out = _attend_flash(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
     else:
         out = _attend_efficient(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
-    return out.masked_fill(_beyond(out, cu_seqlens)[:, None, None], 0.0)
+    padding = padding_rows(cu_seqlens, q.shape[0]) if padding is None else padding
+    return out.masked_fill(padding, 0.0) if out.requires_grad else out.masked_fill_(padding, 0.0)
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
@@ -122,12 +136,9 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tenso
     rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
     segment = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True)
     mask = segment[:, None] == segment[None, :]  # rows beyond the end form a segment of their own
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    padding = padding_rows(cu_seqlens, q.shape[0])  # NaN there would pass a mask that is added
+    q, k, v = (x.masked_fill(padding, 0.0).transpose(0, 1) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
-
-
-def _beyond(out: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return torch.arange(out.shape[0], device=out.device) >= cu_seqlens[-1]
 
 
 def segment_metadata(
@@ -186,14 +197,26 @@ def padded_offsets(lengths: Sequence[int], capacity: int | None, name: str) -> T
 
 @torch.library.custom_op("vitgraph::segment_attention", mutates_args=())
 def _attention_node(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, segment_rows: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Tensor,
+    padding: Tensor | None,
+    segment_rows: int,
 ) -> Tensor:
-    return _attend(q, k, v, cu_seqlens, max_seqlen, segment_rows).contiguous()
+    return _attend(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows).contiguous()
 
 
 @_attention_node.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor, segment_rows: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Tensor,
+    padding: Tensor | None,
+    segment_rows: int,
 ) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -218,12 +241,15 @@ def _attention_node_backward(
     v: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: Tensor,
+    padding: Tensor | None,
     segment_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Recomputes the forward: one attention more, and no kernel's private state to carry around."""
     with torch.enable_grad(), _autograd_inside_op():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        out = _attend(leaves[0], leaves[1], leaves[2], cu_seqlens, max_seqlen, segment_rows)
+        out = _attend(
+            leaves[0], leaves[1], leaves[2], cu_seqlens, max_seqlen, padding, segment_rows
+        )
         grads = torch.autograd.grad(out, leaves, grad)
     return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
 
@@ -236,6 +262,7 @@ def _(
     v: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: Tensor,
+    padding: Tensor | None,
     segment_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -248,7 +275,7 @@ def _save_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     grads = _attention_node_backward(grad.contiguous(), *ctx.saved_tensors, ctx.segment_rows)
-    return *grads, None, None, None
+    return *grads, None, None, None, None
 
 
 _attention_node.register_autograd(_backward, setup_context=_save_inputs)

@@ -10,7 +10,7 @@ Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segment
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -20,12 +20,17 @@ from torch.utils.checkpoint import checkpoint
 from .grids import (
     Grid,
     GridLike,
+    block_indices,
     check_input_size,
     check_rows,
+    looks_like,
+    merge_order_positions,
     raster_maps,
     read_grid,
+    split_rows,
     squarest,
     stitch_tiles,
+    window_order,
 )
 from .hf_config import (
     find_section,
@@ -48,10 +53,10 @@ __all__ = [
     "Metadata",
     "VisionEncoder",
     "VisionInputs",
-    "block_indices",
     "check_input_size",
     "check_rows",
     "find_section",
+    "merge_order_positions",
     "raster_maps",
     "read_field",
     "read_flag",
@@ -59,9 +64,9 @@ __all__ = [
     "read_size",
     "require_divisible",
     "require_value",
-    "split_output",
     "squarest",
     "stitch_tiles",
+    "window_order",
 ]
 
 Metadata: TypeAlias = dict[str, Tensor]
@@ -195,6 +200,10 @@ class VisionEncoder(nn.Module, ABC):
         """
 
     @abstractmethod
+    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
+        """The hidden state after each block in turn, in input order; stop early to save work."""
+
+    @abstractmethod
     def feature_maps(
         self,
         features: Tensor,
@@ -270,9 +279,39 @@ class VisionEncoder(nn.Module, ABC):
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
         """Cut a batched output into one output an item (views, not copies)."""
         specs = self.item_specs(grid_thw)
-        return split_output(
-            output, [spec.input_size for spec in specs], [spec.output_tokens for spec in specs]
-        )
+        rows, tokens = [s.input_size for s in specs], [s.output_tokens for s in specs]
+        hidden = split_rows(output.last_hidden_state, rows)
+        pooled = split_rows(output.pooler_output, tokens)
+        deepstack: list[tuple[Tensor, ...] | None] = [None] * len(specs)
+        if output.deepstack_features is not None:
+            layers = [layer[: sum(tokens)].split(tokens) for layer in output.deepstack_features]
+            deepstack = [tuple(layer[item] for layer in layers) for item in range(len(specs))]
+        return list(map(EncoderOutput, hidden, pooled, deepstack))
+
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None = None,
+    ) -> list[Tensor]:
+        """Outputs of inner blocks, before any merger, in input order.
+
+        Args:
+            pixel_values: as ``forward`` takes them.
+            grid_thw: [items, 3].
+            indices: n for the last n blocks, block numbers (negatives from the end), None for all.
+
+        Returns:
+            A tensor a block, in the order asked for: [P, D]; InternViT [tiles, 1+h*w, D].
+
+        Raises:
+            ValueError: a block that does not exist, or what ``forward`` raises.
+        """
+        wanted = block_indices(indices, self.config.depth)
+        blocks = range(max(wanted, default=-1) + 1)
+        outputs = self.block_outputs(pixel_values, grid_thw)
+        kept = {n: hidden for n, hidden in zip(blocks, outputs, strict=False) if n in wanted}
+        return [kept[number] for number in wanted]
 
     def resolve_metadata(
         self, grid_thw: GridLike | None, encoder_metadata: Metadata | None
@@ -315,7 +354,7 @@ class VisionEncoder(nn.Module, ABC):
         if tuple(pixel_values.shape[1:]) != (row_shape or self.row_shape):
             raise ValueError(
                 f"pixel_values of shape {tuple(pixel_values.shape)}: {type(self).__name__} takes "
-                f"rows of shape {self.row_shape}{hint}{_looks_like(pixel_values)}; "
+                f"rows of shape {self.row_shape}{hint}{looks_like(pixel_values)}; "
                 "call this encoder's preprocess on the images"
             )
         if pixel_values.device != weight.device and pixel_values.device.type != "cpu":
@@ -324,57 +363,3 @@ class VisionEncoder(nn.Module, ABC):
                 "pass them on the CPU or move them to the encoder's device"
             )
         return pixel_values.to(device=weight.device, dtype=weight.dtype)
-
-
-def split_output(
-    output: EncoderOutput, rows: Sequence[int], tokens: Sequence[int]
-) -> list[EncoderOutput]:
-    """Cut each field of ``output`` by the ``rows`` and ``tokens`` of the items."""
-    count = len(rows)
-    hidden = _split(output.last_hidden_state, rows)
-    pooled = _split(output.pooler_output, tokens)
-    deepstack = output.deepstack_features
-    layers = None if deepstack is None else [_split(layer, tokens) for layer in deepstack]
-    return [
-        EncoderOutput(
-            hidden[i],
-            pooled[i],
-            None if layers is None else tuple(layer[i] for layer in layers),  # type: ignore[misc]
-        )
-        for i in range(count)
-    ]
-
-
-def _split(tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Tensor | None]:
-    return [None] * len(sizes) if tensor is None else tensor[: sum(sizes)].split(list(sizes))
-
-
-def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
-    """Block numbers that ``forward_intermediates`` shall return, 0-based, in the order asked for.
-
-    Args:
-        indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
-        depth: how many blocks there are.
-
-    Raises:
-        ValueError: a block that does not exist.
-    """
-    if indices is None:
-        return list(range(depth))
-    if isinstance(indices, int):
-        if not 0 < indices <= depth:
-            raise ValueError(f"indices={indices}: the last n blocks, with n from 1 to {depth}")
-        return list(range(depth - indices, depth))
-    for index in indices:
-        if not -depth <= index < depth:
-            raise ValueError(f"block {index} does not exist: the tower has blocks 0 to {depth - 1}")
-    return [index % depth for index in indices]
-
-
-def _looks_like(pixel_values: Tensor) -> str:
-    """Which family's rows these are, for the message about a wrong width."""
-    if pixel_values.ndim == 4:
-        return "; these look like InternViT tiles"
-    families = {1176: "Qwen2-VL or Qwen2.5-VL (14x14)", 1536: "Qwen3-VL or Qwen3.5 (16x16)"}
-    family = families.get(pixel_values.shape[-1]) if pixel_values.ndim == 2 else None
-    return f"; these look like patches of {family}" if family else ""

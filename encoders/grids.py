@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -148,3 +149,77 @@ def stitch_tiles(maps: Tensor, layout: tuple[int, int, bool]) -> Tensor:
             f"{columns * rows + thumbnail}, the features have {maps.shape[0]}"
         )
     return rearrange(maps[: columns * rows], "(r c) h w d -> 1 (r h) (c w) d", r=rows)
+
+
+def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
+    """Block numbers that ``forward_intermediates`` shall return, 0-based, in the order asked for.
+
+    Args:
+        indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
+        depth: how many blocks there are.
+
+    Raises:
+        ValueError: a block that does not exist.
+    """
+    if indices is None:
+        return list(range(depth))
+    if isinstance(indices, int):
+        if not 0 < indices <= depth:
+            raise ValueError(f"indices={indices}: the last n blocks, with n from 1 to {depth}")
+        return list(range(depth - indices, depth))
+    for index in indices:
+        if not -depth <= index < depth:
+            raise ValueError(f"block {index} does not exist: the tower has blocks 0 to {depth - 1}")
+    return [index % depth for index in indices]
+
+
+def looks_like(pixel_values: Tensor) -> str:
+    """Which family's rows these are, for the message about a wrong width."""
+    if pixel_values.ndim == 4:
+        return "; these look like InternViT tiles"
+    families = {1176: "Qwen2-VL or Qwen2.5-VL (14x14)", 1536: "Qwen3-VL or Qwen3.5 (16x16)"}
+    family = families.get(pixel_values.shape[-1]) if pixel_values.ndim == 2 else None
+    return f"; these look like patches of {family}" if family else ""
+
+
+def split_rows(tensor: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
+    """Cut a tensor by the rows of each item; rows beyond the last item are padding."""
+    return [None] * len(sizes) if tensor is None else list(tensor[: sum(sizes)].split(list(sizes)))
+
+
+def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
+    """(row, column) of every patch in merge-block order, int64 [rows, 2]; pad rows are (0, 0)."""
+    positions = torch.zeros(rows, 2, dtype=torch.int64)
+    start = 0
+    for t, h, w in grids:
+        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+        cells = cells.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
+        positions[start : start + t * h * w] = cells.repeat(t, 1)
+        start += t * h * w
+    return positions
+
+
+def window_order(
+    grids: Sequence[Grid], merge: int, side: int, tokens: int
+) -> tuple[Tensor, list[int]]:
+    """Merged tokens listed window by window, and the patches of each window.
+
+    Windows of ``side`` x ``side`` tokens run in raster order over each frame, and tokens in raster
+    order inside a window; those at the right and bottom edge are smaller. A frame of 3x6 tokens
+    with side 4::
+
+        0  1  2  3 |  4  5
+        6  7  8  9 | 10 11      order 0-3, 6-9, 12-15 | 4, 5, 10, 11, 16, 17
+       12 13 14 15 | 16 17      windows of 12 and 6 tokens
+    """
+    order, windows, start = [], [], 0
+    for t, h, w in grids:
+        rows, columns = h // merge, w // merge
+        frame = torch.arange(rows * columns).view(rows, columns)
+        tiles = [tile for band in frame.split(side) for tile in band.split(side, dim=1)]
+        frame_order = torch.cat([tile.flatten() for tile in tiles])
+        starts = start + torch.arange(t)[:, None] * rows * columns
+        order.append((starts + frame_order).flatten())
+        windows += [tile.numel() * merge**2 for tile in tiles] * t
+        start += t * rows * columns
+    return torch.cat([*order, torch.arange(start, tokens)]), windows

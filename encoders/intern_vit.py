@@ -10,14 +10,12 @@ Source: ``InternVisionModel`` of OpenGVLab/InternVL (remote code of the publishe
 Repo ids: OpenGVLab/InternViT-{300M-448px,300M-448px-V2_5,6B-448px-V1-5,6B-448px-V2_5},
 OpenGVLab/InternVL2-*, InternVL2_5-*, InternVL3-*, InternVL3_5-* (with or without -hf / -HF).
 
-Shapes: B tiles, n = 1 + h*w rows a tile (class token first), D width, H heads, K head size,
-N = B*h*w/4 tokens.
+Shapes: B tiles of n = 1 + h*w rows (class token first), D width, H heads, K head size, N = B*h*w/4.
 
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
-- Layer scale and residual are one fused multiply-add, rounded once.
-- RMS norms round once, after the weight; the source rounds before it too.
+- Layer scale with residual, and RMS norm with weight, round once (the source twice).
 - Positions for other tile sizes are interpolated in float32 or wider and added in the tower's
   dtype.
 - Blocks after ``select_layer`` are loaded (strictly) and not run.
@@ -25,18 +23,18 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import attention, segment_metadata
+from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import block_indices, check_input_size, check_rows, read_grid, stitch_tiles
+from .contract import check_input_size, check_rows, read_grid, stitch_tiles
 from .contract import find_section, read_field, read_flag, read_size, require_divisible
 from .contract import require_value
 from .images import Preprocessor, TilePreprocessor
@@ -71,10 +69,8 @@ class InternViTConfig:
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         require_divisible("tile size", self.tile_size, "patch_size * 2", self.patch_size * 2)
         if not 0 <= self.blocks_run <= self.depth:
-            raise ValueError(
-                f"config: select_layer={self.select_layer} must be from {-self.depth - 1} to "
-                f"{self.depth}, a hidden state of a tower of {self.depth} blocks"
-            )
+            rule = f"must be from {-self.depth - 1} to {self.depth}, a hidden state of the tower"
+            raise ValueError(f"config: select_layer={self.select_layer} {rule}")
 
     @property
     def blocks_run(self) -> int:
@@ -160,37 +156,30 @@ class InternViT(VisionEncoder):
     ) -> EncoderOutput:
         """Encode tiles [B, 3, 14h, 14w] of the items ``grid_thw`` (tiles, h, w in patches).
 
-        Returns ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
-        With ``encoder_metadata`` nothing syncs and the grid may be None.
+        With ``encoder_metadata`` nothing syncs and the grid may be None. Returns
+        ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
 
         Raises:
             ValueError: integer pixels, a wrong tile size, or a grid that disagrees.
         """
         if grid_thw is not None and encoder_metadata is None:
             self._check_grid(pixel_values, self._read(grid_thw))
-        metadata = self.resolve_metadata(grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values)
+        context = Context.of(self.resolve_metadata(grid_thw, encoder_metadata), hidden)
         for block in self.layers[: self.config.blocks_run]:
-            hidden = self.run_block(block, hidden, metadata)
+            hidden = self.run_block(block, hidden, context)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
         return EncoderOutput(hidden, tokens, ())
 
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-    ) -> list[Tensor]:
-        """Outputs of the blocks ``indices`` (n = the last n, None = all), each [B, n, D]."""
+    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
+        """The hidden state [B, n, D] after each block in turn."""
         self._check_grid(pixel_values, self._read(grid_thw))
-        metadata = self.prepare_encoder_metadata(grid_thw)
-        wanted = block_indices(indices, self.config.depth)
         hidden = self._embed(pixel_values)
-        kept = {}
-        for number, block in enumerate(self.layers[: max(wanted, default=-1) + 1]):
-            hidden = kept[number] = self.run_block(block, hidden, metadata)
-        return [kept[number] for number in wanted]
+        context = Context.of(self.prepare_encoder_metadata(grid_thw), hidden)
+        for block in self.layers:
+            hidden = self.run_block(block, hidden, context)
+            yield hidden
 
     def prepare_encoder_metadata(
         self,
@@ -253,10 +242,8 @@ class InternViT(VisionEncoder):
         grids = self._read(grid_thw)
         sizes = [t if features.ndim == 3 else t * h * w // 4 for t, h, w in grids]
         if features.shape[0] != sum(sizes):
-            raise ValueError(
-                f"features have {features.shape[0]} rows: the grid makes {sum(sizes)} "
-                f"{'tiles' if features.ndim == 3 else 'tokens'}"
-            )
+            kind = "tiles" if features.ndim == 3 else "tokens"
+            raise ValueError(f"features have {len(features)} {kind}: the grid makes {sum(sizes)}")
         parts = zip(features.split(sizes), grids, strict=True)
         maps = [self._tile_maps(part, h, w) for part, (_, h, w) in parts]
         if tiles is None:
@@ -279,12 +266,11 @@ class InternViT(VisionEncoder):
 
     def _check_grid(self, pixel_values: Tensor, grids: list[Grid]) -> None:
         check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
-        for _, h, w in grids:
-            expected = h * self.config.patch_size, w * self.config.patch_size
-            if tuple(pixel_values.shape[2:]) != expected:
+        for _, *grid in grids:
+            if list(pixel_values.shape[2:]) != [n * self.config.patch_size for n in grid]:
                 raise ValueError(
-                    f"grid {h}x{w} means tiles of {expected[0]}x{expected[1]} pixels, pixel_values "
-                    f"has shape {tuple(pixel_values.shape)}: pass the grid_thw of these pixels"
+                    f"grid {grid[0]}x{grid[1]} needs tiles of {self.config.patch_size} times that"
+                    f", pixel_values is {tuple(pixel_values.shape)}: pass the grid_thw of these"
                 )
 
     def _embed(self, pixel_values: Tensor) -> Tensor:
@@ -297,6 +283,20 @@ class InternViT(VisionEncoder):
             row_shape=(self.config.in_channels, *sizes) if whole else None,
         )
         return self.embeddings(pixels)
+
+
+class Context(NamedTuple):
+    """What every block reads, made once a forward."""
+
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
+        """Offsets of the tiles [B, n, D], and which of their rows are padding."""
+        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
+        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
 
 
 class Embeddings(nn.Module):
@@ -342,8 +342,8 @@ class Block(nn.Module):
         self.ls1 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
         self.ls2 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
 
-    def forward(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        hidden = torch.addcmul(hidden, self.attn(self.norm1(hidden), metadata), self.ls1)
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        hidden = torch.addcmul(hidden, self.attn(self.norm1(hidden), context), self.ls1)
         return torch.addcmul(hidden, self.mlp(self.norm2(hidden)), self.ls2)
 
 
@@ -359,12 +359,11 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(width, eps=eps) if config.qk_normalization else nn.Identity()
         self.k_norm = nn.RMSNorm(width, eps=eps) if config.qk_normalization else nn.Identity()
 
-    def forward(self, x: Tensor, metadata: Metadata) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = self.qkv(x).flatten(0, 1).chunk(3, dim=-1)
         q, k = self.q_norm(q), self.k_norm(k)
         q_THK, k_THK, v_THK = (rows.unflatten(-1, (self.num_heads, -1)) for rows in (q, k, v))
-        offsets, longest = metadata["cu_seqlens"], metadata["max_seqlen"]
-        out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, segment_rows=x.shape[1])
+        out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=x.shape[1])
         return self.proj(out_THK.flatten(1)).view_as(x)
 
 

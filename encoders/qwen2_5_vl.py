@@ -20,17 +20,19 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attention, padded_offsets, segment_metadata
+from .attention import attention, padded_offsets, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import block_indices, check_input_size, check_rows, raster_maps, read_grid, squarest
+from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
+from .contract import squarest, window_order
 from .contract import find_section, read_field, read_size, require_divisible, require_value
 from .images import PatchPreprocessor, Preprocessor
 
@@ -53,12 +55,9 @@ class Qwen2_5VLConfig:
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
-        require_divisible("head size", self.hidden_size // self.num_heads, "rotary axes * 2", 4)
-        if self.window_side < 1:
-            raise ValueError(
-                f"config: window_size={self.window_size} pixels is smaller than one merged token "
-                f"of {self.patch_size * self.spatial_merge_size}"
-            )
+        require_divisible("head size", self.head_size, "rotary axes * 2", 4)
+        token = self.patch_size * self.spatial_merge_size
+        require_divisible("window_size", self.window_size, "a token's side", token)
 
     @property
     def window_side(self) -> int:
@@ -71,6 +70,11 @@ class Qwen2_5VLConfig:
         return (self.window_side * self.spatial_merge_size) ** 2
 
     @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
     def patch_dim(self) -> int:
         """Columns of ``pixel_values``: channels * frames * height * width of a patch."""
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
@@ -79,24 +83,20 @@ class Qwen2_5VLConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2_5VLConfig:
         """Read a published ``config.json`` (whole, or its vision part).
 
-        Args:
-            config: the parsed JSON. Unknown keys are ignored.
-
         Raises:
             ValueError: a missing width (class defaults are no valid tower), a value that is not
                 implemented, or sizes that disagree.
         """
         vision = find_section(config, "vision_config", "thinker_config.vision_config")
         require_value(vision, "hidden_act", "silu")
+        full = (7, 15, 23, 31)
         return cls(
             depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
             hidden_size=read_size(vision, "hidden_size"),
             intermediate_size=read_size(vision, "intermediate_size"),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
             out_hidden_size=read_size(vision, "out_hidden_size"),
-            fullatt_block_indexes=tuple(
-                read_field(vision, "fullatt_block_indexes", default=(7, 15, 23, 31))
-            ),
+            fullatt_block_indexes=tuple(read_field(vision, "fullatt_block_indexes", default=full)),
             window_size=read_size(vision, "window_size", default=112),
             patch_size=read_size(vision, "patch_size", "spatial_patch_size", default=14),
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
@@ -129,39 +129,28 @@ class Qwen2_5VLEncoder(VisionEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches [P, channels*frames*p*p] of the items ``grid_thw`` (t, h, w in
-        patches).
+        """Encode packed patches [P, patch_dim] of the items ``grid_thw`` (t, h, w in patches).
 
-        Pixels are any floating dtype, on the CPU or the encoder's device. With metadata from
-        :meth:`prepare_encoder_metadata` nothing syncs and the grid may be None.
-
-        Returns:
-            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
+        With ``encoder_metadata`` nothing syncs and the grid may be None. Returns
+        ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
 
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
         metadata = self.resolve_metadata(grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
+        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
         for block in self.blocks:
-            hidden = self.run_block(block, hidden, metadata)
+            hidden = self.run_block(block, hidden, context)
         tokens = self.merger(hidden)[metadata["reverse_index"]]
         return EncoderOutput(self._reorder(hidden, metadata["reverse_index"]), tokens, ())
 
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-    ) -> list[Tensor]:
-        """Outputs of blocks ``indices`` (n = the last n, None = all), [P, D], before any merger."""
+    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
+        """The hidden state [P, D] after each block in turn, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
-        wanted = block_indices(indices, self.config.depth)
-        hidden = self._embed(pixel_values, metadata)
-        kept = {}
-        for number, block in enumerate(self.blocks[: max(wanted, default=-1) + 1]):
-            hidden = kept[number] = self.run_block(block, hidden, metadata)
-        return [self._reorder(kept[number], metadata["reverse_index"]) for number in wanted]
+        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
+        for block in self.blocks:
+            hidden = self.run_block(block, hidden, context)
+            yield self._reorder(hidden, metadata["reverse_index"])
 
     def prepare_encoder_metadata(
         self,
@@ -184,22 +173,18 @@ class Qwen2_5VLEncoder(VisionEncoder):
         grids = self._read(grid_thw)
         weight = self.patch_embed.proj.weight
         device, dtype = device or weight.device, torch.promote_types(weight.dtype, torch.float32)
-        merge, head = (
-            self.config.spatial_merge_size,
-            self.config.hidden_size // self.config.num_heads,
-        )
+        merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         index, windows = window_order(grids, merge, self.config.window_side, rows // merge**2)
-        positions = merge_order_positions(grids, merge, rows)
-        cos, sin = rotary_cos_sin(self._reorder(positions, index), head, dtype)
+        positions = self._reorder(merge_order_positions(grids, merge, rows), index)
+        cos, sin = rotary_cos_sin(positions, head, dtype)
+        cu_windows = padded_offsets(windows, max_windows_per_batch, "max_windows_per_batch")
         return {
             "rotary_pos_emb_cos": cos.to(device),
             "rotary_pos_emb_sin": sin.to(device),
             "window_index": index.to(device),
             "reverse_index": index.argsort().to(device),
-            "cu_window_seqlens": padded_offsets(
-                windows, max_windows_per_batch, "max_windows_per_batch"
-            ).to(device),
+            "cu_window_seqlens": cu_windows.to(device),
             "max_window_seqlen": torch.tensor(self.config.window_rows, dtype=torch.int32),
             **segment_metadata(
                 [h * w for t, h, w in grids for _ in range(t)],
@@ -228,12 +213,9 @@ class Qwen2_5VLEncoder(VisionEncoder):
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Rows, tokens, segments (frame pairs), longest segment and windows of each item."""
-        unit, side = self.config.spatial_merge_size**2, self.config.window_side
-        span = side * self.config.spatial_merge_size
+        unit, span = self.config.spatial_merge_size**2, math.isqrt(self.config.window_rows)
         return [
-            EncoderItemSpec(
-                t * h * w, t * h * w // unit, t, h * w, t * -(-h // span) * -(-w // span)
-            )
+            EncoderItemSpec(n := t * h * w, n // unit, t, h * w, t * -(-h // span) * -(-w // span))
             for t, h, w in self._read(grid_thw)
         ]
 
@@ -257,6 +239,32 @@ class Qwen2_5VLEncoder(VisionEncoder):
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
         """Permute rows token by token (each token's patches stay together)."""
         return rows.unflatten(0, (-1, self.config.spatial_merge_size**2))[index].flatten(0, 1)
+
+
+class Context(NamedTuple):
+    """What every block reads, made once a forward."""
+
+    cos: Tensor
+    sin: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    cu_window_seqlens: Tensor
+    max_window_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> Context:
+        """Both halves of cos and sin [P, 1, 1, K] (the first half turns back), offsets, padding."""
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        return cls(
+            torch.cat((cos, cos), 1)[:, None, None],
+            torch.cat((-sin, sin), 1)[:, None, None],
+            metadata["cu_seqlens"],
+            metadata["max_seqlen"],
+            metadata["cu_window_seqlens"],
+            metadata["max_window_seqlen"],
+            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
+        )
 
 
 class PatchEmbed(nn.Module):
@@ -283,8 +291,8 @@ class Block(nn.Module):
         self.norm2 = nn.RMSNorm(config.hidden_size, eps=1e-6)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        hidden = hidden + self.attn(self.norm1(hidden), metadata)
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
 
@@ -294,16 +302,19 @@ class Attention(nn.Module):
     def __init__(self, config: Qwen2_5VLConfig, *, whole: bool) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.segments = "seqlen" if whole else "window_seqlen"
+        self.head_size = config.head_size
+        self.whole = whole
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, metadata: Metadata) -> Tensor:
-        qkv_THK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        q_THK, k_THK = rotate(qkv_THK[:, :2], cos, sin).unbind(1)
-        offsets, longest = metadata[f"cu_{self.segments}s"], metadata[f"max_{self.segments}"]
-        out_THK = attention(q_THK, k_THK, qkv_THK[:, 2], offsets, longest)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
+        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        offsets, longest = context.cu_window_seqlens, context.max_window_seqlen
+        if self.whole:
+            offsets, longest = context.cu_seqlens, context.max_seqlen
+        v_THK = qkv_THK[:, 2]
+        out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
 
 
@@ -317,7 +328,26 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and self.gate_proj.out_features % 8:
+            return self._forward_aligned(x)
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def _forward_aligned(self, x: Tensor) -> Tensor:
+        """The same, its inner width padded: 3420 is no multiple of 8, fast kernels refuse it.
+
+        Padding here, not in the parameters, costs one copy of the weights and hides nothing from
+        ``state_dict``, nor from a graph when weights change in place.
+        """
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        pad = -gate.out_features % 64
+        rows, columns = (
+            gate.weight.new_zeros(pad, x.shape[1]),
+            down.weight.new_zeros(x.shape[1], pad),
+        )
+        weight = torch.cat((gate.weight, rows, up.weight, rows))
+        bias = torch.cat((gate.bias, rows[:, 0], up.bias, rows[:, 0]))
+        gated, upped = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return F.linear(F.silu(gated) * upped, torch.cat((down.weight, columns), 1), down.bias)
 
 
 class Merger(nn.Module):
@@ -337,18 +367,6 @@ class Merger(nn.Module):
         return self.mlp(self.ln_q(hidden).view(-1, self.width))
 
 
-def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """(row, column) of every patch in merge-block order, int64 [rows, 2]; pad rows are (0, 0)."""
-    positions = torch.zeros(rows, 2, dtype=torch.int64)
-    start = 0
-    for t, h, w in grids:
-        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
-        cells = cells.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
-        positions[start : start + t * h * w] = cells.repeat(t, 1)
-        start += t * h * w
-    return positions
-
-
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype) / (head_size // 2)
@@ -358,35 +376,6 @@ def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tup
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
-    cos, sin = cos[:, None, None], sin[:, None, None]
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def window_order(
-    grids: Sequence[Grid], merge: int, side: int, tokens: int
-) -> tuple[Tensor, list[int]]:
-    """Merged tokens listed window by window, and the patches of each window.
-
-    Windows of ``side`` x ``side`` tokens run in raster order over each frame, and tokens in raster
-    order inside a window; those at the right and bottom edge are smaller. A frame of 3x6 tokens
-    with side 4::
-
-        0  1  2  3 |  4  5
-        6  7  8  9 | 10 11      order 0-3, 6-9, 12-15 | 4, 5, 10, 11, 16, 17
-       12 13 14 15 | 16 17      windows of 12 and 6 tokens
-
-    Returns:
-        int64 [tokens] (pad tokens map to themselves) and the rows in patches of each window.
-    """
-    order, windows, start = [], [], 0
-    for t, h, w in grids:
-        rows, columns = h // merge, w // merge
-        frame = torch.arange(rows * columns).view(rows, columns)
-        tiles = [tile for band in frame.split(side) for tile in band.split(side, dim=1)]
-        frame_order = torch.cat([tile.flatten() for tile in tiles])
-        starts = start + torch.arange(t)[:, None] * rows * columns
-        order.append((starts + frame_order).flatten())
-        windows += [tile.numel() * merge**2 for tile in tiles] * t
-        start += t * rows * columns
-    return torch.cat([*order, torch.arange(start, tokens)]), windows
+    swapped = torch.cat((second, first), dim=-1)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

@@ -20,17 +20,18 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attention, segment_metadata
+from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import block_indices, check_input_size, check_rows, raster_maps, read_grid, squarest
+from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
+from .contract import squarest
 from .contract import find_section, read_field, read_size, require_divisible, require_value
 from .images import PatchPreprocessor, Preprocessor
 
@@ -51,7 +52,12 @@ class Qwen2VLConfig:
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
-        require_divisible("head size", self.hidden_size // self.num_heads, "rotary axes * 2", 4)
+        require_divisible("head size", self.head_size, "rotary axes * 2", 4)
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
 
     @property
     def patch_dim(self) -> int:
@@ -61,9 +67,6 @@ class Qwen2VLConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2VLConfig:
         """Read a published ``config.json`` (whole, or its vision part, which may be sparse).
-
-        Args:
-            config: the parsed JSON. Unknown keys are ignored.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -109,38 +112,27 @@ class Qwen2VLEncoder(VisionEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches [P, channels*frames*p*p] of the items ``grid_thw`` (t, h, w in
-        patches).
+        """Encode packed patches [P, patch_dim] of the items ``grid_thw`` (t, h, w in patches).
 
-        Pixels are any floating dtype, on the CPU or the encoder's device. With metadata from
-        :meth:`prepare_encoder_metadata` nothing syncs and the grid may be None.
-
-        Returns:
-            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
+        With ``encoder_metadata`` nothing syncs and the grid may be None. Returns
+        ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
 
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
         metadata = self.resolve_metadata(grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
+        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
         for block in self.blocks:
-            hidden = self.run_block(block, hidden, metadata)
+            hidden = self.run_block(block, hidden, context)
         return EncoderOutput(hidden, self.merger(hidden), ())
 
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-    ) -> list[Tensor]:
-        """Outputs of blocks ``indices`` (n = the last n, None = all), [P, D], before any merger."""
+    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
+        """The hidden state [P, D] after each block in turn, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
-        wanted = block_indices(indices, self.config.depth)
-        hidden = self._embed(pixel_values, metadata)
-        kept = {}
-        for number, block in enumerate(self.blocks[: max(wanted, default=-1) + 1]):
-            hidden = kept[number] = self.run_block(block, hidden, metadata)
-        return [kept[number] for number in wanted]
+        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
+        for block in self.blocks:
+            hidden = self.run_block(block, hidden, context)
+            yield hidden
 
     def prepare_encoder_metadata(
         self,
@@ -160,10 +152,7 @@ class Qwen2VLEncoder(VisionEncoder):
         grids = self._read(grid_thw)
         weight = self.patch_embed.proj.weight
         device, dtype = device or weight.device, torch.promote_types(weight.dtype, torch.float32)
-        merge, head = (
-            self.config.spatial_merge_size,
-            self.config.hidden_size // self.config.num_heads,
-        )
+        merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         cos, sin = rotary_cos_sin(merge_order_positions(grids, merge, rows), head, dtype)
         return {
@@ -219,6 +208,28 @@ class Qwen2VLEncoder(VisionEncoder):
         return self.patch_embed(self.admit_pixels(pixel_values, self.patch_embed.proj.weight))
 
 
+class Context(NamedTuple):
+    """What every block reads, made once a forward."""
+
+    cos: Tensor
+    sin: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> Context:
+        """Both halves of cos and sin [P, 1, 1, K] (the first half turns back), offsets, padding."""
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        return cls(
+            torch.cat((cos, cos), 1)[:, None, None],
+            torch.cat((-sin, sin), 1)[:, None, None],
+            metadata["cu_seqlens"],
+            metadata["max_seqlen"],
+            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
+        )
+
+
 class PatchEmbed(nn.Module):
     """A Conv3d whose kernel is its stride, as the matrix product it is."""
 
@@ -243,8 +254,8 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=1e-6)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        hidden = hidden + self.attn(self.norm1(hidden), metadata)
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
 
@@ -254,16 +265,16 @@ class Attention(nn.Module):
     def __init__(self, config: Qwen2VLConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
+        self.head_size = config.head_size
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, metadata: Metadata) -> Tensor:
-        qkv_THK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        q_THK, k_THK = rotate(qkv_THK[:, :2], cos, sin).unbind(1)
-        out_THK = attention(
-            q_THK, k_THK, qkv_THK[:, 2], metadata["cu_seqlens"], metadata["max_seqlen"]
-        )
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
+        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        offsets, longest = context.cu_seqlens, context.max_seqlen
+        v_THK = qkv_THK[:, 2]
+        out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
 
 
@@ -297,18 +308,6 @@ class Merger(nn.Module):
         return self.mlp(self.ln_q(hidden).view(-1, self.width))
 
 
-def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """(row, column) of every patch in merge-block order, int64 [rows, 2]; pad rows are (0, 0)."""
-    positions = torch.zeros(rows, 2, dtype=torch.int64)
-    start = 0
-    for t, h, w in grids:
-        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
-        cells = cells.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
-        positions[start : start + t * h * w] = cells.repeat(t, 1)
-        start += t * h * w
-    return positions
-
-
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype) / (head_size // 2)
@@ -318,6 +317,6 @@ def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tup
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
-    cos, sin = cos[:, None, None], sin[:, None, None]
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    swapped = torch.cat((second, first), dim=-1)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
