@@ -1,0 +1,122 @@
+"""What a checkpoint holds, from its config and its index: which tensor lies in which file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import CheckpointError
+from .snapshot import FolderSnapshot, Snapshot, check_name
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
+"""What a repo may say about preprocessing, each in a ``.json`` of that name."""
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint's config, and the file of each tensor."""
+
+    snapshot: Snapshot
+    config: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """What messages call the checkpoint."""
+        return self.snapshot.label
+
+
+def read_contents(snapshot: Snapshot) -> Contents:
+    """Read the config and the index, or the header where a checkpoint is one file.
+
+    Raises:
+        CheckpointError: no config, no safetensors, an adapter, or an index that makes no sense.
+    """
+    config = snapshot.read_json("config.json")
+    if config is None:
+        raise _without_config(snapshot)
+    return Contents(snapshot, config, _tensor_files(snapshot))
+
+
+def adapter_names(names: Iterable[str]) -> list[str]:
+    """The tensors among ``names`` that belong to a LoRA adapter."""
+    return [name for name in names if any(part in _ADAPTER_PARTS for part in name.split("."))]
+
+
+def adapter_error(label: str, base: object = None) -> CheckpointError:
+    """The refusal of a repo that holds an adapter instead of a tower."""
+    source = f" ({base})" if base else ""
+    return CheckpointError(
+        f"{label}: holds a LoRA adapter, not the weights of a tower: load the base model it was "
+        f"trained on{source}, or merge the adapter into it and save that"
+    )
+
+
+def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
+    if isinstance(snapshot, FolderSnapshot) and snapshot.weights is not None:
+        return dict.fromkeys(snapshot.header(snapshot.weights).tensors, snapshot.weights)
+    index = snapshot.read_json(INDEX)
+    if index is not None:
+        return _weight_map(index, f"{snapshot.label}: {INDEX}")
+    name = SINGLE if snapshot.has(SINGLE) else _only_safetensors(snapshot)
+    if name.endswith(".index.json"):
+        return _weight_map(snapshot.read_json(name) or {}, f"{snapshot.label}: {name}")
+    return dict.fromkeys(snapshot.header(name).tensors, name)
+
+
+def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:
+    files = index.get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise CheckpointError(f"{label}: needs a weight_map of tensor names to file names")
+    for file in set(files.values()):
+        check_name(file, label)
+        if not file.endswith(".safetensors"):
+            raise CheckpointError(f"{label}: names {file!r}, which is not a .safetensors file")
+    return files
+
+
+def _only_safetensors(snapshot: Snapshot) -> str:
+    """The one index, or the one safetensors file, of a repo with names of its own."""
+    names = snapshot.names()
+    for ending in (".safetensors.index.json", ".safetensors"):
+        found = [name for name in names if name.endswith(ending) and "/" not in name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise CheckpointError(
+                f"{snapshot.label}: {len(found)} files end in {ending} ({', '.join(found[:6])}), "
+                f"and no {INDEX} says which holds what: pass the one file that holds the tower"
+            )
+    raise _without_safetensors(snapshot.label, names)
+
+
+def _without_safetensors(label: str, names: list[str]) -> CheckpointError:
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return CheckpointError(
+            f"{label}: only pickle weights ({', '.join(pickles[:3])}); they can run code and are "
+            "never opened: use a repo with safetensors, or convert it (save_pretrained writes them)"
+        )
+    return CheckpointError(
+        f"{label}: no safetensors files among {', '.join(names[:8]) or 'no files at all'}: pass "
+        "the repo or folder that holds config.json and the weights, or its subfolder"
+    )
+
+
+def _without_config(snapshot: Snapshot) -> CheckpointError:
+    adapter = snapshot.read_json("adapter_config.json")
+    if adapter is not None:
+        return adapter_error(snapshot.label, adapter.get("base_model_name_or_path"))
+    names = snapshot.names()
+    if not any(name.endswith(".safetensors") for name in names):
+        return _without_safetensors(snapshot.label, names)
+    return CheckpointError(
+        f"{snapshot.label}: no config.json beside the weights: the tower's sizes are in it; put "
+        "the one of the original repo there"
+    )

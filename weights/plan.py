@@ -1,0 +1,241 @@
+"""Matching a checkpoint's tensors with an encoder's, strictly, before a byte of them is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from encoders import VisionEncoder
+
+from .contents import Contents, adapter_error, adapter_names
+from .errors import CheckpointError
+from .families import Family, build_config, find_family
+from .layouts import (
+    Layout,
+    Place,
+    Slot,
+    find_layout,
+    full_name,
+    is_ignored,
+    local_name,
+    to_ours,
+    to_published,
+)
+from .tensor_file import TensorEntry
+
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""The stored dtypes that a tower is loaded from."""
+
+SHOWN = 8
+"""Names listed of each kind of problem; the count is always given."""
+
+_QUANTISED_PARTS = (
+    "qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_scale_2",
+    "input_scale", "weight_packed", "weight_shape", "weight_zero_point", "SCB", "absmax",
+    "quant_map",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """One tensor to read: its place in the checkpoint, and where its rows go."""
+
+    name: str
+    file: str
+    entry: TensorEntry
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Tower:
+    """The tower that a checkpoint holds: what it is, and every tensor of it."""
+
+    contents: Contents
+    family: Family
+    layout: Layout
+    place: Place
+    config: Any
+    sources: tuple[Source, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The stored dtype; of several, the one with most bytes."""
+        weight: Counter[str] = Counter()
+        for source in self.sources:
+            weight[source.entry.dtype] += source.entry.nbytes
+        return DTYPES[weight.most_common(1)[0][0]] if weight else torch.get_default_dtype()
+
+    @property
+    def files(self) -> list[str]:
+        """The files that hold the tower."""
+        return list(dict.fromkeys(source.file for source in self.sources))
+
+
+def find_tower(contents: Contents) -> Tower:
+    """Find the tower, and read the headers of the files that hold it.
+
+    Raises:
+        CheckpointError: an unknown model type, no tower, an adapter, or quantised weights.
+    """
+    label = contents.label
+    adapter = adapter_names(contents.files)
+    if adapter and len(adapter) == len(contents.files):
+        raise adapter_error(label)
+    family = find_family(contents.config, contents.files, label)
+    layout, place = find_layout(family.name, contents.files, label)
+    local = _tower_names(contents, layout, place)
+    if adapter_names(local.values()):
+        raise adapter_error(label)
+    _refuse_quantised(local, label)
+    entries = _entries(contents, layout, place, local)
+    _refuse_dtypes(entries, label)
+    sources = _sources(contents, layout, local, entries)
+    shapes = {source.slot.name: _joined_shape(source) for source in sources}
+    config = build_config(family, contents.config, shapes, label)
+    return Tower(contents, family, layout, place, config, tuple(sources))
+
+
+def build_encoder(tower: Tower) -> VisionEncoder:
+    """The tower's encoder on the meta device, once the tensors are known to fit it exactly.
+
+    Raises:
+        CheckpointError: tensors missing, left over or of a wrong shape.
+    """
+    try:
+        with torch.device("meta"):
+            encoder = tower.family.encoder(tower.config)
+    except ValueError as error:
+        raise CheckpointError(f"{tower.contents.label}: config.json: {error}") from error
+    check_fit(tower, {name: tuple(value.shape) for name, value in encoder.state_dict().items()})
+    return encoder
+
+
+def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
+    layout, place, label = tower.layout, tower.place, tower.contents.label
+    present = {source.name: source for source in tower.sources}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for ours, shape in expected.items():
+        parts = to_published(layout, ours)
+        for local in parts:
+            rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
+            wanted[full_name(layout, place, local)] = rows
+    names = _tower_names(tower.contents, layout, place)
+    extra = [name for name in names if name not in wanted]
+    missing = [name for name in wanted if name not in present]
+    wrong = [
+        f"{name} is {list(source.entry.shape)}, the config makes {list(wanted[name])}"
+        for name, source in present.items()
+        if name in wanted and source.entry.shape != wanted[name]
+    ]
+    problems = [
+        _listed(
+            "missing", missing, near=extra or list(contents_names(tower)), word="nearest present"
+        ),
+        _listed("unexpected", extra, near=missing or list(wanted), word="nearest expected"),
+        _listed("wrong shape", wrong),
+    ]
+    if found := [problem for problem in problems if problem]:
+        raise CheckpointError(
+            f"{label}: the tensors do not fit the {tower.family.title} tower of its config.json "
+            f"(layout {layout.name}, prefix {place.prefix!r}):\n  "
+            + "\n  ".join(found)
+            + "\nUse the config.json and weights of one and the same repo, downloaded whole."
+        )
+
+
+def contents_names(tower: Tower) -> Iterable[str]:
+    """Every tensor name of the checkpoint that the tower lies in."""
+    return tower.contents.files
+
+
+def _tower_names(contents: Contents, layout: Layout, place: Place) -> dict[str, str]:
+    """Full name -> name after the prefix, of the tower's and projector's tensors that matter."""
+    pairs = ((name, local_name(layout, place, name)) for name in contents.files)
+    return {
+        name: local for name, local in pairs if local is not None and not is_ignored(layout, local)
+    }
+
+
+def _entries(
+    contents: Contents, layout: Layout, place: Place, local: Mapping[str, str]
+) -> dict[str, TensorEntry]:
+    """The header entry of each tower tensor; index and headers must tell the same story."""
+    entries: dict[str, TensorEntry] = {}
+    for file in sorted({contents.files[name] for name in local}):
+        tensors = contents.snapshot.header(file).tensors
+        named = {name for name in local if contents.files[name] == file}
+        inside = {name for name in tensors if _matters(layout, place, name)}
+        if strays := sorted(named ^ inside):
+            where = "which the index places elsewhere or not at all" if strays[0] in inside else (
+                "which the index promises, is not in it"
+            )  # fmt: skip
+            raise CheckpointError(
+                f"{contents.label}: the index and {file} disagree about {len(strays)} tensors, the "
+                f"first {strays[0]}, {where}: download both again from one revision"
+            )
+        entries.update((name, tensors[name]) for name in named)
+    return entries
+
+
+def _matters(layout: Layout, place: Place, name: str) -> bool:
+    local = local_name(layout, place, name)
+    return local is not None and not is_ignored(layout, local)
+
+
+def _sources(
+    contents: Contents,
+    layout: Layout,
+    local: Mapping[str, str],
+    entries: Mapping[str, TensorEntry],
+) -> list[Source]:
+    slots = ((name, to_ours(layout, rest)) for name, rest in local.items())
+    return [Source(name, contents.files[name], entries[name], slot) for name, slot in slots if slot]
+
+
+def _joined_shape(source: Source) -> tuple[int, ...]:
+    shape = source.entry.shape
+    return (shape[0] * source.slot.parts, *shape[1:]) if shape else shape
+
+
+def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
+    found = [name for name, rest in local.items() if rest.rsplit(".", 1)[-1] in _QUANTISED_PARTS]
+    if found:
+        raise CheckpointError(
+            f"{label}: the tower is quantised ({len(found)} tensors like {found[0]}): load the "
+            "original repo, or a quantised one that leaves the vision tower in bf16"
+        )
+
+
+def _refuse_dtypes(entries: Mapping[str, TensorEntry], label: str) -> None:
+    wrong = [
+        f"{name} is {entry.dtype}" for name, entry in entries.items() if entry.dtype not in DTYPES
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{label}: the tower is quantised or not made of weights:\n  "
+            + _listed("wrong dtype", wrong)
+            + f"\nTowers are loaded from {', '.join(DTYPES)}: use the original repo."
+        )
+
+
+def _listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
+    if not names:
+        return ""
+    pool = list(near)
+    shown = []
+    for name in names[:SHOWN]:
+        close = get_close_matches(name, pool, n=1, cutoff=0.5)
+        shown.append(f"{name} ({word}: {close[0]})" if close else name)
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{kind} ({len(names)}): {', '.join(shown)}{more}"

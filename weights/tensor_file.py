@@ -1,0 +1,201 @@
+"""Reading safetensors files: the header checked against the file, tensors straight into memory.
+
+Our own reader rather than ``safetensors.safe_open`` for two reasons. Bytes are read into the tensor
+they end up in, so that no page of a mapped file counts towards the process and nothing is copied
+twice. And a header is refused before anything is allocated for it. The format: 8 bytes of
+little-endian length, so many bytes of JSON ``{name: {dtype, shape, data_offsets}}``, then the data
+without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import RawIOBase
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit; the largest published checkpoints stay under 10 MB."""
+
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "BF16": 16, "F16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""Bits an element, by the name a header gives the dtype."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a header; ``begin`` and ``end`` count bytes from the start of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tensor takes in the file."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Header:
+    """Every tensor of a file, and where in the file the data starts."""
+
+    tensors: Mapping[str, TensorEntry]
+    data_start: int
+
+
+def read_header(path: Path, label: str) -> Header:
+    """Read and check the header of the file ``path``; ``label`` is what errors call it.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not a whole, sound safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = header_length(file.read(8), label)
+            if length > size - 8:
+                raise CheckpointError(
+                    f"{label}: the header claims {length} bytes but the file has {size}: "
+                    "truncated or not a safetensors file; download it again"
+                )
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{label}: cannot be read ({error})") from error
+    header = parse_header(raw, label)
+    end = max((entry.end for entry in header.tensors.values()), default=0)
+    if header.data_start + end != size:
+        raise CheckpointError(
+            f"{label}: the file has {size} bytes, its header describes {header.data_start + end}: "
+            "truncated or damaged; download it again"
+        )
+    return header
+
+
+def header_length(raw: bytes, label: str) -> int:
+    """The length of the JSON part, from the first 8 bytes of a file.
+
+    Raises:
+        CheckpointError: fewer than 8 bytes, or a length over the limit of the format.
+    """
+    if len(raw) < 8:
+        raise CheckpointError(f"{label}: {len(raw)} bytes is too short for a safetensors file")
+    length = int.from_bytes(raw[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{label}: a header of {length} bytes, the format allows {MAX_HEADER_BYTES}: "
+            "not a safetensors file, or damaged"
+        )
+    return length
+
+
+def parse_header(raw: bytes, label: str) -> Header:
+    """Parse and check the JSON part of a file.
+
+    Raises:
+        CheckpointError: not JSON, a name twice, a wrong entry, or offsets that overlap or gape.
+    """
+    table = parse_json(raw, label)
+    table.pop("__metadata__", None)
+    tensors = {name: _entry(name, value, label) for name, value in table.items()}
+    position = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != position:
+            problem = "overlaps the one before" if entry.begin < position else "leaves a gap"
+            raise CheckpointError(
+                f"{label}: {name!r} at bytes {entry.begin} to {entry.end} {problem} "
+                f"(which ends at {position}): a damaged or forged header"
+            )
+        position = entry.end
+    return Header(tensors, 8 + len(raw))
+
+
+def parse_json(raw: bytes, label: str) -> dict[str, Any]:
+    """Parse a JSON object in which no name occurs twice.
+
+    Raises:
+        CheckpointError: not UTF-8, not JSON, nested too deeply, or not an object.
+    """
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+    except CheckpointError as error:
+        raise CheckpointError(f"{label}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{label}: not valid JSON ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{label}: a JSON {type(value).__name__}, must be an object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise CheckpointError(f"the name {twice!r} occurs twice")
+    return table
+
+
+def _entry(name: str, value: Any, label: str) -> TensorEntry:
+    fields: dict[str, Any] = value if isinstance(value, dict) else {}
+    shape: Any = fields.get("shape")
+    offsets: Any = fields.get("data_offsets")
+    dtype = fields.get("dtype")
+    if (
+        not isinstance(dtype, str)
+        or not _sizes(shape)
+        or not _sizes(offsets)
+        or len(offsets) != 2
+        or offsets[0] > offsets[1]
+    ):
+        raise CheckpointError(
+            f"{label}: {name!r} has the entry {str(value)[:200]}, needs dtype, shape and two "
+            "rising data_offsets"
+        )
+    if dtype not in DTYPE_BITS:
+        raise CheckpointError(f"{label}: {name!r} has the unknown dtype {dtype!r}")
+    if prod(shape) * DTYPE_BITS[dtype] != (offsets[1] - offsets[0]) * 8:
+        raise CheckpointError(
+            f"{label}: {name!r} of shape {shape} and dtype {dtype} needs "
+            f"{prod(shape) * DTYPE_BITS[dtype] / 8:.0f} bytes, its offsets hold "
+            f"{offsets[1] - offsets[0]}"
+        )
+    return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _sizes(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= 16
+        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+    )
+
+
+def read_into(file: RawIOBase, offset: int, view: memoryview, label: str) -> None:
+    """Fill ``view`` with the bytes of an unbuffered ``file`` from ``offset`` on.
+
+    Raises:
+        CheckpointError: the file ends before.
+    """
+    file.seek(offset)
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise CheckpointError(
+                f"{label}: ends at byte {offset + done}, inside a tensor: changed while being read"
+            )
+        done += count
