@@ -114,7 +114,8 @@ def test_encode_takes_dtype_and_draws(
     run = cli("encode", checkpoint, photo, "--out", out, "--plot", plot, "--dtype", "float64")
     assert run.code == 0, run.err
     assert load_features(out).outputs[0].pooler_output.dtype == torch.float64
-    assert Image.open(plot).size[0] > 400
+    with Image.open(plot) as picture:
+        assert picture.size[0] > 400
 
 
 def test_encode_samples_a_video_only_when_asked(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitgraph.demo import FAMILIES, panned_clip, run_demo, sample_photographs
 from encoders.images import to_rgb
+from vitgraph.demo import FAMILIES, panned_clip, run_demo, sample_photographs
 
 
 @pytest.mark.slow
@@ -19,7 +19,8 @@ def test_demo_encodes_photographs_and_a_clip_with_every_family(
 ) -> None:
     picture = run_demo(tmp_path / "demo")
     assert picture == tmp_path / "demo" / "feature_maps.png"
-    assert Image.open(picture).size[0] > 1000
+    with Image.open(picture) as image:
+        assert image.size[0] > 1000
     lines = capsys.readouterr().out.splitlines()
     for title in FAMILIES:
         rows = [line.split() for line in lines if line.startswith(f"{title} ")]

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
+from encoders.images import to_rgb
 from vitgraph.features import Features, Item, load_features, save_features
 from vitgraph.plots import (
     feature_rgb,
@@ -78,7 +79,7 @@ def test_figure_shows_each_photograph_beside_its_maps() -> None:
         assert axes.images[0].get_extent() == [0, 40, 30, 0]  # in the photograph's pixels
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    assert Image.open(buffer).size[0] > 300
+    assert to_rgb(Image.open(buffer)).shape[2] > 300
 
 
 def test_a_map_for_every_image_is_demanded() -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from encoders.images import to_rgb
 from vitgraph.cli import main
 from vitgraph.demo import panned_clip, sample_photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
-from encoders.images import to_rgb
 
 ROOT = Path(__file__).parents[1]
 REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"

@@ -27,8 +27,10 @@ FAMILIES = {
     "InternViT-6B": "intern_vit_6b",
     "Qwen2-VL": "qwen2_vl",
     "Qwen2.5-VL": "qwen2_5_vl",
+    "Qwen2.5-Omni": "qwen2_5_omni",
     "Qwen3-VL": "qwen3_vl",
     "Qwen3-VL-MoE": "qwen3_vl_moe",
+    "Qwen3-Omni": "qwen3_omni",
     "Qwen3.5": "qwen3_5",
 }
 """Title in the picture, and what ``write_seeded_checkpoint`` calls the family."""
@@ -100,8 +102,8 @@ def run_demo(out: Path) -> Path:
     with TemporaryDirectory() as folder:
         media = sample_media(Path(folder))
         encoded = {
-            title: _encode_family(Path(folder) / family, family, media)
-            for title, family in FAMILIES.items()
+            title: _encode_family(Path(folder) / family, family, seed, media)
+            for seed, (title, family) in enumerate(FAMILIES.items())
         }
     rows = [(title, *row(one)) for title, items in encoded.items() for one in items]
     print(format_table(("family", *HEADER), rows))
@@ -111,9 +113,9 @@ def run_demo(out: Path) -> Path:
     return picture
 
 
-def _encode_family(folder: Path, family: str, media: list[Media]) -> list[Encoded]:
-    write_seeded_checkpoint(folder, family)
-    encoder = load_encoder(folder, progress=False)
+def _encode_family(folder: Path, family: str, seed: int, media: list[Media]) -> list[Encoded]:
+    write_seeded_checkpoint(folder, family, depth=4, width=160, seed=seed)
+    encoder = load_encoder(folder, progress=False, dtype=torch.float32)
     return encode_media(encoder, media, {})
 
 

@@ -107,11 +107,9 @@ def plot_feature_maps(
             raise ValueError(f"{name}: {len(column)} maps for {len(images)} images; pass one each")
     shown = [to_rgb(image).permute(1, 2, 0) for image in images]
     ratios = [pixels.shape[0] / pixels.shape[1] for pixels in shown]
-    width, gap = 2.4, 0.55
-    figure = Figure(
-        figsize=(width * (1 + len(columns)), width * sum(ratios) + gap * (1 + bool(title))),
-        layout="constrained",
-    )
+    width, header = 2.4, 0.35 * (1 + bool(title))
+    height = 0.97 * width * sum(ratios) + 0.1 * len(shown) + header
+    figure = Figure((width * (1 + len(columns)) + 0.2 * bool(titles), height), layout="constrained")
     grid = figure.subplots(
         len(shown), 1 + len(columns), squeeze=False, gridspec_kw={"height_ratios": ratios}
     )
