@@ -105,26 +105,40 @@ def plot_feature_maps(
     for name, column in columns.items():
         if len(column) != len(images):
             raise ValueError(f"{name}: {len(column)} maps for {len(images)} images; pass one each")
-    shown = [to_rgb(image).permute(1, 2, 0) for image in images]
-    ratios = [pixels.shape[0] / pixels.shape[1] for pixels in shown]
-    width, header = 2.4, 0.35 * (1 + bool(title))
-    height = 0.97 * width * sum(ratios) + 0.1 * len(shown) + header
-    figure = Figure((width * (1 + len(columns)) + 0.2 * bool(titles), height), layout="constrained")
+    photographs = [to_rgb(image).permute(1, 2, 0) for image in images]
+    ratios = [pixels.shape[0] / pixels.shape[1] for pixels in photographs]
+    size = (2.4 * (1 + len(columns)) + 0.2, 2.33 * sum(ratios) + 0.25 * len(ratios) + 0.7)
+    figure = Figure(size, layout="constrained")
     grid = figure.subplots(
-        len(shown), 1 + len(columns), squeeze=False, gridspec_kw={"height_ratios": ratios}
+        len(ratios), 1 + len(columns), squeeze=False, gridspec_kw={"height_ratios": ratios}
     )
-    for axes, pixels in zip(grid[:, 0], shown, strict=True):
-        _picture(axes, pixels, pixels.shape)
-    for number, (name, column) in enumerate(columns.items(), start=1):
-        for axes, colours, pixels in zip(grid[:, number], feature_rgb(column), shown, strict=True):
-            _picture(axes, colours[len(colours) // 2], pixels.shape)
-        grid[0, number].set_title(name, fontsize=9)
-    grid[0, 0].set_title("photograph", fontsize=9)
-    for axes, label in zip(grid[:, 0], titles or [], strict=False):
-        axes.set_ylabel(label, fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=11)
+    _fill_photographs(list(grid[:, 0]), photographs, titles or [""] * len(ratios))
+    for axes, (name, column) in zip(grid[:, 1:].T, columns.items(), strict=True):
+        _fill_maps(axes, name, column, photographs)
+    figure.suptitle(title or "", fontsize=11)
     return figure
+
+
+def _fill_photographs(
+    column: Sequence[Axes], photographs: Sequence[Tensor], titles: Sequence[str]
+) -> None:
+    column[0].set_title("photograph", fontsize=9)
+    for axes, pixels, title in zip(column, photographs, titles, strict=True):
+        height, width, _ = pixels.shape
+        _picture(axes, pixels, (height, width), f"{width} x {height} pixels")
+        axes.set_ylabel(title, fontsize=9)
+
+
+def _fill_maps(
+    column: Sequence[Axes], name: str, maps: Sequence[Tensor], photographs: Sequence[Tensor]
+) -> None:
+    column[0].set_title(name, fontsize=9)
+    for axes, colours, pixels in zip(column, feature_rgb(maps), photographs, strict=True):
+        steps, height, width, _ = colours.shape
+        label = f"{width} x {height} patches" + (f", step {steps // 2 + 1} of {steps}") * (
+            steps > 1
+        )
+        _picture(axes, colours[steps // 2], pixels.shape[:2], label)
 
 
 def nearest_patches(
@@ -185,40 +199,42 @@ def plot_nearest_patches(
 
     source, target = (features[0] if features.ndim == 4 else features for features in maps)
     matches = nearest_patches(source, target, points)
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    figure = Figure(figsize=(10, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, image in zip((left, right), images, strict=True):
         pixels = to_rgb(image).permute(1, 2, 0)
-        _picture(axes, pixels, pixels.shape)
+        _picture(axes, pixels, pixels.shape[:2], f"{pixels.shape[1]} x {pixels.shape[0]} pixels")
     colours = colormaps["turbo"](torch.linspace(0.05, 0.95, len(points)).numpy())
-    for point, match, colour in zip(points, matches, colours, strict=True):
+    for point, (row, column, cosine), colour in zip(points, matches, colours, strict=True):
         start = _centre(point, source.shape, left)
-        end = _centre(match[:2], target.shape, right)
-        left.plot(*start, "o", color=colour, markeredgecolor="white", markersize=8)
-        right.plot(*end, "o", color=colour, markeredgecolor="white", markersize=8)
-        right.annotate(
-            f"{match[2]:.2f}", end, xytext=(6, 6), textcoords="offset points",
-            color="white", fontsize=8, bbox={"facecolor": "black", "alpha": 0.5, "pad": 1},
-        )  # fmt: skip
+        end = _centre((row, column), target.shape, right)
+        _dot(left, start, colour, "")
+        _dot(right, end, colour, f"{cosine:.2f}")
         figure.add_artist(
             ConnectionPatch(start, end, "data", "data", axesA=left, axesB=right, color=colour)
         )
     left.set_title("chosen patches", fontsize=9)
     right.set_title("nearest patches (cosine similarity)", fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=11)
+    figure.suptitle(title or "", fontsize=11)
     return figure
 
 
-def _picture(axes: Axes, pixels: Tensor, shape: Sequence[int]) -> None:
-    """Draw without ticks, in the coordinates of the photograph of ``shape``."""
-    axes.imshow(
-        pixels.numpy(), extent=(0, shape[1], shape[0], 0), interpolation="nearest", aspect="equal"
-    )
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+def _picture(axes: Axes, pixels: Tensor, shape: Sequence[int], label: str) -> None:
+    """Draw without ticks, in the coordinates of the photograph of ``shape`` (height, width)."""
+    extent = (0, shape[1], shape[0], 0)
+    axes.imshow(pixels.numpy(), extent=extent, interpolation="nearest", aspect="equal")
+    axes.set(xticks=[], yticks=[])
+    axes.set_xlabel(label, fontsize=7, color="grey", labelpad=2)
+    axes.spines[:].set_visible(False)
+
+
+def _dot(axes: Axes, at: tuple[float, float], colour: Any, label: str) -> None:
+    axes.plot(*at, "o", color=colour, markeredgecolor="white", markersize=8)
+    if label:
+        axes.annotate(
+            label, at, xytext=(6, 6), textcoords="offset points", color="white", fontsize=8,
+            bbox={"facecolor": "black", "alpha": 0.5, "pad": 1},
+        )  # fmt: skip
 
 
 def _centre(point: Sequence[int], shape: Sequence[int], axes: Axes) -> tuple[float, float]:
