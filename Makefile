@@ -6,8 +6,8 @@ PYTEST_ARGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip
 # One process a core (four at most), one torch thread each, so that processes do not fight for cores.
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo test lint types fast notebooks clean
 
@@ -17,8 +17,8 @@ help: ## show this list
 demo: $(VENV)/.demo ## encode photographs with every family, write demo/feature_maps.png
 	$(PY) -m vitgraph demo --out demo
 
-test: lint types notebooks ## everything CI runs: lint, types, notebooks, fast and slow tests
-	$(PY) -m pytest -m "not gpu" $(PARALLEL) --ignore=tests/test_shell_notebooks.py $(PYTEST_ARGS)
+test: lint types ## everything CI runs: lint, types, fast and slow tests, notebooks
+	$(PYTEST) -m "not gpu" $(PARALLEL) $(PYTEST_ARGS)
 
 lint: $(VENV)/.test ## ruff: rules and format
 	$(PY) -m ruff check .
@@ -28,10 +28,10 @@ types: $(VENV)/.test ## mypy --strict over the four packages
 	$(PY) -m mypy
 
 fast: $(VENV)/.test ## the tests of a plain `pytest`
-	$(PY) -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
-	$(PY) -m pytest -m "not gpu" tests/test_shell_notebooks.py
+	$(PYTEST) -m "not gpu" tests/test_shell_notebooks.py
 
 clean: ## remove the environment and all that was built
 	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
