@@ -151,8 +151,13 @@ def write_seeded_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     config = recipe.config(depth, width)
     layout, place = _layout(recipe, prefix)
+    if decoy_shards and not place.prefix:
+        raise ValueError(
+            f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"
+        )
     tower = publish(layout, place, seeded_tower(recipe.family, config, seed, dtype))
-    files = _shard(_surround(recipe, tower, dtype), shards, _extra(recipe, decoy_shards, dtype))
+    around = tower if not place.prefix else _surround(recipe, tower, dtype)
+    files = _shard(around, shards, _extra(recipe, decoy_shards, dtype))
     _write_files(folder, files)
     for name, content in {"config": config, **recipe.files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2))
@@ -178,11 +183,8 @@ def seeded_tower(
     Each tensor's numbers hang on its name and the seed alone. Linears keep the scale of what they
     are given and norms are near one, so that the features of a photograph show its structure.
     """
-    known: dict[str, tuple[int, ...]] = {}
-    if "model_args" in config:
-        known = _timm_shapes(config["model_args"])
-    elif "vision_config" in config and family == "intern_vit":
-        known = {"mlp1.3.weight": (configs.TEXT_WIDTH, configs.TEXT_WIDTH)}
+    chat = "vision_config" in config and family == "intern_vit"
+    known = {"mlp1.3.weight": (configs.TEXT_WIDTH, configs.TEXT_WIDTH)} if chat else {}
     built = build_config(FAMILIES[family], config, known, "seeded")
     with torch.device("meta"):
         encoder = FAMILIES[family].encoder(built)
@@ -190,21 +192,6 @@ def seeded_tower(
     return {
         name: _random(name, tensor, name.rsplit(".", 1)[0] in norms, seed).to(dtype)
         for name, tensor in encoder.state_dict().items()
-    }
-
-
-def _timm_shapes(arguments: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The few shapes that sizes are read from where a config does not state them."""
-    width, patches = arguments["embed_dim"], arguments["img_size"] // 14
-    last = f"layers.{arguments['depth'] - 1}"
-    return {
-        "embeddings.class_embedding": (1, 1, width),
-        "embeddings.position_embedding": (1, 1 + patches**2, width),
-        "embeddings.patch_embedding.weight": (width, 3, 14, 14),
-        "layers.0.attn.qkv.bias": (3 * width,),
-        "layers.0.mlp.fc1.weight": (4 * width, width),
-        "layers.0.norm1.bias": (width,),
-        f"{last}.norm2.bias": (width,),
     }
 
 
@@ -247,14 +234,13 @@ def _layout(recipe: Recipe, prefix: str | None) -> tuple[Layout, Place]:
 def _surround(recipe: Recipe, tower: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """The tower with tensors of the language model before it, inside it and after it.
 
-    InternVL's projector comes last, as published, far from the tower.
+    InternVL's projector comes last, as published, far from the tower. A tower without a prefix is
+    alone in its repo.
     """
     names = list(tower)
     projector = [name for name in names if "mlp1." in name or "multi_modal_projector." in name]
     body = [name for name in names if name not in projector]
     half = len(body) // 2
-    if not recipe.language:
-        return tower
     before = _decoys([f"{recipe.language}embed_tokens.weight"], dtype)
     between = _decoys(_language_layer(recipe.language, 0), dtype)
     after = _decoys([*_language_layer(recipe.language, 1), *recipe.others], dtype)

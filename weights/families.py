@@ -27,8 +27,26 @@ Fields: TypeAlias = dict[tuple[str, ...], Any]
 SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
 """Where a published config keeps the tower's part; a lone tower's config is all tower."""
 
-TIMM_HEADS = {"vit_intern300m_patch14_448": 16}
-"""Heads of the timm architectures that are towers of ours; other sizes are read from shapes."""
+TIMM_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "vit_intern300m_patch14_448": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "qkv_bias": True,
+        "qk_normalization": False,
+        "norm_type": "layer_norm",
+    },
+}
+"""The timm architectures that are towers of ours; timm publishes a name instead of sizes."""
+
+_TIMM_ARGUMENTS = {
+    "embed_dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "img_size": "image_size",
+}
 
 
 class EncoderConfig(Protocol):
@@ -79,10 +97,11 @@ def _intern_vit_fields(shapes: Shapes) -> Fields:
     fields: Fields = {(name,): size for name, size in sizes.items()}
     if rows is not None and "patch_size" in sizes:
         fields["image_size",] = round((rows - 1) ** 0.5) * sizes["patch_size"]
-    fields["num_hidden_layers",] = _depth(shapes, "layers.")
-    fields["qkv_bias", "attention_bias"] = "layers.0.attn.qkv.bias" in shapes
-    fields["qk_normalization", "use_qk_norm"] = "layers.0.attn.q_norm.weight" in shapes
-    fields["norm_type",] = "layer_norm" if "layers.0.norm1.bias" in shapes else "rms_norm"
+    if depth := _depth(shapes, "layers."):
+        fields["num_hidden_layers",] = depth
+        fields["qkv_bias", "attention_bias"] = "layers.0.attn.qkv.bias" in shapes
+        fields["qk_normalization", "use_qk_norm"] = "layers.0.attn.q_norm.weight" in shapes
+        fields["norm_type",] = "layer_norm" if "layers.0.norm1.bias" in shapes else "rms_norm"
     return fields
 
 
@@ -119,13 +138,14 @@ def _qwen3_vl_fields(shapes: Shapes) -> Fields:
         num_position_embeddings=("pos_embed.weight", 0),
     )
     fields = _qwen_fields(shapes) | {(name,): size for name, size in sizes.items()}
-    if _depth(shapes, "deepstack_merger_list.") == 0:
+    if shapes and _depth(shapes, "deepstack_merger_list.") == 0:
         fields["deepstack_visual_indexes",] = []
     return fields
 
 
 def _qwen_fields(shapes: Shapes) -> Fields:
-    fields: Fields = {("depth", "num_hidden_layers"): _depth(shapes, "blocks.")}
+    depth = _depth(shapes, "blocks.")
+    fields: Fields = {("depth", "num_hidden_layers"): depth} if depth else {}
     patch = _fields(
         shapes, frames=("patch_embed.proj.weight", 2), side=("patch_embed.proj.weight", 4)
     )
@@ -182,7 +202,7 @@ def find_family(config: Mapping[str, Any], names: Iterable[str], label: str) -> 
     ]
     architecture = config.get("architecture")
     if not types and isinstance(architecture, str):
-        if architecture in TIMM_HEADS:
+        if architecture in TIMM_ARCHITECTURES:
             return FAMILIES["intern_vit"]
         raise _unsupported(label, f"timm architecture {architecture!r}")
     if types:
@@ -197,21 +217,23 @@ def _unsupported(label: str, what: str) -> CheckpointError:
     known = ", ".join(kind for family in FAMILIES.values() for kind in family.model_types)
     return CheckpointError(
         f"{label}: {what} is not supported; supported model types: {known}; "
-        f"timm architectures: {', '.join(TIMM_HEADS)}"
+        f"timm architectures: {', '.join(TIMM_ARCHITECTURES)}"
     )
 
 
-_SIGNS = {
-    "qwen3_vl": ("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),
-    "qwen2_5_vl": ("blocks.0.mlp.gate_proj.weight",),
-    "qwen2_vl": ("blocks.0.mlp.fc1.weight", "merger.ln_q.weight"),
-    "intern_vit": ("encoder.layers.0.ls1", "embeddings.class_embedding"),
-}
+_SIGNS = (
+    ("qwen3_vl", ("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight")),
+    ("qwen2_5_vl", ("blocks.0.mlp.gate_proj.weight", "merger.ln_q.weight")),
+    ("qwen2_vl", ("blocks.0.mlp.fc1.weight", "merger.ln_q.weight")),
+    ("intern_vit", ("encoder.layers.0.ls1", "embeddings.class_embedding")),
+    ("intern_vit", ("encoder.layer.0.lambda_1", "embeddings.cls_token")),
+)
+"""Pairs of names that no other model type has together."""
 
 
 def _sniff(names: Iterable[str], label: str) -> Family:
     names = list(names)
-    for family, signs in _SIGNS.items():
+    for family, signs in _SIGNS:
         if all(any(name.endswith(sign) for name in names) for sign in signs):
             return FAMILIES[family]
     raise _unsupported(label, "a config.json without model_type, with tensors of no known tower,")
@@ -246,26 +268,34 @@ def build_config(family: Family, config: Mapping[str, Any], shapes: Shapes, labe
     Raises:
         CheckpointError: a value that the encoder does not implement, or sizes that disagree.
     """
-    section, parents = _vision_section(config)
-    full = dict(section)
-    for aliases, value in family.fields(shapes).items():
-        if all(section.get(name) is None for name in aliases):
-            full[aliases[0]] = value
-    if isinstance(architecture := config.get("architecture"), str) and "model_type" not in config:
-        full = _timm_fields(full, config, TIMM_HEADS[architecture])
-    whole: dict[str, Any] = {**config, "vision_config": full} if parents else full
-    width = shapes.get("mlp1.3.weight", (None,))[0]
-    if family.name == "intern_vit" and parents and not _language_width(config):
-        whole["llm_config"] = {"hidden_size": width or 1}
     try:
-        built = family.config.from_hf(whole)
-        if family.name != "intern_vit":
-            return built
-        if width is None:
-            return replace(built, out_hidden_size=None)
-        return built if built.out_hidden_size else replace(built, out_hidden_size=width)
-    except (ValueError, TypeError) as error:
+        if family.name == "intern_vit":
+            return _intern_vit_config(family, config, shapes)
+        return family.config.from_hf(_completed(family, config, shapes))
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{label}: config.json: {error}") from error
+
+
+def _completed(family: Family, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+    """``config`` with what its vision part leaves out, that part where encoders look first."""
+    section, parents = _vision_section(config)
+    full = _timm_section(config) or dict(section)
+    for aliases, value in family.fields(shapes).items():
+        if all(full.get(name) is None for name in aliases):
+            full[aliases[0]] = value
+    return {**config, "vision_config": full} if parents else full
+
+
+def _intern_vit_config(family: Family, config: Mapping[str, Any], shapes: Shapes) -> Any:
+    """The projector is there if its tensors are, as wide as the config or else they say."""
+    width = shapes["mlp1.3.weight"][0] if shapes.get("mlp1.3.weight") else None
+    whole = _completed(family, config, shapes)
+    if "vision_config" in whole and not _language_width(config):
+        whole["llm_config"] = {"hidden_size": width or 1}
+    built = family.config.from_hf(whole)
+    if not any(name.startswith("mlp1.") for name in shapes):
+        return replace(built, out_hidden_size=None)
+    return built if built.out_hidden_size else replace(built, out_hidden_size=width)
 
 
 def _language_width(config: Mapping[str, Any]) -> bool:
@@ -274,9 +304,15 @@ def _language_width(config: Mapping[str, Any]) -> bool:
     return part.get("hidden_size") is not None
 
 
-def _timm_fields(fields: dict[str, Any], config: Mapping[str, Any], heads: int) -> dict[str, Any]:
-    """timm publishes an architecture's name, and ``model_args`` where a model departs from it."""
+def _timm_section(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tower of a timm repo: its architecture's sizes, and ``model_args`` where it departs."""
+    architecture = str(config.get("architecture"))
+    if "model_type" in config or architecture not in TIMM_ARCHITECTURES:
+        return {}
+    sizes = dict(TIMM_ARCHITECTURES[architecture])
     arguments = config.get("model_args")
     if isinstance(arguments, Mapping):
-        heads = arguments.get("num_heads", heads)
-    return {**fields, "num_attention_heads": heads}
+        sizes |= {
+            ours: arguments[name] for name, ours in _TIMM_ARGUMENTS.items() if name in arguments
+        }
+    return sizes | {"intermediate_size": 4 * sizes["hidden_size"]}

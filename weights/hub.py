@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -262,8 +263,8 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str) -> str
         (RemoteEntryNotFoundError, f"the repo has no file {name}"),
         (
             LocalEntryNotFoundError,
-            f"{name} is not in the cache and the Hub cannot be reached (offline, or "
-            "local_files_only=True): load once with a connection, or pass the cache_dir it is in",
+            f"{name} is not in the cache and the Hub cannot be reached ({_obstacle(error)}): load "
+            "once with a connection, or pass the cache_dir it is in",
         ),
         (HFValidationError, f"not a repo id: {error}"),
     ]
@@ -271,6 +272,13 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str) -> str
         if isinstance(error, kind):
             return f"{where}: {reason}"
     return f"{where}: {name} could not be fetched ({type(error).__name__}: {_one_line(error)})"
+
+
+def _obstacle(error: BaseException) -> str:
+    cause = error.__cause__
+    if cause is None or isinstance(cause, OfflineModeIsEnabled):
+        return "offline, or local_files_only=True"
+    return f"{type(cause).__name__}: {_one_line(cause)}"
 
 
 def _one_line(error: BaseException) -> str:

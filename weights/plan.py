@@ -114,7 +114,7 @@ def build_encoder(tower: Tower) -> VisionEncoder:
     try:
         with torch.device("meta"):
             encoder = tower.family.encoder(tower.config)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{tower.contents.label}: config.json: {error}") from error
     check_fit(tower, {name: tuple(value.shape) for name, value in encoder.state_dict().items()})
     return encoder

@@ -1,0 +1,209 @@
+"""A small Hugging Face Hub on the loopback interface, for the real client to talk to.
+
+It serves what the client asks for when it loads a model: files by revision (``resolve``, HEAD and
+GET, with byte ranges), the list of a repo's files, and the errors of missing, private and gated
+repos. As on the Hub, weights are redirected to another host, which serves them by their hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any
+from urllib.parse import unquote
+
+TOKEN = "hf_loopbacktoken"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request that arrived, and what it was answered."""
+
+    method: str
+    path: str
+    range: str | None
+    status: int
+    sent: int
+
+
+@dataclass
+class Repo:
+    """Revisions of one repo; a commit never changes."""
+
+    private: bool = False
+    gated: bool = False
+    commits: dict[str, Path] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+
+    def folder(self, revision: str) -> tuple[str, Path] | None:
+        commit = self.branches.get(revision, revision)
+        return (commit, self.commits[commit]) if commit in self.commits else None
+
+
+class HubServer:
+    """``with HubServer() as hub``: ``hub.endpoint`` is what HF_ENDPOINT shall be."""
+
+    def __init__(self, *, ranges: bool = True) -> None:
+        self.ranges = ranges
+        self.repos: dict[str, Repo] = {}
+        self.requests: list[Request] = []
+        self.blobs: dict[str, Path] = {}
+        self.lock = Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
+        self._server.daemon_threads = True
+        port = self._server.server_address[1]
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self.storage = f"http://localhost:{port}"
+
+    def __enter__(self) -> HubServer:
+        self._thread = Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def push(
+        self,
+        repo_id: str,
+        folder: Path,
+        *,
+        branch: str = "main",
+        private: bool = False,
+        gated: bool = False,
+    ) -> str:
+        """Make the files of ``folder`` a new commit of ``branch``; returns the commit."""
+        repo = self.repos.setdefault(repo_id, Repo(private, gated))
+        commit = hashlib.sha1(f"{repo_id} {folder} {len(repo.commits)}".encode()).hexdigest()
+        repo.commits[commit] = folder
+        repo.branches[branch] = commit
+        for path in folder.rglob("*.safetensors"):
+            self.blobs[_hash(path)] = path
+        return commit
+
+    def log(self, method: str | None = None) -> list[str]:
+        """Paths asked for, in order, redirect targets left out."""
+        found = [r.path for r in self.requests if method in (None, r.method)]
+        return [path for path in found if not path.startswith("/blob/")]
+
+    def files_sent(self) -> set[str]:
+        """Names of the files of which a body was sent, other than by byte range."""
+        whole = [r.path for r in self.requests if r.method == "GET" and r.range is None]
+        names = {path.rpartition("/")[2] for path in whole}
+        return {self.blobs[name].name if name in self.blobs else name for name in names}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, hub: HubServer, *args: Any) -> None:
+        self.hub = hub
+        super().__init__(*args)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on stderr: the hub keeps its own log."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if match := re.fullmatch(r"/blob/([0-9a-f]+)", path):
+            self._send_file(self.hub.blobs[match[1]], {})
+        elif match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(.+))?", path):
+            self._info(match[1], match[2] or "main")
+        elif match := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path):
+            self._resolve(match[1], match[2], match[3])
+        else:
+            self._error(404, None, "no such page")
+
+    def _find(self, repo_id: str, revision: str, *, content: bool) -> tuple[str, Path] | None:
+        """The commit and folder, or None once an error has been sent."""
+        repo = self.hub.repos.get(repo_id)
+        known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        if repo is None or (repo.private and not known):
+            self._error(404 if known else 401, "RepoNotFound", "Repository not found")
+            return None
+        if repo.gated and content and not known:
+            self._error(403, "GatedRepo", f"Access to model {repo_id} is restricted")
+            return None
+        found = repo.folder(revision)
+        if found is None:
+            self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return found
+
+    def _info(self, repo_id: str, revision: str) -> None:
+        found = self._find(repo_id, revision, content=False)
+        if found is not None:
+            commit, folder = found
+            files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+            siblings = [{"rfilename": path.relative_to(folder).as_posix()} for path in files]
+            info = {"id": repo_id, "modelId": repo_id, "sha": commit, "siblings": siblings}
+            self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+
+    def _resolve(self, repo_id: str, revision: str, name: str) -> None:
+        found = self._find(repo_id, revision, content=True)
+        if found is None:
+            return
+        commit, folder = found
+        path = folder / name
+        headers = {"X-Repo-Commit": commit}
+        if not path.is_file():
+            self._error(404, "EntryNotFound", "Entry not found", headers)
+        elif path.suffix == ".safetensors":
+            digest = _hash(path)
+            headers |= {"X-Linked-Size": str(path.stat().st_size), "X-Linked-Etag": f'"{digest}"'}
+            self._send(302, b"", headers | {"Location": f"{self.hub.storage}/blob/{digest}"})
+        else:
+            self._send_file(path, headers | {"ETag": f'"{_hash(path)[:40]}"'})
+
+    def _send_file(self, path: Path, headers: dict[str, str]) -> None:
+        body = path.read_bytes()
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        if wanted is None or not self.hub.ranges:
+            self._send(200, body, headers)
+            return
+        start, end = int(wanted[1]), min(int(wanted[2]), len(body) - 1)
+        headers["Content-Range"] = f"bytes {start}-{end}/{len(body)}"
+        self._send(206, body[start : end + 1], headers)
+
+    def _error(
+        self, status: int, code: str | None, message: str, headers: dict[str, str] | None = None
+    ) -> None:
+        extra = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        self._send(status, json.dumps({"error": message}).encode(), (headers or {}) | extra)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with self.hub.lock:
+            sent = 0 if self.command == "HEAD" else len(body)
+            self.hub.requests.append(
+                Request(self.command, self.path, self.headers.get("Range"), status, sent)
+            )
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

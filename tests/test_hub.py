@@ -1,0 +1,283 @@
+"""Repo ids through the real Hub client, against a hub on the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.utils import are_progress_bars_disabled
+
+from hub_server import TOKEN, HubServer
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import CheckpointError, inspect_checkpoint, load_encoder
+
+REPO = "owner/tower"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards with the tower, two without."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return write_seeded_checkpoint(folder, "qwen3_vl", width=64, decoy_shards=2)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer() as server:
+        point_client_at(server, monkeypatch, tmp_path)
+        yield server
+
+
+def point_client_at(server: HubServer, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The client reads its environment once, when it is imported; these are the values it read."""
+    constants = huggingface_hub.constants
+    template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    patch.setattr(constants, "ENDPOINT", server.endpoint)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    patch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        patch.delenv(name, raising=False)
+
+
+def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_repo_id_gives_the_same_encoder_as_the_folder(
+    hub: HubServer, checkpoint: Path, cache: Path
+) -> None:
+    hub.push(REPO, checkpoint)
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False)
+    assert same_weights(encoder, load_encoder(checkpoint))
+    assert encoder.preprocessor == load_encoder(checkpoint).preprocessor
+
+
+def test_only_shards_that_hold_the_tower_are_fetched(
+    hub: HubServer, checkpoint: Path, cache: Path
+) -> None:
+    hub.push(REPO, checkpoint)
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    assert hub.files_sent() == {
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00004.safetensors",
+        "model-00002-of-00004.safetensors",
+        "preprocessor_config.json",
+        "video_preprocessor_config.json",
+    }
+
+
+def test_single_file_repo_needs_no_index(hub: HubServer, tmp_path: Path, cache: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "one", "qwen2_vl", width=64, shards=1)
+    hub.push(REPO, folder)
+    assert same_weights(load_encoder(REPO, cache_dir=cache, progress=False), load_encoder(folder))
+    hub.requests.clear()
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    assert len(hub.log()) == 1
+
+
+def test_second_load_asks_once_for_a_branch_and_never_for_a_commit(
+    hub: HubServer, checkpoint: Path, cache: Path
+) -> None:
+    commit = hub.push(REPO, checkpoint)
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    hub.requests.clear()
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    assert hub.log() == [f"/{REPO}/resolve/main/config.json"]
+    hub.requests.clear()
+    load_encoder(REPO, revision=commit, cache_dir=cache, progress=False)
+    assert hub.log() == []
+
+
+def test_cached_tower_loads_without_a_hub(
+    hub: HubServer, checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push(REPO, checkpoint)
+    first = load_encoder(REPO, cache_dir=cache, progress=False)
+    hub.requests.clear()
+    assert same_weights(first, load_encoder(REPO, cache_dir=cache, local_files_only=True))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert same_weights(first, load_encoder(REPO, cache_dir=cache))
+    assert hub.requests == []
+
+
+def test_offline_and_not_cached_says_what_is_missing(hub: HubServer, cache: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"owner/tower@main: config.json is not in the cache"):
+        load_encoder(REPO, cache_dir=cache, local_files_only=True)
+
+
+def test_offline_with_a_shard_missing_names_the_shard(
+    hub: HubServer, checkpoint: Path, cache: Path
+) -> None:
+    hub.push(REPO, checkpoint)
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    (shard,) = cache.rglob("snapshots/*/model-00002-of-00004.safetensors")
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00004.safetensors is not in the"):
+        load_encoder(REPO, cache_dir=cache, local_files_only=True)
+
+
+def test_revision_is_a_branch_or_a_commit(hub: HubServer, tmp_path: Path, cache: Path) -> None:
+    folders = [
+        write_seeded_checkpoint(tmp_path / f"{seed}", "qwen3_5", width=64, seed=seed)
+        for seed in (1, 2, 3)
+    ]
+    old = hub.push(REPO, folders[0])
+    hub.push(REPO, folders[1])
+    hub.push(REPO, folders[2], branch="next")
+    for revision, folder in ((old, folders[0]), (None, folders[1]), ("next", folders[2])):
+        encoder = load_encoder(REPO, revision=revision, cache_dir=cache, progress=False)
+        assert same_weights(encoder, load_encoder(folder))
+
+
+def test_a_branch_that_moves_is_seen(hub: HubServer, tmp_path: Path, cache: Path) -> None:
+    for seed in (1, 2):
+        folder = write_seeded_checkpoint(tmp_path / f"{seed}", "qwen3_5", width=64, seed=seed)
+        hub.push(REPO, folder)
+        encoder = load_encoder(REPO, cache_dir=cache, progress=False)
+        assert same_weights(encoder, load_encoder(folder))
+
+
+def test_subfolder_of_a_repo(hub: HubServer, tmp_path: Path, cache: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "repo" / "vision", "qwen3_5", width=64)
+    hub.push(REPO, tmp_path / "repo")
+    encoder = load_encoder(REPO, subfolder="vision", cache_dir=cache, progress=False)
+    assert same_weights(encoder, load_encoder(folder))
+
+
+def test_force_download_fetches_what_is_cached(
+    hub: HubServer, checkpoint: Path, cache: Path
+) -> None:
+    hub.push(REPO, checkpoint)
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    hub.requests.clear()
+    load_encoder(REPO, cache_dir=cache, progress=False, force_download=True)
+    assert "model-00001-of-00004.safetensors" in hub.files_sent()
+    assert "model-00003-of-00004.safetensors" not in hub.files_sent()
+    with pytest.raises(CheckpointError, match="force_download=True needs"):
+        load_encoder(REPO, force_download=True, local_files_only=True)
+
+
+def test_private_repo_needs_the_token(hub: HubServer, checkpoint: Path, cache: Path) -> None:
+    hub.push(REPO, checkpoint, private=True)
+    with pytest.raises(CheckpointError, match=r"no such repo on the Hub, or it is private.*token="):
+        load_encoder(REPO, cache_dir=cache, progress=False)
+    assert load_encoder(REPO, cache_dir=cache, progress=False, token=TOKEN) is not None
+
+
+def test_gated_repo_says_how_to_get_in(hub: HubServer, checkpoint: Path, cache: Path) -> None:
+    hub.push(REPO, checkpoint, gated=True)
+    with pytest.raises(
+        CheckpointError, match=r"owner/tower@main: the repo is gated: accept"
+    ) as info:
+        load_encoder(REPO, cache_dir=cache, progress=False)
+    assert isinstance(info.value.__cause__, huggingface_hub.errors.GatedRepoError)
+    assert load_encoder(REPO, cache_dir=cache, progress=False, token=TOKEN) is not None
+
+
+def test_missing_repo_and_missing_revision(hub: HubServer, checkpoint: Path, cache: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder here and no such repo") as info:
+        load_encoder("owner/typo", cache_dir=cache, progress=False)
+    assert isinstance(info.value.__cause__, huggingface_hub.errors.RepositoryNotFoundError)
+    hub.push(REPO, checkpoint)
+    with pytest.raises(CheckpointError, match="has no revision 'v9'"):
+        load_encoder(REPO, revision="v9", cache_dir=cache, progress=False)
+
+
+@pytest.mark.parametrize("bad", ["owner/na me", "owner/--x..y"])
+def test_a_name_no_repo_can_have_is_refused_without_a_request(hub: HubServer, bad: str) -> None:
+    with pytest.raises(CheckpointError, match="not a repo id"):
+        load_encoder(bad)
+    assert hub.requests == []
+
+
+def test_hub_that_is_not_there_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    with HubServer() as server:
+        point_client_at(server, monkeypatch, tmp_path)
+    monkeypatch.setattr("huggingface_hub.file_download._ETAG_RETRY_TIMEOUT", 0.1, raising=False)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    with pytest.raises(CheckpointError, match="the Hub cannot be reached"):
+        load_encoder(REPO, cache_dir=cache, progress=False)
+
+
+def test_tensors_that_do_not_fit_are_found_before_any_is_fetched(
+    hub: HubServer, tmp_path: Path, cache: Path
+) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "odd", "qwen3_vl", width=64)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"depth": 2', '"depth": 3'))
+    hub.push(REPO, folder)
+    with pytest.raises(CheckpointError, match=r"owner/tower@main \(\w{10}\).*\n.*missing \(12\)"):
+        load_encoder(REPO, cache_dir=cache, progress=False)
+    assert not any(name.endswith(".safetensors") for name in hub.files_sent())
+
+
+def test_inspect_fetches_headers_only(hub: HubServer, checkpoint: Path, cache: Path) -> None:
+    commit = hub.push(REPO, checkpoint)
+    info = inspect_checkpoint(REPO, cache_dir=cache, progress=False)
+    assert info.commit == commit
+    assert info.shards == tuple(f"model-0000{i}-of-00004.safetensors" for i in (1, 2))
+    assert not any(name.endswith(".safetensors") for name in hub.files_sent())
+
+
+def test_hub_without_byte_ranges_still_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path, cache: Path
+) -> None:
+    with HubServer(ranges=False) as server:
+        point_client_at(server, monkeypatch, tmp_path)
+        server.push(REPO, checkpoint)
+        encoder = load_encoder(REPO, cache_dir=cache, progress=False)
+    assert same_weights(encoder, load_encoder(checkpoint))
+
+
+def test_progress_bars_follow_the_keyword_and_only_while_loading(
+    hub: HubServer, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push(REPO, checkpoint)
+    hidden = []
+
+    def download(*arguments: Any, **keywords: Any) -> str:
+        hidden.append(are_progress_bars_disabled())
+        return huggingface_hub.hf_hub_download(*arguments, **keywords)
+
+    monkeypatch.setattr("weights.hub.hf_hub_download", download)
+    for progress in (False, True):
+        load_encoder(REPO, cache_dir=tmp_path / str(progress), progress=progress)
+        assert set(hidden) == {not progress}
+        assert not are_progress_bars_disabled()
+        hidden.clear()
+
+
+def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path) -> None:
+    """HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE, as in a user's shell."""
+    code = f"import weights; weights.load_encoder({REPO!r}); print('loaded')"
+    with HubServer() as server:
+        server.push(REPO, checkpoint, private=True)
+        shell = dict(os.environ, HF_ENDPOINT=server.endpoint, HF_HOME=str(tmp_path / "home"))
+        shell |= {"HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+        online = run(code, shell | {"HF_TOKEN": TOKEN})
+        assert online.stdout == "loaded\n", online.stderr
+    offline = run(code, shell | {"HF_HUB_OFFLINE": "1"})
+    assert offline.stdout == "loaded\n", offline.stderr
+
+
+def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

@@ -1,0 +1,264 @@
+"""Every published layout is read, and its names are those of the models that publish them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from vitgraph.seeded import RECIPES, seeded_tower, write_seeded_checkpoint
+from weights import FAMILIES, LAYOUTS, PUBLISHED, PublishedModel, inspect_checkpoint, load_encoder
+from weights.families import build_config
+from weights.layouts import Layout, Place, is_ignored, local_name, to_ours, to_published
+
+
+def stored(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor in a checkpoint."""
+    shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def find_layout(family: str, name: str) -> Layout:
+    return next(a for a in LAYOUTS if (a.family, a.name) == (family, name))
+
+
+PLACED = [
+    pytest.param(name, place.prefix, id=f"{name}-{place.prefix or 'bare'}")
+    for name, recipe in RECIPES.items()
+    for place in find_layout(recipe.family, recipe.layout).places
+    if place.prefix or not recipe.language or recipe.family != "intern_vit"
+]
+
+
+@pytest.mark.parametrize(("family", "prefix"), PLACED)
+def test_every_layout_at_every_place_gives_the_same_tower(
+    tmp_path: Path, family: str, prefix: str
+) -> None:
+    recipe = RECIPES[family]
+    folder = write_seeded_checkpoint(tmp_path, family, width=64, prefix=prefix)
+    expected = seeded_tower(recipe.family, recipe.config(2, 64), 0, torch.bfloat16)
+    encoder = load_encoder(folder)
+    state = encoder.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+    info = inspect_checkpoint(folder)
+    assert (info.layout, info.prefix) == (recipe.layout, prefix)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("intern_vit_300m", "intern_vit_hf"),
+        ("intern_vit_hf", "intern_vit_hf_early"),
+        ("intern_vit", "intern_vit_timm"),
+        ("qwen2_5_vl", "qwen2_5_omni"),
+        ("qwen3_vl", "qwen3_omni"),
+    ],
+)
+def test_layouts_of_one_family_give_the_same_outputs(tmp_path: Path, one: str, other: str) -> None:
+    encoders = [
+        load_encoder(write_seeded_checkpoint(tmp_path / name, name, width=64), dtype=torch.float32)
+        for name in (one, other)
+    ]
+    grid = encoders[0].grid_for(4)
+    specs = encoders[0].item_specs([grid])
+    pixels = torch.randn(specs[0].input_size, *encoders[0].row_shape)
+    first, second = (encoder(pixels, [grid]) for encoder in encoders)
+    assert torch.equal(first.last_hidden_state, second.last_hidden_state)
+    assert torch.equal(first.pooler_output, second.pooler_output)
+    assert len(first.deepstack_features) == len(second.deepstack_features)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.family}-{layout.name}")
+def test_every_name_survives_the_way_out_and_back(layout: Layout) -> None:
+    recipe = next(r for r in RECIPES.values() if r.layout == layout.name)
+    tower = seeded_tower(recipe.family, recipe.config(3, 32), 0, torch.float32)
+    seen = set()
+    for ours in tower:
+        published = to_published(layout, ours)
+        slots = [to_ours(layout, name) for name in published]
+        assert [(slot.name, slot.part, slot.parts) for slot in slots if slot] == [
+            (ours, part, len(published)) for part in range(len(published))
+        ]
+        assert not seen & set(published)
+        seen.update(published)
+
+
+def test_our_own_names_are_not_taken_for_published_ones() -> None:
+    layout = find_layout("intern_vit", "internvl-hf")
+    assert to_ours(layout, "layers.0.norm1.weight") is None
+    assert (
+        to_ours(layout, "encoder.layer.0.attention.qkv.weight") is not None
+    )  # odd, but unexpected
+    assert to_ours(layout, "encoder.layer.00.layernorm_before.weight") != to_ours(
+        layout, "encoder.layer.0.layernorm_before.weight"
+    )
+
+
+def test_ignored_names_are_whole_words_at_their_place() -> None:
+    qwen = find_layout("qwen2_vl", "qwen")
+    assert is_ignored(qwen, "rotary_pos_emb.inv_freq")
+    assert is_ignored(qwen, "attn_pool.latent")
+    assert not is_ignored(qwen, "attn_pooling.weight")
+    assert not is_ignored(qwen, "blocks.0.rotary_pos_emb.inv_freq")
+
+
+def test_projector_names_hang_on_the_root_and_tower_names_on_the_prefix() -> None:
+    layout, place = find_layout("intern_vit", "internvl-hf"), Place("model.", "vision_tower.")
+    projector = "model.multi_modal_projector.linear_1.bias"
+    assert local_name(layout, place, projector) == "multi_modal_projector.linear_1.bias"
+    assert local_name(layout, place, "model.vision_tower.x") == "x"
+    assert local_name(layout, place, "model.language_model.x") is None
+    assert local_name(layout, place, "multi_modal_projector.linear_1.bias") is None
+
+
+def reference_shapes(build: Callable[[], nn.Module]) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(value.shape) for name, value in build().state_dict().items()}
+
+
+def transformers_tower(family: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in transformers' own class, for the very config that was written."""
+    import transformers as hf
+
+    outer = config.get("thinker_config", config)
+    vision = dict(outer["vision_config"])
+    if family == "qwen2_vl":
+        from transformers.models.qwen2_vl import modeling_qwen2_vl as m
+
+        kind = hf.Qwen2VLConfig(vision_config=vision).vision_config
+        return reference_shapes(lambda: m.Qwen2VisionTransformerPretrainedModel(kind))
+    if family == "qwen2_5_vl":
+        from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as m
+
+        kind = hf.Qwen2_5_VLConfig(vision_config=vision).vision_config
+        return reference_shapes(lambda: m.Qwen2_5_VisionTransformerPretrainedModel(kind))
+    if family == "qwen2_5_omni":
+        from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as m
+
+        kind = m.Qwen2_5OmniVisionEncoderConfig(**vision)
+        return reference_shapes(lambda: m.Qwen2_5OmniVisionEncoder(kind))
+    if family == "qwen3_omni":
+        from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as m
+
+        kind = m.Qwen3OmniMoeVisionEncoderConfig(**vision)
+        return reference_shapes(lambda: m.Qwen3OmniMoeVisionEncoder(kind))
+    if family == "qwen3_5":
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as m
+
+        kind = hf.Qwen3_5Config(vision_config=vision).vision_config
+        return reference_shapes(lambda: m.Qwen3_5VisionModel(kind))
+    if family == "qwen3_vl_moe":
+        from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as m
+
+        kind = hf.Qwen3VLMoeConfig(vision_config=vision).vision_config
+        return reference_shapes(lambda: m.Qwen3VLMoeVisionModel(kind))
+    from transformers.models.qwen3_vl import modeling_qwen3_vl as m
+
+    kind = hf.Qwen3VLConfig(vision_config=vision).vision_config
+    return reference_shapes(lambda: m.Qwen3VLVisionModel(kind))
+
+
+QWEN = [name for name, recipe in RECIPES.items() if recipe.family != "intern_vit"]
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_qwen_names_and_shapes_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    folder = write_seeded_checkpoint(tmp_path, family, width=64, depth=4)
+    config = json.loads((folder / "config.json").read_text())
+    prefix = RECIPES[family].prefix
+    written = {n.removeprefix(prefix): s for n, s in stored(folder).items() if n.startswith(prefix)}
+    assert written == transformers_tower(family, config)
+
+
+def test_internvl_hf_names_and_shapes_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import InternVLConfig
+    from transformers.models.internvl import modeling_internvl as m
+
+    folder = write_seeded_checkpoint(tmp_path, "intern_vit_hf", width=64)
+    config = InternVLConfig(**json.loads((folder / "config.json").read_text()))
+    written = {n: s for n, s in stored(folder).items() if not n.startswith("language_model.")}
+    tower = reference_shapes(lambda: m.InternVLVisionModel(config.vision_config))
+    projector = reference_shapes(lambda: m.InternVLMultiModalProjector(config))
+    expected = {f"vision_tower.{name}": shape for name, shape in tower.items()}
+    assert written == expected | {f"multi_modal_projector.{n}": s for n, s in projector.items()}
+
+
+def test_timm_names_and_shapes_are_those_of_timm(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    folder = write_seeded_checkpoint(tmp_path, "intern_vit_timm", width=64)
+    config = json.loads((folder / "config.json").read_text())
+    name, arguments = config["architecture"], config["model_args"]
+    written = stored(folder)
+    assert written == reference_shapes(lambda: timm.create_model(name, num_classes=0, **arguments))
+
+
+def test_remote_code_names_are_the_published_ones(tmp_path: Path) -> None:
+    """Written out by hand from the index of InternVL2_5-8B and the class of InternViT-6B."""
+    layer = "vision_model.encoder.layers.1."
+    large = stored(write_seeded_checkpoint(tmp_path, "intern_vit_6b", width=64))
+    for name, shape in {
+        "vision_model.embeddings.class_embedding": (1, 1, 64),
+        "vision_model.embeddings.position_embedding": (1, 1025, 64),
+        "vision_model.embeddings.patch_embedding.weight": (64, 3, 14, 14),
+        "vision_model.embeddings.patch_embedding.bias": (64,),
+        f"{layer}norm1.weight": (64,),
+        f"{layer}attn.qkv.weight": (192, 64),
+        f"{layer}attn.q_norm.weight": (64,),
+        f"{layer}attn.k_norm.weight": (64,),
+        f"{layer}attn.proj.bias": (64,),
+        f"{layer}ls1": (64,),
+        f"{layer}ls2": (64,),
+        f"{layer}mlp.fc1.weight": (256, 64),
+        f"{layer}mlp.fc2.bias": (64,),
+        "mlp1.0.weight": (256,),
+        "mlp1.1.weight": (96, 256),
+        "mlp1.3.bias": (96,),
+    }.items():
+        assert large[name] == shape, name
+    assert f"{layer}attn.qkv.bias" not in large
+    assert f"{layer}norm1.bias" not in large
+
+
+def parameters(model: PublishedModel) -> tuple[int, int]:
+    """Of the tower and of the projector, counted in the encoder that the config makes."""
+    family = FAMILIES[model.family]
+    known: dict[str, tuple[int, ...]] = {}
+    if model.projector_parameters:
+        language = model.config.get("llm_config") or model.config["text_config"]
+        known = {"mlp1.3.weight": (language["hidden_size"],) * 2}
+    with torch.device("meta"):
+        encoder = family.encoder(build_config(family, model.config, known, model.repo_id))
+    sizes = {name: value.numel() for name, value in encoder.state_dict().items()}
+    projector = sum(size for name, size in sizes.items() if name.startswith("mlp1."))
+    return sum(sizes.values()) - projector, projector
+
+
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model.repo_id)
+def test_published_model_builds_with_exactly_its_parameters(model: PublishedModel) -> None:
+    assert parameters(model) == (model.parameters, model.projector_parameters)
+    layout = find_layout(model.family, model.layout)
+    assert model.prefix in {place.prefix for place in layout.places}
+
+
+def test_projector_parameters_are_the_published_counts() -> None:
+    counts = {m.repo_id.split("/")[1]: m.projector_parameters for m in PUBLISHED}
+    assert counts["InternVL2_5-1B"] == 4_482_816
+    assert counts["InternVL2_5-8B"] == 33_570_816
+    assert counts["InternVL2_5-38B"] == 91_786_240
+    assert counts["InternVL2_5-78B"] == 172_008_448
+
+
+def test_published_models_are_listed_once() -> None:
+    repos = [model.repo_id for model in PUBLISHED]
+    assert len(set(repos)) == len(repos)
+    assert {model.family for model in PUBLISHED} == set(FAMILIES)
