@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from encoders.images import to_rgb
+import vitgraph.video
+from encoders.images import PatchPreprocessor, to_rgb
 from vitgraph.features import Features, Item, load_features, save_features
 from vitgraph.plots import (
     feature_rgb,
@@ -126,14 +128,56 @@ def test_video_file_is_read_back_frame_by_frame(tmp_path: Path) -> None:
     write_video(tmp_path / "clip.mp4", frames, 12)
     clip = read_video(tmp_path / "clip.mp4")
     assert clip.fps == 12
-    assert clip.frames.shape == frames.shape
-    assert clip.frames.dtype == torch.uint8
-    assert (clip.frames.float() - frames.float()).abs().mean() < 4  # lossy, but the same pictures
+    read = torch.stack(list(clip.frames))
+    assert read.shape == frames.shape
+    assert read.dtype == torch.uint8
+    assert (read.float() - frames.float()).abs().mean() < 4  # lossy, but the same pictures
+
+
+def test_frames_are_the_same_in_whatever_order_they_are_asked_for(tmp_path: Path) -> None:
+    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
+    frames = read_video(tmp_path / "clip.mp4").frames
+    forward = list(frames)
+    for index in (6, 2, 2, -1, 0, 3, -7):
+        assert torch.equal(frames[index], forward[index])
+    assert all(map(torch.equal, frames[1:6:2], forward[1:6:2]))
+    with pytest.raises(IndexError, match="has 7 frames"):
+        frames[7]
+
+
+def test_sampling_a_video_file_decodes_to_memory_only_the_frames_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_video(tmp_path / "clip.mp4", moving_square(30), 12)
+    converted = []
+    upright = vitgraph.video._upright
+    monkeypatch.setattr("vitgraph.video._upright", lambda f: converted.append(f) or upright(f))
+    preprocess = PatchPreprocessor.qwen3_vl(patch_size=16, temporal_patch_size=2, merge_size=2)
+    inputs = preprocess(videos=[read_video(tmp_path / "clip.mp4")], num_frames=4)
+    assert inputs.grid_thw[0, 0] == 2
+    assert len(converted) == 4
+
+
+@pytest.mark.parametrize("degrees", [-90, 0, 90, 180])
+def test_frame_is_turned_counterclockwise_by_the_rotation_of_its_file(degrees: int) -> None:
+    pixels = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+    frame = SimpleNamespace(to_ndarray=lambda format: pixels, rotation=degrees)
+    turned = vitgraph.video._upright(frame)
+    expected = Image.fromarray(pixels).rotate(degrees, expand=True)  # PIL turns that way too
+    assert torch.equal(turned, to_rgb(expected))
+
+
+def test_truncated_video_is_refused(tmp_path: Path) -> None:
+    write_video(tmp_path / "clip.mp4", moving_square(30), 12)
+    whole = (tmp_path / "clip.mp4").read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cut\.mp4: cannot be read as a video"):
+        read_video(tmp_path / "cut.mp4")
 
 
 def test_text_file_is_not_a_video(tmp_path: Path) -> None:
     (tmp_path / "clip.mp4").write_text("not a film")
-    with pytest.raises(ValueError, match="not a video that FFmpeg can read"):
+    with pytest.raises(ValueError, match="cannot be read as a video"):
         read_video(tmp_path / "clip.mp4")
 
 

@@ -30,18 +30,18 @@ HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 
 
 class Media(NamedTuple):
-    """One image or video, decoded."""
+    """One image, decoded, or one video, open."""
 
     name: str
     video: Video
-    """The frames uint8 [F, 3, H, W] and their rate; an image is one frame without a rate."""
+    """The frames, uint8 [3, H, W] each, and their rate; an image is one frame without a rate."""
     kind: str
     """"image" or "video"."""
 
     @property
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels."""
-        height, width = self.video.frames.shape[2:]
+        height, width = self.still.shape[1:]
         return width, height
 
     @property
@@ -68,7 +68,7 @@ class Encoded(NamedTuple):
 
 
 def open_media(images: Sequence[Path], videos: Sequence[Path]) -> list[Media]:
-    """Decode all files, images first.
+    """Open all files, images first.
 
     Raises:
         ValueError: a file that cannot be decoded or is not there, or no file at all.

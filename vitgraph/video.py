@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from torch import Tensor
 from encoders.images import Video
 
 if TYPE_CHECKING:
-    from av.container import InputContainer
     from av.video.frame import VideoFrame
 
 
@@ -31,41 +29,86 @@ def require_av() -> None:
 
 
 def read_video(path: str | Path) -> Video:
-    """Decode every frame of a video file; ``encoder.encode(videos=[read_video(path)])`` encodes it.
+    """Open a video file; ``encoder.encode(videos=[read_video(path)])`` encodes it.
 
     Args:
         path: any container that FFmpeg reads; its first video stream is taken.
 
     Returns:
-        ``frames`` uint8 [F, 3, H, W], a phone's rotation applied as players do, and their ``fps``.
+        ``frames``, a :class:`VideoFrames`, and their ``fps``.
 
     Raises:
         ValueError: PyAV is missing, or the file is not there, no video, damaged or without frames.
     """
-    require_av()
-    with _open(Path(path)) as container:
-        if not container.streams.video:
-            raise ValueError(f"{path}: has no video stream")
-        stream = container.streams.video[0]
-        stream.thread_type = "AUTO"
-        frames = [_upright(frame) for frame in container.decode(stream)]
-        fps = float(stream.average_rate or stream.guessed_rate or 24)
-    if not frames:
-        raise ValueError(f"{path}: holds no frame that can be decoded")
-    return Video(torch.stack(frames), fps)
+    frames = VideoFrames(path)
+    return Video(frames, frames.fps)
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[InputContainer]:
-    import av
+class VideoFrames(Sequence[Tensor]):
+    """The frames of a video file, uint8 [3, H, W] each, a phone's rotation applied as players do.
 
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; pass the path of a video file")
-    try:
-        with av.open(str(path), mode="r") as container:
-            yield container
-    except av.FFmpegError as error:
-        raise ValueError(f"{path}: not a video that FFmpeg can read ({error})") from error
+    Frames are decoded when asked for, going forward: of a long film from which a few are sampled,
+    no more than those are ever in memory. ``torch.stack(list(frames))`` holds all of them.
+    """
+
+    _decoder: Iterator[tuple[int, VideoFrame]]
+    _position: int
+    """Number of ``_frame``, the one decoded last."""
+    _frame: VideoFrame
+
+    def __init__(self, path: str | Path) -> None:
+        """Count the frames by decoding the file once: what containers say of it is often wrong."""
+        require_av()
+        self.path = Path(path)
+        self.fps = 0.0
+        self._count = sum(1 for _ in self._decode())
+        if not self._count:
+            raise ValueError(f"{self.path}: holds no frame that can be decoded")
+        self._restart()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        number = index + self._count if index < 0 else index
+        if not 0 <= number < self._count:
+            raise IndexError(f"frame {index}: {self.path} has {self._count} frames")
+        if number < self._position:
+            self._restart()
+        while self._position < number:
+            self._position, self._frame = next(self._decoder)
+        return _upright(self._frame)
+
+    def _restart(self) -> None:
+        self._decoder = enumerate(self._decode())
+        self._position, self._frame = next(self._decoder)
+
+    def _decode(self) -> Iterator[VideoFrame]:
+        import av
+
+        if not self.path.is_file():
+            raise ValueError(f"{self.path}: there is no such file; pass the path of a video file")
+        try:
+            with av.open(str(self.path), mode="r") as container:
+                if not container.streams.video:
+                    raise ValueError(f"{self.path}: has no video stream; pass a video file")
+                stream = container.streams.video[0]
+                stream.thread_type = "AUTO"
+                self.fps = float(stream.average_rate or stream.guessed_rate or 24)
+                yield from container.decode(stream)
+        except av.FFmpegError as error:
+            raise ValueError(
+                f"{self.path}: cannot be read as a video ({error.strerror}); it is damaged or of a "
+                "format that FFmpeg does not know: replace it or convert it"
+            ) from error
 
 
 def _upright(frame: VideoFrame) -> Tensor:
