@@ -219,6 +219,30 @@ def test_plot_without_matplotlib_is_one_line(
     assert_one_line(cli("encode", checkpoint, photo, *arguments), "pip install 'vitgraph[plots]'")
 
 
+def test_plot_in_an_unknown_format_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    arguments = ("--out", tmp_path / "f.safetensors", "--plot", tmp_path / "maps.xyz")
+    assert_one_line(cli("encode", checkpoint, photo, *arguments), "maps.xyz", "png")
+
+
+def test_item_that_cannot_be_encoded_is_named(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    good, line = tmp_path / "good.png", tmp_path / "line.png"
+    Image.new("RGB", (64, 64)).save(good)
+    Image.new("RGB", (900, 2)).save(line)
+    run = cli("encode", checkpoint, good, line, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, f"{line}: ", "200")
+    assert "image 0" not in run.err
+
+
+def test_option_of_another_family_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--max-tiles", 6)
+    assert_one_line(run, "max_tiles=6", "max_pixels")
+
+
 def test_video_without_av_is_one_line(
     cli: Cli, checkpoint: Path, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
@@ -220,6 +221,15 @@ def test_failed_write_leaves_the_old_features_file(
     with pytest.raises(OSError, match="No space left"):
         save_features(path, some_features())
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"f.safetensors": b"old"}
+
+
+def test_file_of_another_kind_is_not_read_as_features(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="not a features file"):
+        load_features(tmp_path / "x.safetensors")
+    (tmp_path / "y.safetensors").write_text("hello, this is no header")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        load_features(tmp_path / "y.safetensors")
 
 
 def test_numbers_stand_to_the_right_in_a_table() -> None:

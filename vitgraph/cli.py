@@ -12,9 +12,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
+
+if TYPE_CHECKING:
+    from .encode import Encoded, Media
 
 
 class _Parser(argparse.ArgumentParser):
@@ -137,38 +140,47 @@ def _add_demo(commands: Any) -> None:
 
 def encode(options: argparse.Namespace) -> None:
     """Check everything, load, encode, write, draw, print the table."""
-    from weights import inspect_checkpoint, load_encoder
+    from weights import load_encoder
 
-    from . import plots
     from .encode import encode_media, open_media, read_device, read_dtype, table
-    from .features import Features, save_features
 
     limits = _limits(options)
     dtype, device = read_dtype(options.dtype), read_device(options.device)
-    _check_folder(options.out)
-    if options.plot:
-        _check_folder(options.plot)
-        plots.require_matplotlib()
+    _check_targets(options)
     media = open_media(options.images, options.video)
     encoder = load_encoder(options.repo, **_source(options), dtype=dtype, device=device)
     encoded = encode_media(encoder, media, limits)
-    items = [one.item for one in encoded]
-    outputs = [one.output for one in encoded]
+    _save(options, encoded)
+    if options.plot:
+        _plot(options, media, encoded)
+    print(table(encoded))
+    for path in filter(None, (options.out, options.plot)):
+        print(f"wrote {path}")
+
+
+def _save(options: argparse.Namespace, encoded: Sequence[Encoded]) -> None:
+    from weights import inspect_checkpoint
+
+    from .features import Features, save_features
+
     # The commit that a branch stood for is in the cache by now: no request is sent.
     source = inspect_checkpoint(options.repo, **{**_source(options), "local_files_only": True})
+    items, outputs = [one.item for one in encoded], [one.output for one in encoded]
     save_features(
         options.out, Features(options.repo, source.commit, source.encoder, items, outputs)
     )
-    print(table(encoded))
-    print(f"wrote {options.out}")
-    if options.plot:
-        maps = [one.feature_map for one in encoded]
-        names = [Path(item.name).name for item in items]
-        figure = plots.plot_feature_maps(
-            [medium.still for medium in media], maps, titles=names, title=options.repo
-        )
-        figure.savefig(options.plot, dpi=150)
-        print(f"wrote {options.plot}")
+
+
+def _plot(options: argparse.Namespace, media: Sequence[Media], encoded: Sequence[Encoded]) -> None:
+    from .plots import plot_feature_maps
+
+    figure = plot_feature_maps(
+        [medium.still for medium in media],
+        [one.feature_map for one in encoded],
+        titles=[Path(medium.name).name for medium in media],
+        title=options.repo,
+    )
+    figure.savefig(options.plot, dpi=150)
 
 
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
@@ -181,9 +193,15 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def _check_folder(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{path}: must be a file in a folder that exists")
+def _check_targets(options: argparse.Namespace) -> None:
+    """Before anything is fetched: what is asked for can be written."""
+    for path in filter(None, (options.out, options.plot)):
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"{path}: must be a file in a folder that exists")
+    if options.plot:
+        from .plots import check_plot
+
+        check_plot(options.plot)
 
 
 def list_families(options: argparse.Namespace) -> None:

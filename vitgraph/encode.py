@@ -121,8 +121,25 @@ def encode_media(
         encoder: any.
         media: what to encode.
         limits: keywords of ``encoder.preprocess``.
+
+    Raises:
+        ValueError: an item that cannot be encoded, by its name.
     """
-    return [_encode_one(encoder, medium, limits) for medium in media]
+    return [_encode_named(encoder, medium, limits) for medium in media]
+
+
+def _encode_named(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:
+    """What goes wrong is told under the item's own name."""
+    try:
+        return _encode_one(encoder, medium, limits)
+    except ValueError as error:
+        said = str(error).removeprefix("image 0: ").removeprefix("video 0: ")
+        raise ValueError(f"{medium.name}: {said}") from error
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{medium.name}: the device ran out of memory; make the item smaller (--max-pixels, "
+            "--max-tiles, --num-frames) or the numbers (--dtype bfloat16)"
+        ) from error
 
 
 def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:

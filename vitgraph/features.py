@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -87,15 +87,18 @@ def load_features(path: str | Path) -> Features:
     """Read a file that :func:`save_features` wrote.
 
     Raises:
-        ValueError: a safetensors file without this metadata.
+        ValueError: not a features file.
         OSError: no such file.
     """
-    with safe_open(str(path), framework="pt") as file:
-        metadata = file.metadata() or {}
-        if "vitgraph" not in metadata:
-            raise ValueError(f"{path}: not a features file; `vitgraph encode` writes them")
-        about = json.loads(metadata["vitgraph"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file, or a damaged one ({error})") from error
+    if "vitgraph" not in metadata:
+        raise ValueError(f"{path}: not a features file; `vitgraph encode` writes them")
+    about = json.loads(metadata["vitgraph"])
     items = [_read_item(fields) for fields in about["items"]]
     return Features(
         about["repo"],
@@ -133,5 +136,7 @@ def _write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str
         temporary.touch()  # an OSError that names the folder, where safetensors has its own kind
         save_file(tensors, str(temporary), metadata)
         temporary.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: cannot be written ({error})") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ Figures are made without pyplot: nothing global is touched, and no display is ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,20 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ValueError("plots need matplotlib: pip install 'vitgraph[plots]'") from None
+
+
+def check_plot(path: Path) -> None:
+    """Raise unless a figure can be written to ``path``.
+
+    Raises:
+        ValueError: matplotlib is missing, or knows no such file format.
+    """
+    require_matplotlib()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ValueError(f"{path}: the suffix must name a picture format: {', '.join(known)}")
 
 
 def feature_rgb(maps: Sequence[Tensor]) -> list[Tensor]:
