@@ -80,8 +80,8 @@ def to_rgb(image: Any) -> Tensor:
     if isinstance(image, Tensor):
         return _from_tensor(image)
     raise ValueError(
-        f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image file, a "
-        "numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
+        f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
+        "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
     )
 
 
@@ -145,8 +145,8 @@ def _read_video(video: Any, choose: ChooseFrames) -> list[Tensor]:
             )
     elif isinstance(frames, str | os.PathLike | Image.Image) or not isinstance(frames, Iterable):
         raise ValueError(
-            f"is of type {type(frames).__name__}, not a video: decode the file and pass its frames, "
-            "videos=[[frame, frame, ...]]"
+            f"is of type {type(frames).__name__}, not a video: decode the file and pass its "
+            "frames, videos=[[frame, frame, ...]]"
         )
     elif not isinstance(frames, Sequence):  # one may decode its frames only when asked for them
         frames = list(frames)
@@ -158,8 +158,8 @@ def _read_video(video: Any, choose: ChooseFrames) -> list[Tensor]:
             frame = to_rgb(frames[number])
             if pixels and frame.shape != pixels[0].shape:
                 raise ValueError(
-                    f"is {_size(frame)} pixels, the first {_size(pixels[0])}: all frames of a video must "
-                    "have one size; resize them, or pass them as images"
+                    f"is {_size(frame)} pixels, the first {_size(pixels[0])}: all frames of a "
+                    "video must have one size; resize them, or pass them as images"
                 )
         pixels.append(frame)
     return pixels

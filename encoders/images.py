@@ -303,8 +303,10 @@ def resize(image: Tensor, height: int, width: int) -> Tensor:
     """Resize a uint8 image [C, H, W] to [C, height, width] as torchvision does (bicubic)."""
     if image.shape[1:] == (height, width):
         return image
-    # A batch stride no smaller than the image lets interpolate see that [H, W, C] memory is
-    # channels-last, and skip two transpositions (1.17 -> 0.14 ms at 640x427 -> 640x416).
+    # Memory laid out [H, W, C], with a batch stride that shows it, takes interpolate's fast path;
+    # 640x427 to 640x416: 0.14 ms, and 0.40 with the planes interleaved here, against 0.80.
+    if image.stride(0) != 1:
+        image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
     batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
     return F.interpolate(
         batch, size=(height, width), mode="bicubic", antialias=True, align_corners=False

@@ -1,0 +1,50 @@
+"""Real pictures for tests: photographs that come with scikit-learn and matplotlib."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import matplotlib.cbook
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+
+@cache
+def china() -> Image.Image:
+    """A temple, 640x427."""
+    return Image.fromarray(load_sample_images().images[0])
+
+
+@cache
+def flower() -> Image.Image:
+    """A dahlia, 640x427."""
+    return Image.fromarray(load_sample_images().images[1])
+
+
+@cache
+def hopper() -> Image.Image:
+    """Grace Hopper, 512x600."""
+    with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:
+        return Image.open(file).convert("RGB")
+
+
+def photographs() -> list[Image.Image]:
+    """Photographs and cuttings of them: large, small, odd, tall, wide, one pixel."""
+    return [
+        china(),
+        flower().crop((10, 20, 311, 220)),
+        hopper(),
+        china().resize((1000, 700)),
+        hopper().crop((200, 100, 233, 131)),
+        flower().crop((0, 200, 640, 220)),
+        china().crop((300, 0, 317, 427)),
+        hopper().crop((250, 150, 251, 151)),
+    ]
+
+
+def panning_clip(frames: int, height: int = 90, width: int = 130) -> np.ndarray[Any, Any]:
+    """uint8 [F, H, W, 3]: a window moving over a photograph."""
+    array = np.asarray(china())
+    return np.stack([array[n : n + height, 3 * n : 3 * n + width] for n in range(frames)])

@@ -1,0 +1,212 @@
+"""What is taken as an image: modes, layouts, files; and what is refused, with which words."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from photographs import china, hopper
+from PIL import Image
+from transformers import Qwen2VLImageProcessor
+from transformers.image_transforms import convert_to_rgb
+
+from encoders.images import PatchPreprocessor, TilePreprocessor, resize, to_rgb
+
+QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
+
+
+def as_array(image: Any) -> np.ndarray[Any, Any]:
+    rgb = to_rgb(image)
+    assert rgb.dtype == torch.uint8
+    assert rgb.shape[0] == 3
+    return rgb.permute(1, 2, 0).numpy()
+
+
+def with_alpha(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+def palette_with_transparency() -> Image.Image:
+    buffer = io.BytesIO()
+    china().resize((80, 60)).quantize(32).save(buffer, "PNG", transparency=bytes(range(0, 256, 8)))
+    return Image.open(buffer)
+
+
+def grey_with_colour_key() -> Image.Image:
+    buffer = io.BytesIO()
+    china().resize((80, 60)).convert("L").save(buffer, "PNG", transparency=200)
+    return Image.open(buffer)
+
+
+MODES = {
+    **{mode: china().resize((80, 60)).convert(mode) for mode in ("RGB", "L", "1", "P", "CMYK")},
+    **{mode: china().resize((80, 60)).convert(mode) for mode in ("YCbCr", "HSV")},
+    "LA": with_alpha(china().resize((80, 60))).convert("LA"),
+    "RGBA": with_alpha(china().resize((80, 60))),
+    "PA": with_alpha(china().resize((80, 60))).convert("PA"),
+    "P with transparency": palette_with_transparency(),
+    "L with transparency": grey_with_colour_key(),
+    "one pixel": Image.new("RGB", (1, 1), (9, 8, 7)),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pil_modes_become_rgb_as_in_transformers(mode: str) -> None:
+    wanted = convert_to_rgb(MODES[mode], return_numpy=True)
+    assert np.array_equal(as_array(MODES[mode]), wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pil_modes_are_encoded_as_in_transformers(mode: str) -> None:
+    wanted = Qwen2VLImageProcessor()([MODES[mode]], return_tensors="pt")["pixel_values"]
+    assert torch.equal(QWEN([MODES[mode]]).pixel_values, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["I;16", "I;16B", "I"])
+def test_16_bit_grey_is_scaled_to_8_bits(dtype: str) -> None:
+    grey = np.array([[0, 128, 129, 257], [32768, 65406, 65407, 65535]])
+    kind = {"I;16": "<u2", "I;16B": ">u2", "I": "<i4"}[dtype]
+    image = Image.frombytes(dtype, (4, 2), grey.astype(kind).tobytes())
+    wanted = np.round(grey / 257).astype(np.uint8)
+    assert np.array_equal(as_array(image), np.repeat(wanted[..., None], 3, -1))
+
+
+def test_a_16_bit_png_keeps_its_contrast(tmp_path: Path) -> None:
+    grey = (np.asarray(hopper().convert("L")).astype(np.uint16)) * 257
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    wanted = np.asarray(hopper().convert("L"))
+    assert np.array_equal(as_array(tmp_path / "deep.png")[..., 1], wanted)
+
+
+@pytest.mark.parametrize("channels", [None, 1, 3, 4])
+def test_arrays_and_tensors_are_taken_as_transformers_takes_them(channels: int | None) -> None:
+    rng = np.random.default_rng(0)
+    array = rng.integers(0, 256, (40, 50, channels or 1), dtype=np.uint8)
+    wanted = Qwen2VLImageProcessor()([array], return_tensors="pt")["pixel_values"]
+    tensor = torch.from_numpy(array.transpose(2, 0, 1).copy())
+    if channels is None:
+        array, tensor = array[..., 0], tensor[0]
+    assert torch.equal(QWEN([array]).pixel_values, wanted)
+    assert torch.equal(QWEN([tensor]).pixel_values, wanted)
+
+
+def test_arrays_may_be_read_only_reversed_or_cut() -> None:
+    array = np.array(china())
+    array.flags.writeable = False
+    for view in (array, array[::-1, ::-1], array[3:90, 5:77], array[..., ::-1], array[::2, ::3]):
+        assert np.array_equal(as_array(view), view)
+
+
+def test_the_input_is_never_written_to() -> None:
+    array = np.array(china().resize((56, 56)))
+    before = array.copy()
+    QWEN([array])
+    TilePreprocessor(image_size=56)([array, torch.from_numpy(array).permute(2, 0, 1)])
+    assert np.array_equal(array, before)
+
+
+def test_a_batch_array_is_a_list_of_images() -> None:
+    batch = np.stack([np.asarray(china())] * 2)
+    assert QWEN(batch).grid_thw.shape == (2, 3)
+    assert QWEN(torch.from_numpy(batch).permute(0, 3, 1, 2)).grid_thw.shape == (2, 3)
+
+
+def test_files_are_turned_upright_and_pil_objects_are_not(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 270 degrees
+    china().save(tmp_path / "turned.png", exif=exif)
+    upright = np.asarray(china().transpose(Image.Transpose.ROTATE_270))
+    assert np.array_equal(as_array(tmp_path / "turned.png"), upright)
+    assert np.array_equal(as_array(str(tmp_path / "turned.png")), upright)
+    with Image.open(tmp_path / "turned.png") as opened:
+        assert np.array_equal(as_array(opened), np.asarray(china()))
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 60), st.integers(1, 60))
+def test_resizing_does_not_depend_on_the_memory_layout(
+    h: int, w: int, tall: int, wide: int
+) -> None:
+    assume((tall, wide) != (1, 1))  # where torch's own kernel asserts on planes
+    generator = torch.Generator().manual_seed(h * 41 + w)
+    planes = torch.randint(0, 256, (3, h, w), dtype=torch.uint8, generator=generator)
+    interleaved = planes.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    wanted = torch.nn.functional.interpolate(
+        planes[None], (tall, wide), mode="bicubic", antialias=True, align_corners=False
+    )[0]
+    assert torch.equal(resize(planes, tall, wide), wanted)
+    assert torch.equal(resize(interleaved, tall, wide), wanted)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (150, 1)])
+def test_images_of_one_pixel_s_width_are_encoded(size: tuple[int, int]) -> None:
+    image = china().resize(size)
+    wanted = Qwen2VLImageProcessor()([image], return_tensors="pt")["pixel_values"]
+    assert torch.equal(QWEN([image]).pixel_values, wanted)
+    assert TilePreprocessor(image_size=56)([image]).pixel_values.isfinite().all()
+
+
+def truncated(tmp_path: Path, suffix: str) -> Path:
+    path = tmp_path / f"half{suffix}"
+    china().save(path)
+    path.write_bytes(path.read_bytes()[:5000])
+    return path
+
+
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.png"
+    path.write_text("not an image")
+    return path
+
+
+def lazily_opened(tmp_path: Path) -> Image.Image:
+    return Image.open(io.BytesIO(truncated(tmp_path, ".jpg").read_bytes()))
+
+
+FLOATS = np.zeros((4, 4, 3), np.float32)
+BAD = {
+    "zero width": (lambda p: Image.new("RGB", (0, 5)), "is 0x5 pixels: an image needs at least"),
+    "zero rows": (lambda p: np.zeros((0, 5, 3), np.uint8), "is 5x0 pixels"),
+    "zero columns": (lambda p: torch.zeros(3, 5, 0, dtype=torch.uint8), "is 0x5 pixels"),
+    "no such file": (lambda p: p / "gone.jpg", r"gone\.jpg: there is no such file"),
+    "a folder": (lambda p: p, "there is no such file"),
+    "a text file": (text_file, r"notes\.png: cannot be read as an image .*replace it"),
+    "half a jpeg": (lambda p: truncated(p, ".jpg"), r"half\.jpg: cannot be read .*truncated"),
+    "half a png": (lambda p: truncated(p, ".png"), r"half\.png: cannot be read .*truncated"),
+    "half a jpeg, opened": (lazily_opened, "mode RGB cannot be decoded .*truncated"),
+    "None": (lambda p: None, "is of type NoneType, not an image: pass a PIL image"),
+    "bytes": (lambda p: b"abc", "is of type bytes, not an image"),
+    "float array": (lambda p: FLOATS, "array of float32: .*multiply by 255, round and cast"),
+    "float tensor": (lambda p: torch.zeros(3, 4, 4), r"torch\.float32: .*multiply by 255, round"),
+    "bool array": (lambda p: FLOATS > 0, "array of bool: .*multiply by 255 and cast"),
+    "16-bit array": (lambda p: FLOATS.astype(np.uint16), "array of uint16: .*divide by 257"),
+    "channels first": (lambda p: np.zeros((3, 9, 8), np.uint8), "move the channels to their pl"),
+    "channels last": (lambda p: torch.zeros(9, 8, 3, dtype=torch.uint8), "move the channels"),
+    "two channels": (lambda p: np.zeros((9, 8, 2), np.uint8), "1, 3 or 4 channels"),
+    "one dimension": (lambda p: np.zeros(9, np.uint8), r"shape \(9,\): an image of this type"),
+    "float PIL": (lambda p: china().convert("F"), "mode F cannot be decoded .*fixed range"),
+    "32-bit grey": (lambda p: Image.new("I", (2, 2), 70000), "70000 are not 16-bit"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_images_are_named_with_number_value_and_fix(case: str, tmp_path: Path) -> None:
+    make, message = BAD[case]
+    for preprocess in (QWEN, TilePreprocessor()):
+        with pytest.raises(ValueError, match=message) as caught:
+            preprocess([china(), make(tmp_path)])  # type: ignore[list-item]
+        assert str(caught.value).startswith("image 1: ")
+
+
+@pytest.mark.parametrize("bare", [china(), "photo.jpg", np.asarray(china()), Path("photo.jpg")])
+def test_one_image_outside_a_list_is_told_to_be_put_into_one(bare: Any) -> None:
+    for preprocess in (QWEN, TilePreprocessor()):
+        with pytest.raises(ValueError, match=r"pass a list, also for one: images=\[image\]"):
+            preprocess(bare)

@@ -1,0 +1,172 @@
+"""Videos for the Qwen towers: frame pairs, budgets, sampling, and what is no video."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from photographs import china, flower, panning_clip
+from PIL import Image
+from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
+
+from encoders.images import PatchPreprocessor, TilePreprocessor, Video
+
+SIZES = {"temporal_patch_size": 2, "merge_size": 2}
+QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)
+QWEN3 = PatchPreprocessor.qwen3_vl(patch_size=16, **SIZES)
+FAMILIES = [
+    pytest.param(QWEN2, Qwen2VLVideoProcessor, id="qwen2_vl"),
+    pytest.param(QWEN3, Qwen3VLVideoProcessor, id="qwen3_vl"),
+]
+
+
+def reference(ours: PatchPreprocessor, processor: Any, **size: int) -> Any:
+    rules = ours.videos.bounded(size.get("min_pixels"), size.get("max_pixels"))
+    built = processor(
+        patch_size=ours.patch_size,
+        image_mean=list(rules.mean),
+        image_std=list(rules.std),
+        size={"shortest_edge": rules.min_pixels, "longest_edge": rules.max_pixels},
+        **SIZES,
+    )
+
+    def process(clip: Any, **request: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        request.setdefault("do_sample_frames", False)
+        out = built([clip], return_tensors="pt", cap_pixels_per_frame=False, **request)
+        return out["pixel_values_videos"], out["video_grid_thw"]
+
+    return process
+
+
+@pytest.mark.parametrize(("ours", "processor"), FAMILIES)
+@pytest.mark.parametrize("frames", [2, 3, 4, 5, 8])
+def test_clips_give_the_reference_s_pixels_to_the_bit(
+    ours: PatchPreprocessor, processor: Any, frames: int
+) -> None:
+    clip = panning_clip(frames)
+    pixels, grid = reference(ours, processor)(clip)
+    got = ours(videos=[clip])
+    assert torch.equal(got.grid_thw, grid)
+    assert torch.equal(got.pixel_values, pixels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ours", "processor"), FAMILIES)
+def test_grids_and_pixels_of_500_random_clips_are_the_reference_s(
+    ours: PatchPreprocessor, processor: Any
+) -> None:
+    bounds = {"min_pixels": 8_000, "max_pixels": 80_000}
+    process = reference(ours, processor, **bounds)
+    rng = random.Random(8)
+    array = np.asarray(china())
+    for _ in range(500):
+        height, width = rng.randint(2, 400), rng.randint(3, 400)
+        frames = rng.randint(2, 5)
+        clip = np.stack([array[n : n + height, n : n + width] for n in range(frames)])
+        pixels, grid = process(clip)
+        got = ours(videos=[clip], **bounds)
+        assert torch.equal(got.grid_thw, grid), clip.shape
+        assert torch.equal(got.pixel_values, pixels), clip.shape
+
+
+@pytest.mark.parametrize(("ours", "processor"), FAMILIES)
+@pytest.mark.parametrize("frames", [2, 7])
+def test_sampling_takes_the_reference_s_frames(
+    ours: PatchPreprocessor, processor: Any, frames: int
+) -> None:
+    clip = panning_clip(30, 60, 80)
+    request = {"num_frames": frames, "fps": None, "do_sample_frames": True}
+    pixels, grid = reference(ours, processor)(clip, **request)
+    got = ours(videos=[clip], num_frames=frames)
+    assert torch.equal(got.grid_thw, grid)
+    assert torch.equal(got.pixel_values, pixels)
+
+
+@pytest.mark.parametrize(("ours", "processor"), FAMILIES)
+def test_fps_goes_by_the_rate_of_the_source(ours: PatchPreprocessor, processor: Any) -> None:
+    clip = panning_clip(30, 60, 80)
+    for source, rate in ((None, 24.0), (12.0, 12.0)):
+        metadata = {"total_num_frames": 30, "fps": rate}
+        pixels, grid = reference(ours, processor)(
+            clip, fps=5, do_sample_frames=True, video_metadata=[metadata]
+        )
+        got = ours(videos=[Video(clip, source)], fps=5)
+        assert torch.equal(got.grid_thw, grid)
+        assert torch.equal(got.pixel_values, pixels)
+
+
+def test_the_default_budget_of_qwen2_is_a_frame_s_and_of_qwen3_a_clip_s() -> None:
+    frame = torch.zeros(1, 3, 720, 1280, dtype=torch.uint8)
+    eight = frame.expand(8, -1, -1, -1)
+    assert QWEN2(videos=[eight]).grid_thw.tolist() == [[4, 40, 72]]
+    assert QWEN3(videos=[eight]).grid_thw.tolist() == [[4, 44, 80]]
+    half = {"max_pixels": 8 * 360 * 640}
+    assert QWEN3(videos=[eight], **half).grid_thw.tolist() == [[4, 22, 40]]
+
+
+@pytest.mark.parametrize("ours", [QWEN2, QWEN3])
+def test_a_one_frame_video_is_a_pair_of_equal_frames(ours: PatchPreprocessor) -> None:
+    one, two = panning_clip(1), np.repeat(panning_clip(1), 2, axis=0)
+    assert torch.equal(ours(videos=[one]).pixel_values, ours(videos=[two]).pixel_values)
+    assert ours(videos=[one]).grid_thw[0, 0] == 1
+
+
+@pytest.mark.parametrize("ours", [QWEN2, QWEN3])
+def test_a_clip_can_be_given_in_any_form(ours: PatchPreprocessor) -> None:
+    array = panning_clip(4)
+    tensor = torch.from_numpy(array).permute(0, 3, 1, 2)
+    pictures = [Image.fromarray(frame) for frame in array]
+    mixed = (pictures[0], array[1], tensor[2], pictures[3])
+    wanted = ours(videos=[array]).pixel_values
+    for clip in (tensor, tensor.contiguous(), pictures, mixed, iter(pictures), Video(array)):
+        assert torch.equal(ours(videos=[clip]).pixel_values, wanted)
+
+
+@pytest.mark.parametrize("ours", [QWEN2, QWEN3])
+def test_images_come_first_and_then_videos_in_order(ours: PatchPreprocessor) -> None:
+    clips = [panning_clip(3), panning_clip(2, 50, 60)]
+    both = ours([china(), flower()], clips)
+    apart = [ours([china()]), ours([flower()]), *(ours(videos=[clip]) for clip in clips)]
+    assert torch.equal(both.grid_thw, torch.cat([part.grid_thw for part in apart]))
+    assert torch.equal(both.pixel_values, torch.cat([part.pixel_values for part in apart]))
+
+
+@pytest.mark.parametrize("ours", [QWEN2, QWEN3, TilePreprocessor()])
+@pytest.mark.parametrize(
+    ("videos", "message"),
+    [
+        ([[]], "video 0: has no frames"),
+        ([np.zeros((0, 5, 5, 3), np.uint8)], "video 0: has no frames"),
+        ([panning_clip(2)[0]], r"video 0: shape \(90, 130, 3\): a video array has four dim"),
+        ([china()], "video 0: is of type Image, not a video: decode"),
+        (["clip.mp4"], "video 0: is of type str, not a video: decode the file"),
+        ([3], "video 0: is of type int, not a video"),
+        (china(), "videos is one Image: pass a list"),
+        ("clip.mp4", "videos is one str: pass a list"),
+        (Video(panning_clip(2)), "videos is one Video: pass a list"),
+        (
+            [panning_clip(2), [china(), china().resize((9, 8))]],
+            "video 1: frame 1: is 9x8 pixels, the first 640x427: all frames",
+        ),
+        ([[china(), None]], "video 0: frame 1: is of type NoneType, not an image"),
+        ([panning_clip(2).astype(np.float32)], "video 0: frame 0: numpy array of float32"),
+    ],
+)  # fmt: skip
+def test_what_is_no_video_is_refused(ours: Any, videos: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ours(videos=videos)
+
+
+def test_sampling_that_cannot_be_names_the_video() -> None:
+    with pytest.raises(ValueError, match=r"video 0: .*asks for 12 frames, the video has 4"):
+        QWEN2(videos=[panning_clip(4)], num_frames=12)
+    with pytest.raises(ValueError, match="give one of them"):
+        QWEN3(videos=[panning_clip(4)], num_frames=2, fps=1)
+
+
+def test_only_the_sampled_frames_are_read() -> None:
+    frames = [china(), "not there.png", "nor there.png", flower()]
+    assert QWEN3(videos=[frames], num_frames=2).grid_thw[0, 0] == 1
