@@ -1,0 +1,142 @@
+"""One budget, ready to run: its views into the arena, and its graph where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
+
+from .buffers import ROWS, Arena, Layout, output_fields
+from .budgets import Budget
+
+Forward = Callable[..., EncoderOutput]
+
+
+@dataclass
+class Runner:
+    """Runs one budget on what lies in the arena; results lie in the arena afterwards."""
+
+    budget: Budget
+    layout: Layout
+    pixels: Tensor
+    block: Tensor
+    body: Callable[[], None]
+    graph: torch.cuda.CUDAGraph | None = None
+    fields: dict[str, Tensor] | None = None
+    """Output buffers of this budget by field name, filled by the first run."""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """The output buffers; there once the body ran."""
+        assert self.fields is not None, "a runner is warmed up before it is asked for outputs"
+        return self.fields
+
+    def run(self) -> None:
+        """Replay the graph, or run the body where there is none."""
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.body()
+
+
+def capacity_metadata(
+    encoder: GraphableEncoder, budget: Budget, grids: list[tuple[int, ...]]
+) -> Metadata:
+    """A call's metadata on the host, padded to the budget's capacities."""
+    return encoder.prepare_encoder_metadata(
+        grids,
+        max_batch_size=budget.segments,
+        max_frames_per_batch=budget.segments,
+        max_seqlen_override=budget.longest_segment,
+        max_input_size=budget.rows,
+        max_windows_per_batch=budget.windows or None,
+        device="cpu",
+    )
+
+
+def make_runner(
+    forward: Forward, budget: Budget, layout: Layout, arena: Arena, wanted: tuple[str, ...]
+) -> Runner:
+    """Views of the arena for one budget, and the body that a graph captures."""
+    block = arena.block[: layout.nbytes]
+    views = layout.views(block)
+    real_rows = views.pop(ROWS)
+    metadata = {**views, **layout.constants}
+    pixels = arena.pixels[: budget.rows]
+    runner = Runner(budget, layout, pixels, block, body=lambda: None)
+
+    def body() -> None:
+        index = torch.arange(budget.rows, device=pixels.device)
+        padding = (index >= real_rows).view(-1, *[1] * (pixels.ndim - 1))
+        pixels.masked_fill_(padding, 0.0)  # stale rows of an earlier call, whatever they held
+        fields = output_fields(forward(pixels, encoder_metadata=metadata), wanted)
+        runner.fields = {name: arena.output(name, field) for name, field in fields.items()}
+        for name, field in fields.items():
+            runner.fields[name].copy_(field)
+
+    runner.body = body
+    return runner
+
+
+def capture(
+    runner: Runner, pool: tuple[int, int], stream: torch.cuda.Stream
+) -> torch.cuda.CUDAGraph:
+    """Warm the body up, then capture it into ``pool``.
+
+    Not ``torch.cuda.graph``: that one collects garbage and empties the cache for every graph.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        runner.body()
+        graph.capture_begin(pool=cast(Any, pool), capture_error_mode="thread_local")
+        try:
+            runner.body()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # an invalidated capture says so once more
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    return graph
+
+
+def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:
+    """Milliseconds of one replay on the device: median of up to five, fewer for slow ones."""
+    times: list[float] = []
+    spent = time.perf_counter()
+    with torch.cuda.stream(stream):
+        while len(times) < 5 and (len(times) < 2 or time.perf_counter() - spent < 0.04):
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            start.record(stream)
+            runner.run()
+            end.record(stream)
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+    return sorted(times)[len(times) // 2] if len(times) > 2 else min(times)
+
+
+def pool_bytes(pool: tuple[int, int]) -> int:
+    """Bytes of device memory that a graph pool holds."""
+    return sum(segment["total_size"] for segment in pool_segments(pool))
+
+
+def pool_segments(pool: tuple[int, int]) -> list[dict[str, int]]:
+    """The allocator's segments that belong to a graph pool."""
+    segments = torch.cuda.memory_snapshot()
+    return [part for part in segments if tuple(part["segment_pool_id"]) == tuple(pool)]
+
+
+def poison_pool(pool: tuple[int, int], device: torch.device) -> None:
+    """Fill every page of a graph pool with NaN (for tests): nothing in it outlives a replay."""
+    for segment in pool_segments(pool):
+        storage = torch._C._construct_storage_from_data_pointer(
+            segment["address"], device, segment["total_size"]
+        )
+        torch.empty(0, dtype=torch.uint8, device=device).set_(storage).fill_(0xFF)

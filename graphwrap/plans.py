@@ -1,0 +1,127 @@
+"""A plan: how one call's items run, worked out once a grid and kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from encoders.contract import EncoderItemSpec
+
+from .budgets import Budget
+from .packing import Group
+
+Key = tuple[tuple[int, ...], ...]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring items of a group: where they lie for the caller, and where in the group."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One group with its places in the input rows and output tokens."""
+
+    grids: Key
+    budget: Budget | None
+    reason: str | None
+    rows: tuple[Run, ...]
+    tokens: tuple[Run, ...]
+    row_count: int
+    token_count: int
+
+    @property
+    def items(self) -> int:
+        """Items in the group."""
+        return len(self.grids)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All groups of a call."""
+
+    steps: tuple[Step, ...]
+    rows: int
+    tokens: int
+
+
+def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Plan:
+    """Work out every group's places."""
+    row_sizes = [spec.input_size for spec in specs]
+    token_sizes = [spec.output_tokens for spec in specs]
+    steps = []
+    for group in groups:
+        rows, row_count = _runs(group.items, row_sizes)
+        tokens, token_count = _runs(group.items, token_sizes)
+        grids = tuple(key[item] for item in group.items)
+        steps.append(Step(grids, group.budget, group.reason, rows, tokens, row_count, token_count))
+    return Plan(tuple(steps), sum(row_sizes), sum(token_sizes))
+
+
+def _runs(items: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[Run, ...], int]:
+    """Runs of ascending ``items``, neighbours joined, and their total length."""
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    runs: list[Run] = []
+    target = 0
+    for item in items:
+        source, length = starts[item], sizes[item]
+        if runs and runs[-1].source + runs[-1].length == source:
+            runs[-1] = Run(runs[-1].source, runs[-1].target, runs[-1].length + length)
+        else:
+            runs.append(Run(source, target, length))
+        target += length
+    return tuple(runs), target
+
+
+class Cache(Generic[Value]):
+    """Least recently used values, bounded by a count or by bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+        self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
+
+    def get(self, key: object) -> Value | None:
+        """The value kept for a key, now the most recent."""
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: object, value: Value, size: int = 1) -> None:
+        """Keep a value unless it alone is over the bound; the oldest go until it fits."""
+        if size > self.most:
+            return
+        while self.held + size > self.most:
+            _, (_, freed) = self._values.popitem(last=False)
+            self.held -= freed
+        self._values[key] = (value, size)
+        self.held += size
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._values.clear()
+        self.held = 0
+
+
+def copy_runs(source: Tensor, target: Tensor, runs: Sequence[Run], *, back: bool = False) -> None:
+    """Copy a group's rows from the caller's tensor to the group's, or back."""
+    for run in runs:
+        outer = slice(run.source, run.source + run.length)
+        inner = slice(run.target, run.target + run.length)
+        if back:
+            target[outer].copy_(source[inner], non_blocking=True)
+        else:
+            target[inner].copy_(source[outer], non_blocking=True)

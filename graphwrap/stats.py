@@ -1,0 +1,79 @@
+"""Counters: what was replayed, what was padding, what ran eagerly and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class BudgetStats:
+    """One captured budget."""
+
+    tokens: int
+    segments: int
+    longest_segment: int
+    windows: int
+    capture_seconds: float = 0.0
+    replay_ms: float | None = None
+    """Milliseconds of a full replay, measured at capture; None where nothing is timed."""
+    graph_bytes: int = 0
+    """Bytes that capturing this budget added to the pool (later ones reuse the largest's)."""
+    hits: int = 0
+    items: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+
+
+@dataclass
+class GraphStats:
+    """What :meth:`GraphedEncoder.stats` returns; prints as a table."""
+
+    backend: str
+    budgets: list[BudgetStats] = field(default_factory=list)
+    eager_calls: int = 0
+    eager_items: int = 0
+    eager_reasons: Counter[str] = field(default_factory=Counter)
+    """Items that ran eagerly: over a capacity, or because eager was cheaper."""
+    arena_bytes: int = 0
+    pool_bytes: int = 0
+    cache_bytes: int = 0
+    """Metadata kept on the device for grids seen before."""
+    capture_seconds: float = 0.0
+    dropped: list[str] = field(default_factory=list)
+    """Budgets whose capture failed."""
+
+    @property
+    def padding(self) -> float:
+        """Padded tokens over real tokens, minus one, of everything replayed."""
+        real = sum(budget.real_tokens for budget in self.budgets)
+        padded = sum(budget.padded_tokens for budget in self.budgets)
+        return padded / real - 1 if real else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**asdict(self), "padding": self.padding}
+
+    def __str__(self) -> str:
+        head = f"{'tokens':>7} {'segments':>13} {'hits':>7} {'items':>7} {'real':>9} {'padded':>9} "
+        lines = [head + f"{'ms':>8} {'capture s':>9} {'MiB':>7}"]
+        for budget in self.budgets:
+            shape = f"{budget.segments}x{budget.longest_segment}"
+            ms = "-" if budget.replay_ms is None else f"{budget.replay_ms:.2f}"
+            lines.append(
+                f"{budget.tokens:>7} {shape:>13} {budget.hits:>7} {budget.items:>7} "
+                f"{budget.real_tokens:>9} {budget.padded_tokens:>9} {ms:>8} "
+                f"{budget.capture_seconds:>9.2f} {budget.graph_bytes / 2**20:>7.1f}"
+            )
+        reasons = ", ".join(f"{why}: {count}" for why, count in sorted(self.eager_reasons.items()))
+        lines.append(
+            f"eager: {self.eager_items} items in {self.eager_calls} runs ({reasons or '-'})"
+        )
+        lines.append(
+            f"{self.backend}: arena {self.arena_bytes / 2**20:.1f} MiB, pool "
+            f"{self.pool_bytes / 2**20:.1f} MiB, metadata {self.cache_bytes / 2**20:.1f} MiB; "
+            f"captured in {self.capture_seconds:.2f} s; padding {self.padding:.1%}"
+        )
+        lines += [f"dropped: {name}" for name in self.dropped]
+        return "\n".join(lines)
