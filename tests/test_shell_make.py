@@ -1,0 +1,63 @@
+"""What CI runs is what a contributor runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def plan(*arguments: str) -> str:
+    """The commands that make would run in a folder without an environment."""
+    result = subprocess.run(
+        ["make", "-n", "VENV=.venv-that-is-not-there", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return result.stdout
+
+
+@needs_make
+def test_make_test_sets_up_lints_checks_types_and_runs_both_tiers() -> None:
+    commands = plan("test")
+    steps = [
+        "-m venv", "--group test --group lint", "ruff check .", "ruff format --check .", "-m mypy",
+        'pytest -m "not gpu"',
+    ]  # fmt: skip
+    places = [commands.find(step) for step in steps]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+@needs_make
+def test_make_demo_installs_no_test_tools() -> None:
+    commands = plan("demo")
+    assert '".[demo]"' in commands
+    assert "--group" not in commands
+    assert "vitgraph demo" in commands
+
+
+@needs_make
+def test_a_python_that_is_too_old_is_named() -> None:
+    old = "import sys; sys.exit(sys.version_info < (3, 10))"
+    assert old in plan("demo")
+
+
+def test_ci_calls_make_test_and_stops_at_the_first_failure() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "set -euo pipefail" in script.read_text()
+    assert script.read_text().splitlines()[-1] == "make test"
+
+
+def test_contributing_names_only_targets_that_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    named = re.findall(r"^make (\w+)", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    assert named
+    assert set(named) <= targets
