@@ -209,12 +209,12 @@ def _video_tile_rules(
         _check_converted(where, section, image_size)
         _require_supported(where, section, do_center_crop=False)
     mean, std = _read_stats(where, section, mean, std)
-    shift = section.get("initial_shift")
-    return {
-        "video_mean": mean,
-        "video_std": std,
-        "initial_shift": True if shift is None else shift,
-    }
+    shift = True if section.get("initial_shift") is None else section["initial_shift"]
+    if not isinstance(shift, int | float) or shift < 0:
+        raise ValueError(
+            f"{where}: initial_shift={shift!r} must be a truth value or a frame number"
+        )
+    return {"video_mean": mean, "video_std": std, "initial_shift": shift}
 
 
 def _describes_tiles(section: Section) -> bool:
@@ -262,7 +262,8 @@ def _require_supported(where: str, section: Section, **more: Any) -> None:
 def _read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
     """``image_mean`` and ``image_std`` of a file, or the defaults."""
     rescale = section.get("rescale_factor")
-    if rescale is not None and not math.isclose(rescale * 255, 1, rel_tol=1e-6):
+    known = isinstance(rescale, int | float) and math.isclose(rescale * 255, 1, rel_tol=1e-6)
+    if rescale is not None and not known:
         raise ValueError(
             f"{where}: rescale_factor={rescale!r} is not implemented: it must be 1/255"
         )

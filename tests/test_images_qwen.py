@@ -104,7 +104,7 @@ def test_distance_to_the_pil_backend_is_printed(ours: PatchPreprocessor) -> None
     wanted = Qwen2VLImageProcessorPil(**settings(ours))(images, return_tensors="pt")
     got = ours(images)
     assert torch.equal(got.grid_thw, wanted["image_grid_thw"])
-    print(f"largest: {levels(ours, got.pixel_values - wanted['pixel_values']):.1f} levels")  # noqa: T201
+    print(f"largest: {levels(ours, got.pixel_values - wanted['pixel_values']):.1f} levels")
 
 
 @pytest.mark.parametrize("ours", FAMILIES)

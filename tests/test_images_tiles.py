@@ -118,7 +118,7 @@ def test_distance_to_the_pil_backend_is_printed() -> None:
     got = OURS(images).pixel_values
     assert got.shape == wanted.shape
     levels = float((got - wanted).abs().max()) * 255 * max(OURS.std)
-    print(f"largest: {levels:.1f} levels")  # noqa: T201
+    print(f"largest: {levels:.1f} levels")
 
 
 @pytest.mark.slow
