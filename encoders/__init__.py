@@ -11,6 +11,7 @@ from .contract import (
     VisionEncoder,
     VisionInputs,
 )
+from .images import Video
 from .intern_vit import InternViT, InternViTConfig
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
@@ -28,6 +29,7 @@ __all__ = [
     "Qwen2_5VLEncoder",
     "Qwen3VLConfig",
     "Qwen3VLEncoder",
+    "Video",
     "VisionEncoder",
     "VisionInputs",
     "attention",

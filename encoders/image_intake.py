@@ -10,6 +10,8 @@ Deliberate differences:
   it at 255, which turns almost every such image white.
 - Files that are opened here are turned upright by their EXIF orientation (as ``load_image`` does
   there); PIL objects are taken as they are.
+- The layout goes by the type, arrays channels-last, tensors channels-first; there it is guessed
+  from the sizes, which fails where a side has 1, 3 or 4 pixels.
 - A video's frames are converted one by one like images; there, PIL frames with a palette or with
   transparency go another way.
 """
@@ -42,6 +44,7 @@ _DAMAGED = (
     IndexError,
     KeyError,
     OverflowError,
+    RuntimeError,
     TypeError,
     struct.error,
     zlib.error,
@@ -91,7 +94,7 @@ def read_images(images: Iterable[Any]) -> list[Tensor]:
     Raises:
         ValueError: as :func:`to_rgb`, with the image's number; one image that is not in a list.
     """
-    bare = isinstance(images, str | os.PathLike | Image.Image)
+    bare = isinstance(images, str | os.PathLike | Image.Image) or not isinstance(images, Iterable)
     if bare or (isinstance(images, np.ndarray | Tensor) and images.ndim < 4):
         raise ValueError(
             f"images is one {type(images).__name__}: pass a list, also for one: images=[image]"
@@ -114,7 +117,8 @@ def read_videos(videos: Iterable[Any], choose: ChooseFrames) -> list[list[Tensor
     Raises:
         ValueError: a bad frame, frames of different sizes, no frames, or what is no video.
     """
-    if isinstance(videos, str | os.PathLike | Image.Image | Video):
+    bare = isinstance(videos, str | os.PathLike | Image.Image | Video)
+    if bare or not isinstance(videos, Iterable):
         raise ValueError(
             f"videos is one {type(videos).__name__}: pass a list, also for one: videos=[video]"
         )

@@ -190,7 +190,9 @@ def _check_count(count: int, total: int, fps: float | None, multiple: int) -> in
 
 def _steps(start: float, total: int, count: int) -> list[int]:
     # float32 steps, as the reference takes them; it may make one index too many, out of range.
-    indices: list[int] = torch.arange(start, total, total / count).int().tolist()
+    indices: list[int] = (
+        torch.arange(start, total, total / count, dtype=torch.float32, device="cpu").int().tolist()
+    )
     return indices[:count]
 
 

@@ -71,9 +71,13 @@ class Preprocessor(Protocol):
         max_tiles: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
-    ) -> VisionInputs: ...
+    ) -> VisionInputs:
+        """Pixels and grid of images, then videos; see ``VisionEncoder.preprocess``."""
+        ...
 
-    def with_files(self, files: ProcessorFiles) -> Preprocessor: ...
+    def with_files(self, files: ProcessorFiles) -> Preprocessor:
+        """A copy with the defaults of a repo's processor files."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,10 @@ class PatchPreprocessor:
         grids = [grid for _, _, grid in items]
         p, m, pair = self.patch_size, self.merge_size, self.temporal_patch_size
         counts = [math.prod(grid) for grid in grids]
-        pixel_values = torch.empty(sum(counts), 3 * pair * p * p)
+        pixel_values = torch.empty(sum(counts), 3 * pair * p * p, dtype=torch.float32, device="cpu")
         for rows, (frames, rules, (t, h, w)) in zip(pixel_values.split(counts), items, strict=True):
             self._write(frames, rules, rows.view(t, h // m, w // m, m, m, 3, pair, p, p))
-        return VisionInputs(pixel_values, torch.tensor(grids, dtype=torch.int64).view(-1, 3))
+        return VisionInputs(pixel_values, _grid_tensor(grids))
 
     def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:
         """Resize, normalise and cut one item into ``out`` [t, rows, columns, m, m, 3, T, p, p]."""
@@ -277,7 +281,7 @@ class TilePreprocessor:
         tiles = [self._tiling(image, max_tiles) for image in stills]
         counts = [c * r + thumbnail for c, r, thumbnail in tiles] + [len(clip) for clip in clips]
         size = self.image_size
-        pixel_values = torch.empty(sum(counts), 3, size, size)
+        pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
         parts = pixel_values.split(counts)
         stats = _folded(self.mean, self.std)
         for image, tiling, out in zip(stills, tiles, parts[: len(stills)], strict=True):
@@ -287,7 +291,7 @@ class TilePreprocessor:
             for frame, tile in zip(clip, out, strict=True):
                 _write_tiles(frame, (1, 1, False), tile[None], *stats)
         side = size // self.patch_size
-        grids = torch.tensor([(n, side, side) for n in counts], dtype=torch.int64).view(-1, 3)
+        grids = _grid_tensor([(n, side, side) for n in counts])
         return VisionInputs(pixel_values, grids, tiles + [(1, 1, False)] * len(clips))
 
     def _tiling(self, image: Tensor, max_tiles: int | None) -> tuple[int, int, bool]:
@@ -331,7 +335,12 @@ def _write_tiles(
 @lru_cache(maxsize=16)
 def _folded(mean: Stats, std: Stats) -> tuple[Tensor, Tensor]:
     """Mean and std [3, 1, 1] with the rescale by 1/255 folded in, so that they apply to 0..255."""
-    return (torch.tensor(mean) * 255.0).view(3, 1, 1), (torch.tensor(std) * 255.0).view(3, 1, 1)
+    stats = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
+    return stats[0].view(3, 1, 1), stats[1].view(3, 1, 1)
+
+
+def _grid_tensor(grids: Sequence[Grid]) -> Tensor:
+    return torch.tensor(grids, dtype=torch.int64, device="cpu").view(-1, 3)
 
 
 def _chooser(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +207,42 @@ def test_bad_images_are_named_with_number_value_and_fix(case: str, tmp_path: Pat
         assert str(caught.value).startswith("image 1: ")
 
 
-@pytest.mark.parametrize("bare", [china(), "photo.jpg", np.asarray(china()), Path("photo.jpg")])
+@pytest.mark.parametrize("suffix", ["png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm"])
+def test_a_damaged_file_is_read_or_refused_but_nothing_else(suffix: str, tmp_path: Path) -> None:
+    rng = random.Random(suffix)
+    path = tmp_path / f"damaged.{suffix}"
+    china().resize((60, 40)).save(path)
+    whole = path.read_bytes()
+    refused = []
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 3, 20))):
+            damaged[rng.randrange(min(len(damaged), rng.choice((100, 5000))))] = rng.randrange(256)
+        path.write_bytes(damaged[: rng.choice((len(damaged), rng.randrange(len(damaged))))])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert to_rgb(path).shape[0] == 3
+        except ValueError as error:
+            refused.append(str(error))
+    assert refused
+    assert all("cannot be read as an image" in message for message in refused)
+
+
+@pytest.mark.parametrize("preprocess", [QWEN, TilePreprocessor(image_size=56)])
+def test_defaults_for_new_tensors_change_nothing(preprocess: Any) -> None:
+    wanted = preprocess([china()], [[hopper()] * 8], num_frames=4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            got = preprocess([china()], [[hopper()] * 8], num_frames=4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got.pixel_values, wanted.pixel_values)
+    assert torch.equal(got.grid_thw, wanted.grid_thw)
+
+
+@pytest.mark.parametrize("bare", [china(), "photo.jpg", np.asarray(china()), None])
 def test_one_image_outside_a_list_is_told_to_be_put_into_one(bare: Any) -> None:
     for preprocess in (QWEN, TilePreprocessor()):
         with pytest.raises(ValueError, match=r"pass a list, also for one: images=\[image\]"):
