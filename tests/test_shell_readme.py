@@ -102,3 +102,13 @@ def test_readme_names_every_encoder() -> None:
         exported = getattr(encoders, name)
         if isinstance(exported, type) and issubclass(exported, torch.nn.Module):
             assert name == "VisionEncoder" or f"`{name}`" in text, name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_tower_class_finds_nothing_in_a_full_checkpoint(checkpoint: Path) -> None:
+    """The README says so of transformers; should it change, the README has to."""
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+    tower, report = Qwen3VLVisionModel.from_pretrained(checkpoint, output_loading_info=True)
+    assert set(report["missing_keys"]) == set(tower.state_dict())
