@@ -96,6 +96,31 @@ def test_encode_prints_a_line_an_item(
     assert wrote == f"wrote {tmp_path / 'f.safetensors'}"
 
 
+def test_images_may_stand_before_between_and_after_options(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "f.safetensors"
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(photo.read_bytes())
+    a, b = tmp_path / "a.png", tmp_path / "b.png"
+    run = cli("encode", checkpoint, photo, "--out", out, a, "--dtype", "float32", b)
+    assert run.code == 0, run.err
+    names = [item.name for item in load_features(out).items]
+    assert names == [str(photo), str(a), str(b)]
+
+
+def test_reader_that_stops_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "vitgraph", "list"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 def test_encode_turns_a_photograph_by_its_exif_orientation(
     cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +298,12 @@ def test_folder_without_a_checkpoint_is_one_line(cli: Cli, photo: Path, tmp_path
 
 def test_misspelt_option_is_one_line(cli: Cli, checkpoint: Path) -> None:
     assert_one_line(cli("encode", checkpoint, "--outt", "x"), "vitgraph encode --help")
+
+
+def test_stray_argument_is_one_line(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    run = cli("extract", checkpoint, tmp_path / "tower", "stray")
+    assert_one_line(run, "unrecognized arguments: stray")
+    assert not (tmp_path / "tower").exists()
 
 
 def test_no_command_is_one_line(cli: Cli) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -38,9 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = build_parser().parse_args(arguments)
+        options = parse(arguments)
         command: Callable[[argparse.Namespace], None] = options.command
         command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `vitgraph list | head`: whoever read has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         if "--debug" in arguments:
             traceback.print_exc()
@@ -50,6 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vitgraph: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments; images may stand after options, too, which argparse alone would refuse.
+
+    Raises:
+        ValueError: arguments that make no sense.
+    """
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    strangers = [argument for argument in rest if argument.startswith("-")]
+    if strangers or (rest and "images" not in options):
+        parser.error(f"unrecognized arguments: {' '.join(strangers or rest)}")
+    if rest:
+        options.images += map(Path, rest)
+    return options
 
 
 def _one_line(error: BaseException) -> str:
