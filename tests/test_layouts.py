@@ -236,8 +236,7 @@ def parameters(model: PublishedModel) -> tuple[int, int]:
     if model.projector_parameters:
         language = model.config.get("llm_config") or model.config["text_config"]
         known = {"mlp1.3.weight": (language["hidden_size"],) * 2}
-    with torch.device("meta"):
-        encoder = family.encoder(build_config(family, model.config, known, model.repo_id))
+    encoder = family.on_meta(build_config(family, model.config, known, model.repo_id))
     sizes = {name: value.numel() for name, value in encoder.state_dict().items()}
     projector = sum(size for name, size in sizes.items() if name.startswith("mlp1."))
     return sum(sizes.values()) - projector, projector

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -273,3 +276,59 @@ def test_extract_leaves_an_existing_folder_alone_unless_told(qwen3: Path, tmp_pa
     extract_encoder(qwen3, out, overwrite=True)
     assert load_encoder(out) is not None
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+GROWTH = """
+import sys, threading
+import huggingface_hub, torch
+import weights
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return sum(int(x.split()[1]) for x in lines if x.startswith(("RssAnon", "RssFile"))) * 1024
+
+def watch():
+    while not done.wait(0.001):
+        peak[0] = max(peak[0], resident())
+
+start = resident()
+peak, done = [start], threading.Event()
+thread = threading.Thread(target=watch)
+thread.start()
+encoders = [weights.load_encoder(folder) for folder in sys.argv[1:]]
+done.set()
+thread.join()
+tower = sum(value.nbytes for encoder in encoders for value in encoder.state_dict().values())
+print(tower, max(peak[0], resident()) - start)
+"""
+
+
+def growth(*folders: Path) -> tuple[int, int]:
+    """Bytes of the towers, and of a fresh process's growth from after the imports to the peak."""
+    shell = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[1]))
+    command = [sys.executable, "-c", GROWTH, *map(str, folders)]
+    done = subprocess.run(command, env=shell, capture_output=True, text=True, check=True)
+    tower, grown = done.stdout.split()
+    return int(tower), int(grown)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_vl"])
+def test_loading_needs_hardly_more_memory_than_the_tower(tmp_path: Path, family: str) -> None:
+    """The first joins queries, keys and values; the second is the largest of one file a tensor."""
+    folder = write_seeded_checkpoint(tmp_path, family, depth=32, width=1280)
+    tower, grown = growth(folder)
+    assert tower > 1.3e9
+    assert grown <= 1.15 * tower
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_loading_has_a_small_fixed_cost_in_memory(tmp_path: Path) -> None:
+    """The towers are tiny: what grows is the loader's own, such as modules imported late."""
+    families = ("intern_vit_300m", "qwen2_5_omni", "qwen3_vl")
+    tower, grown = growth(
+        *(write_seeded_checkpoint(tmp_path / family, family, width=64) for family in families)
+    )
+    assert tower < 4e6
+    assert grown <= 24 << 20

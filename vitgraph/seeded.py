@@ -186,8 +186,7 @@ def seeded_tower(
     chat = "vision_config" in config and family == "intern_vit"
     known = {"mlp1.3.weight": (configs.TEXT_WIDTH, configs.TEXT_WIDTH)} if chat else {}
     built = build_config(FAMILIES[family], config, known, "seeded")
-    with torch.device("meta"):
-        encoder = FAMILIES[family].encoder(built)
+    encoder = FAMILIES[family].on_meta(built)
     norms = {name for name, module in encoder.named_modules() if "Norm" in type(module).__name__}
     return {
         name: _random(name, tensor, name.rsplit(".", 1)[0] in norms, seed).to(dtype)

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
+import torch
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
+
 from encoders import (
     InternViT,
     InternViTConfig,
@@ -69,6 +73,36 @@ class Family:
     """How a clip enters the tower."""
     fields: Callable[[Shapes], Fields]
     """Config fields that the shapes of the tower's tensors determine."""
+
+    def on_meta(self, config: Any) -> VisionEncoder:
+        """The encoder that ``config`` makes, with tensors that have shapes and no memory."""
+        with torch.device("meta"), _WithoutInit():
+            return self.encoder(config)
+
+
+_INIT = {
+    init.normal_,
+    init.trunc_normal_,
+    init.uniform_,
+    init.kaiming_uniform_,
+    init.xavier_uniform_,
+}
+
+
+class _WithoutInit(TorchFunctionMode):
+    """Skips initialisation, which fills nothing on meta.
+
+    There, ``torch.randn`` and the initialisation of ``nn.Embedding`` would import 500 and 900
+    modules of torch's compiler (0.9 s and 36 MB, 1.9 s and 149 MB).
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _INIT:
+            return args[0] if args else kwargs["tensor"]
+        return (torch.empty if func is torch.randn else func)(*args, **kwargs)
 
 
 def _depth(shapes: Shapes, blocks: str) -> int:

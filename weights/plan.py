@@ -112,8 +112,7 @@ def build_encoder(tower: Tower) -> VisionEncoder:
         CheckpointError: tensors missing, left over or of a wrong shape.
     """
     try:
-        with torch.device("meta"):
-            encoder = tower.family.encoder(tower.config)
+        encoder = tower.family.on_meta(tower.config)
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{tower.contents.label}: config.json: {error}") from error
     check_fit(tower, {name: tuple(value.shape) for name, value in encoder.state_dict().items()})
