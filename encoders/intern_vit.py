@@ -205,8 +205,8 @@ class InternViT(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """One tile (256 tokens) to 8192."""
-        return self._tile_tokens, 8192
+        """One tile (256 tokens) to 64 tiles, a clip of 64 frames."""
+        return self._tile_tokens, 64 * self._tile_tokens
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -1,28 +1,26 @@
 """Budgets: how much one captured graph holds, and which budgets a ladder has.
 
 A budget is named by its output tokens. What a graph bakes in is more: input rows, attention
-segments, the longest segment, attention windows. A kernel launches blocks for segments times longest
-segment, so many segments *and* a long longest segment would launch mostly empty blocks. One token
-count may therefore be captured in two shapes of equal area: few long segments, or many short ones.
+segments, the longest segment, attention windows. A kernel launches blocks for segments times
+longest segment, so many segments *and* a long longest segment would launch mostly empty blocks. One
+token count may therefore be captured in two shapes of equal area: few long segments, or many short
+ones.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from bisect import bisect_left
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder
 
 LONG_SEGMENTS = 8
-"""Segments of the long shape, and how many times shorter and more the short shape's are.
-
-On an H200 an empty block costs about 5 ns: eight segments as long as the budget cost 2-3 % of a
-replay, sixty-four would cost a quarter of it.
-"""
+"""Segments of the long shape, and how many times shorter and more the short shape's are."""
 SHORT_SHARE = 4
 """One graph in this many has the short shape."""
 
@@ -143,17 +141,37 @@ def plan_ladder(
 
 
 def default_ladder(low: int, high: int, count: int) -> list[int]:
-    """``count`` budgets from ``low`` to ``high``, spaced by the square root of their size.
+    """At most ``count`` budgets from ``low`` to ``high``, each where it saves most padding.
 
-    For sizes spread evenly on a logarithmic scale, padded tokens are fewest with gaps that grow as
-    the square root: 2 % at 8192 tokens, coarse below 256, where a replay's time is flat anyway.
+    First what squares come to (:func:`square_counts`), largest first; then, one after another, the
+    budget that takes most padded tokens away, for sizes spread evenly on a logarithmic scale.
     """
-    if count == 1 or low >= high:
-        return [high]
-    start, stop = math.sqrt(low), math.sqrt(high)
-    steps = [(start + (stop - start) * i / (count - 1)) ** 2 for i in range(count)]
-    rounded = {min(max(_round_up(step, 16), low), high) for step in steps}
-    return sorted(rounded | {low, high})[-count:]
+    ladder = sorted({low, high} if count > 1 else {high})
+    for tokens in reversed(square_counts(low, high)):
+        if len(ladder) < count and tokens not in ladder:
+            insort(ladder, tokens)
+    while len(ladder) < count:
+        gaps = [(_padding(a, b), a, b) for a, b in pairwise(ladder) if b - a > 16]
+        if not gaps:
+            break
+        _, below, above = max(gaps)
+        insort(ladder, min(_round_up((below + above) / 2, 16), above - 1))
+    return ladder
+
+
+def square_counts(low: int, high: int) -> list[int]:
+    """Token counts of 224x224 images, their clips and batches: 49 and 64 times powers of two.
+
+    (64 tokens an image with patches of 14 pixels, 49 with 16.) A clip or a batch of squares then
+    replays without padding.
+    """
+    counts = {side << power for side in (49, 64) for power in range(max(high, 1).bit_length())}
+    return sorted(count for count in counts if low <= count <= high)
+
+
+def _padding(low: int, high: int) -> float:
+    """Padded tokens of sizes between two budgets, log-uniform: the integral of (high - x) / x."""
+    return high * math.log(high / low) - (high - low)
 
 
 def fit_budgets(token_counts: Sequence[int], max_graphs: int = 48) -> list[int]:
@@ -295,10 +313,10 @@ def _shapes(
     shapes = [_budget(spec, few, spec.longest_segment) for spec in specs]
     room = most - len(shapes)
     if many > few and room > 0:
-        step = -(-len(specs) // room)
+        squares = set(square_counts(tokens[0], tokens[-1]))
+        by_use = sorted(specs, key=lambda s: (s.output_tokens not in squares, -s.output_tokens))
         shapes += [
-            _budget(spec, many, -(-spec.longest_segment // LONG_SEGMENTS))
-            for spec in specs[::-1][::step]
+            _budget(spec, many, -(-spec.longest_segment // LONG_SEGMENTS)) for spec in by_use[:room]
         ]
     return shapes
 
@@ -307,12 +325,3 @@ def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
     """Windows: twice those of one squarish item, and one more a segment for ragged edges."""
     windows = 2 * spec.windows + segments if spec.windows else 0
     return Budget(spec.output_tokens, spec.input_size, segments, longest, windows)
-
-
-def smallest_fitting(budgets: Sequence[Budget], load: Load) -> Budget | None:
-    """The first of ascending ``budgets`` of one shape that takes ``load``."""
-    start = bisect_left(budgets, load.tokens, key=lambda budget: budget.tokens)
-    for budget in budgets[start:]:
-        if budget.refuses(load) is None:
-            return budget
-    return None

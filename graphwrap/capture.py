@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,12 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
+from encoders.contract import EncoderOutput, GraphableEncoder, Grid, Metadata
 
 from .buffers import ROWS, Arena, Layout, output_fields
 from .budgets import Budget
 
 Forward = Callable[..., EncoderOutput]
+SLOW_MS = 8.0
+"""A replay of more milliseconds is timed once: its first run costs no more than the next."""
 
 
 @dataclass
@@ -46,9 +47,7 @@ class Runner:
             self.body()
 
 
-def capacity_metadata(
-    encoder: GraphableEncoder, budget: Budget, grids: list[tuple[int, ...]]
-) -> Metadata:
+def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: list[Grid]) -> Metadata:
     """A call's metadata on the host, padded to the budget's capacities."""
     return encoder.prepare_encoder_metadata(
         grids,
@@ -107,11 +106,10 @@ def capture(
 
 
 def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:
-    """Milliseconds of one replay on the device: median of up to five, fewer for slow ones."""
+    """Milliseconds of a replay on the device: one run of a slow graph, the median of six else."""
     times: list[float] = []
-    spent = time.perf_counter()
     with torch.cuda.stream(stream):
-        while len(times) < 5 and (len(times) < 2 or time.perf_counter() - spent < 0.04):
+        while len(times) < 7 and (not times or times[0] < SLOW_MS):
             start = torch.cuda.Event(enable_timing=True)
             end = torch.cuda.Event(enable_timing=True)
             start.record(stream)
@@ -119,7 +117,7 @@ def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:
             end.record(stream)
             end.synchronize()
             times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2] if len(times) > 2 else min(times)
+    return sorted(times[1:])[len(times) // 2 - 1] if len(times) > 1 else times[0]
 
 
 def pool_bytes(pool: tuple[int, int]) -> int:

@@ -1,10 +1,11 @@
 """What a replay and an eager run cost: measured once at capture, then frozen.
 
 Routing asks two questions, "what would a replay of this budget cost for this load?" and "what would
-eager cost?". Both answers come from a table of milliseconds a budget, measured with no segments and
-with one full item, so that attention (which grows with the sum of squared segment lengths) is told
-from everything else (which grows with rows). Frozen and saved, the table makes the same choices in
-every process.
+eager cost?". Both answers come from one table of milliseconds. A replay without segments costs what
+its padded rows cost; attention comes on top, for the rows and squared lengths of the segments that
+are there. An eager run of the same rows costs the same without padding, plus gaps between launches,
+and never less than the host needs to launch it. Frozen and saved, the table makes the same choices
+in every process.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from .budgets import Budget, Load
-
-REPLAY_MARGIN = 0.97
-"""A replay must promise to be 3 % cheaper than eager: eager never surprises anybody."""
 
 
 class Costs(Protocol):
@@ -47,63 +46,57 @@ class RowCosts:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one budget's replay: of an empty one, and of one full item."""
-
-    empty_ms: float
-    full_ms: float
-    full_area: int
-
-
-@dataclass(frozen=True)
 class CostTable:
     """Measured prices in milliseconds."""
 
-    timings: dict[Budget, Timing]
-    eager_floor_ms: float
-    """Host time of an eager run of any size: launches bind it below some size."""
+    empty_ms: Mapping[Budget, float]
+    """A replay with every row padding."""
+    row_ms: float
+    """Attention a real row, and a unit of squared segment length: one fit over all budgets."""
+    area_ms: float
     replay_host_ms: float
-    """Host time of a replay beyond its graph: copies in and out."""
+    """Wall time of a replay beyond its graph: copies in and out, launch."""
+    eager_floor_ms: float
+    """Wall time that the host needs to launch an eager run, however small."""
+    eager_gap_ms: float
+    """Device time of an eager run beyond a replay of the same rows: gaps between launches."""
 
     def replay(self, budget: Budget, load: Load) -> float:
-        """The empty replay, and attention for the segments that are there."""
-        timing = self.timings[budget]
-        share = min(load.area / max(timing.full_area, 1), 1.0)
-        device = timing.empty_ms + max(timing.full_ms - timing.empty_ms, 0.0) * share
-        return (device + self.replay_host_ms) / REPLAY_MARGIN
+        """The padded rows, and attention for the segments that are there."""
+        attention = self.row_ms * load.rows + self.area_ms * load.area
+        return self.empty_ms[budget] + attention + self.replay_host_ms
 
     def eager(self, load: Load) -> float:
-        """The same device time without padding, but never under the host's floor."""
-        return max(self._device(load), self.eager_floor_ms)
+        """The same without padding, but never under the host's floor."""
+        attention = self.row_ms * load.rows + self.area_ms * load.area
+        return max(self.device(load.rows) + attention + self.eager_gap_ms, self.eager_floor_ms)
 
-    def _device(self, load: Load) -> float:
-        """Interpolated between the budgets of the long shape by rows; beyond them in proportion."""
-        rungs = self._rungs()
-        rows = [budget.rows for budget, _ in rungs]
-        at = min(max(bisect_left(rows, load.rows), 1), len(rungs) - 1)
-        (low, below), (high, above) = rungs[max(at - 1, 0)], rungs[at]
-        span = max(high.rows - low.rows, 1)
-        share = (load.rows - low.rows) / span
-        empty = below.empty_ms + (above.empty_ms - below.empty_ms) * share
-        slope = max(above.full_ms - above.empty_ms, 0.0) / max(above.full_area, 1)
-        return max(empty, 0.0) + slope * load.area
+    def device(self, rows: int) -> float:
+        """Milliseconds of rows without attention: between budgets a line, beyond in proportion."""
+        held, ms = self._curve
+        if len(held) == 1:
+            return ms[0] * rows / held[0]
+        if rows > held[-1]:
+            return ms[-1] * rows / held[-1]
+        at = min(max(bisect_left(held, rows), 1), len(held) - 1)
+        share = (rows - held[at - 1]) / (held[at] - held[at - 1])
+        return max(ms[at - 1] + (ms[at] - ms[at - 1]) * share, 0.0)
 
-    def _rungs(self) -> list[tuple[Budget, Timing]]:
-        longest: dict[int, Budget] = {}
-        for budget in self.timings:
-            held = longest.get(budget.rows)
-            if held is None or budget.longest_segment > held.longest_segment:
-                longest[budget.rows] = budget
-        return [(longest[rows], self.timings[longest[rows]]) for rows in sorted(longest)]
+    @cached_property
+    def _curve(self) -> tuple[list[int], list[float]]:
+        by_rows = {budget.rows: ms for budget, ms in sorted(self.empty_ms.items())}
+        return sorted(by_rows), [by_rows[rows] for rows in sorted(by_rows)]
 
-    def save(self, path: str | os.PathLike[str], fingerprint: dict[str, str]) -> None:
+    def save(self, path: str | os.PathLike[str], fingerprint: Mapping[str, str]) -> None:
         """Write the table as JSON, with what it was measured on."""
-        rows = [{**asdict(budget), **asdict(timing)} for budget, timing in self.timings.items()]
         body = {
-            "fingerprint": fingerprint,
-            "eager_floor_ms": self.eager_floor_ms,
+            "fingerprint": dict(fingerprint),
+            "row_ms": self.row_ms,
+            "area_ms": self.area_ms,
             "replay_host_ms": self.replay_host_ms,
-            "budgets": rows,
+            "eager_floor_ms": self.eager_floor_ms,
+            "eager_gap_ms": self.eager_gap_ms,
+            "empty_ms": [{**asdict(b), "ms": ms} for b, ms in sorted(self.empty_ms.items())],
         }
         Path(path).write_text(json.dumps(body, indent=1) + "\n")
 
@@ -111,7 +104,7 @@ class CostTable:
     def load(
         cls,
         path: str | os.PathLike[str],
-        fingerprint: dict[str, str],
+        fingerprint: Mapping[str, str],
         budgets: Sequence[Budget],
     ) -> CostTable:
         """Read a table for these budgets.
@@ -120,20 +113,37 @@ class CostTable:
             ValueError: a table measured on something else, or for other budgets.
         """
         body = json.loads(Path(path).read_text())
+        measured = body.pop("fingerprint")
         for key, value in fingerprint.items():
-            if body["fingerprint"].get(key) != value:
+            if measured.get(key) != value:
                 raise ValueError(
-                    f"{path} was measured with {key}={body['fingerprint'].get(key)!r}, this is "
-                    f"{value!r}: capture here and save_table again"
+                    f"{path} was measured with {key}={measured.get(key)!r}, this is {value!r}: "
+                    "capture here and save_table again"
                 )
-        timings = {}
-        for row in body["budgets"]:
-            timing = Timing(row.pop("empty_ms"), row.pop("full_ms"), row.pop("full_area"))
-            timings[Budget(**row)] = timing
-        missing = [budget.name for budget in budgets if budget not in timings]
+        rows = [(row.pop("ms"), Budget(**row)) for row in body.pop("empty_ms")]
+        times = {budget: ms for ms, budget in rows}
+        missing = [budget.name for budget in budgets if budget not in times]
         if missing:
             raise ValueError(
                 f"{path} has no times for budgets {missing}: use the ladder it was for"
             )
-        kept = {budget: timings[budget] for budget in budgets}
-        return cls(kept, body["eager_floor_ms"], body["replay_host_ms"])
+        return cls({budget: times[budget] for budget in budgets}, **body)
+
+
+def fit_attention(points: Sequence[tuple[Load, float]]) -> tuple[float, float]:
+    """Milliseconds a row and a unit of area that explain ``points`` best, neither negative.
+
+    Least squares of ``ms = row_ms * rows + area_ms * area``, each point in proportion to its size.
+    """
+    scaled = [(load.rows / ms, load.area / ms) for load, ms in points if ms > 0]
+    rr = sum(r * r for r, _ in scaled)
+    ra = sum(r * a for r, a in scaled)
+    aa = sum(a * a for _, a in scaled)
+    r1, a1 = sum(r for r, _ in scaled), sum(a for _, a in scaled)
+    determinant = rr * aa - ra * ra
+    if determinant > 1e-9 * rr * aa:
+        row_ms = (r1 * aa - a1 * ra) / determinant
+        area_ms = (a1 * rr - r1 * ra) / determinant
+        if row_ms >= 0 and area_ms >= 0:
+            return row_ms, area_ms
+    return (0.0, a1 / aa) if aa else (0.0, 0.0)

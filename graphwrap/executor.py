@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GraphableEncoder, GridLike, Metadata
+from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
 
 from .budgets import Budget
 from .buffers import output_fields
 from .capture import Forward, capacity_metadata, poison_pool
+from .guards import WeightGuard
 from .plans import Cache, Plan, Step, copy_runs
 from .session import Session
 from .stats import GraphStats
@@ -33,6 +33,7 @@ class Executor:
     clone: bool
     session: Session | None
     counts: GraphStats
+    guard: WeightGuard | None
     _blocks: Cache[Tensor] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _eager: Cache[Metadata] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _written: object = None
@@ -80,6 +81,8 @@ class Executor:
         self._write_block(step, budget)
         copy_runs(pixels, runner.pixels, step.rows)
         runner.run()
+        if self.guard is not None:
+            self.guard.check()  # while the device works; no result has left the arena yet
         self._count_replay(step, budget)
         return {
             name: field[: step.row_count if name == "last_hidden_state" else step.token_count]
@@ -114,15 +117,15 @@ class Executor:
             copy_runs(pixels, rows, step.rows)
         metadata = self._eager.get(step.grids)
         if metadata is None:
-            metadata = self.encoder.prepare_encoder_metadata(
-                cast(GridLike, list(step.grids)), device=self.device
-            )
+            metadata = self.encoder.prepare_encoder_metadata(list(step.grids), device=self.device)
             size = sum(value.numel() * value.element_size() for value in metadata.values())
             self._eager.put(step.grids, metadata, size)
         self.counts.eager_calls += 1
         self.counts.eager_items += step.items
         self.counts.eager_reasons[step.reason or "eager"] += step.items
         output = self.forward(rows, encoder_metadata=metadata)
+        if self.guard is not None:
+            self.guard.check()
         return {n: f.contiguous() for n, f in output_fields(output, self.wanted).items()}
 
     def _order_streams(self) -> None:
@@ -142,12 +145,12 @@ class Executor:
             self._used = (current, event)
 
     def _count_replay(self, step: Step, budget: Budget) -> None:
-        for entry in self.counts.budgets:
-            if (entry.tokens, entry.segments) == (budget.tokens, budget.segments):
-                entry.hits += 1
-                entry.items += step.items
-                entry.real_tokens += step.token_count
-                entry.padded_tokens += budget.tokens
+        assert self.session is not None
+        entry = self.counts.budgets[self.session.places[budget]]
+        entry.hits += 1
+        entry.items += step.items
+        entry.real_tokens += step.token_count
+        entry.padded_tokens += budget.tokens
 
     @property
     def cache_bytes(self) -> int:

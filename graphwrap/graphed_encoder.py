@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
+from encoders.contract import EncoderOutput, GraphableEncoder, Grid, GridLike
 
 from .budgets import plan_ladder
 from .buffers import as_output
 from .capture import Forward
 from .costs import Costs, CostTable, RowCosts
-from .guards import WeightGuard, check_gradients, check_pixels
+from .guards import WeightGuard, check_pixels
 from .executor import Executor
 from .packing import Packer
 from .plans import Cache, Key, Plan, make_plan
@@ -125,7 +125,6 @@ class GraphedEncoder:
         return self
 
     def _capture(self, progress: bool) -> None:
-        check_gradients(self.encoder, torch.empty(0))
         self._guard = WeightGuard(self.encoder)
         if self.backend == "eager":
             self._start(Packer((), RowCosts(), self.ladder.max_batch_size), None)
@@ -146,7 +145,7 @@ class GraphedEncoder:
         self._session, self._packer = session, packer
         self._executor = Executor(
             self._contract, self._forward, self.device, self.outputs, self.clone, session,
-            self._fresh_stats(),
+            self._fresh_stats(), self._guard if session is not None else None,
         )  # fmt: skip
 
     def release(self) -> None:
@@ -207,12 +206,21 @@ class GraphedEncoder:
             RuntimeError: weights were rebound after capture.
         """
         check_pixels(pixel_values, self._contract.row_shape, self.device)
-        check_gradients(self.encoder, pixel_values)
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock:
+            self._ready().check_gradients(pixel_values)
+            return self._call(pixel_values, grid_thw, out)
+
+    def _ready(self) -> WeightGuard:
+        if self._guard is None or self._executor is None:
             self.capture(progress=False)
-            assert self._guard is not None
+        assert self._guard is not None
+        return self._guard
+
+    def _call(
+        self, pixel_values: Tensor, grid_thw: GridLike, out: EncoderOutput | None
+    ) -> EncoderOutput:
+        with torch.inference_mode(False), torch.no_grad():
             assert self._executor is not None
-            self._guard.check()
             plan = self._plan(grid_thw)
             if pixel_values.shape[0] != plan.rows:
                 raise ValueError(
@@ -247,11 +255,11 @@ class GraphedEncoder:
 
     def _plan(self, grid_thw: GridLike) -> Plan:
         rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
-        key: Key = tuple(tuple(map(int, row)) for row in cast(Sequence[Sequence[int]], rows))
+        key: Key = tuple([(int(t), int(h), int(w)) for t, h, w in cast(Sequence[Grid], rows)])
         plan = self._plans.get(key)
         if plan is None:
             assert self._packer is not None
-            specs = self._contract.item_specs(cast(GridLike, list(key)))
+            specs = self._contract.item_specs(list(key))
             groups = self._packer.pack(specs) if self.backend != "eager" else []
             if self.backend == "eager" or not specs:
                 groups = self._packer.whole(specs)

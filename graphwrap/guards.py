@@ -11,6 +11,7 @@ class WeightGuard:
 
     A graph reads addresses. Weights updated in place are seen by the next replay; weights rebound
     (``load_state_dict(assign=True)``, ``.to()``) are not, and would be answered with the old ones.
+    The old storages are held, so that the check may run while a replay does.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -21,6 +22,8 @@ class WeightGuard:
             for name, tensor in slots.items()
             if tensor is not None
         ]
+        self._held = [tensor.detach() for _, _, tensor, _ in self._slots]
+        self._parameters = list(encoder.parameters())
 
     def check(self) -> None:
         """Raise if a weight is no longer where the graphs read it.
@@ -35,6 +38,23 @@ class WeightGuard:
                     "assign=True, .to(), .half()): its graphs still read the old one; call "
                     "release() and capture() again"
                 )
+
+    def check_gradients(self, pixel_values: Tensor) -> None:
+        """Raise if somebody expects gradients: a graph records none.
+
+        Raises:
+            ValueError: a parameter or the pixels require grad while grad mode is on.
+        """
+        if not torch.is_grad_enabled():
+            return
+        wanted = pixel_values.requires_grad
+        if wanted or any(parameter.requires_grad for parameter in self._parameters):
+            what = "pixel_values" if wanted else "encoder parameters"
+            raise ValueError(
+                f"{what} require grad and grad mode is on, but a graph records no gradients: wrap "
+                "the call in torch.no_grad(), or encoder.requires_grad_(False), or call the "
+                "encoder itself"
+            )
 
 
 def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch.device) -> None:
@@ -57,20 +77,4 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
         raise ValueError(
             f"pixel_values are on {pixel_values.device}, the graphs on {device}: pass them on the "
             "CPU or move them there"
-        )
-
-
-def check_gradients(encoder: nn.Module, pixel_values: Tensor) -> None:
-    """Raise if somebody expects gradients: a graph records none.
-
-    Raises:
-        ValueError: a parameter or the pixels require grad while grad mode is on.
-    """
-    if not torch.is_grad_enabled():
-        return
-    if pixel_values.requires_grad or any(p.requires_grad for p in encoder.parameters()):
-        what = "pixel_values" if pixel_values.requires_grad else "encoder parameters"
-        raise ValueError(
-            f"{what} require grad and grad mode is on, but a graph records no gradients: wrap the "
-            "call in torch.no_grad(), or encoder.requires_grad_(False), or call the encoder itself"
         )

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from encoders.contract import EncoderItemSpec
+from encoders.contract import EncoderItemSpec, Grid
 
 from .budgets import Budget
 from .packing import Group
 
-Key = tuple[tuple[int, ...], ...]
+Key: TypeAlias = tuple[Grid, ...]
 Value = TypeVar("Value")
 
 

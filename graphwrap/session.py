@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from encoders.contract import GraphableEncoder
+from encoders.contract import GraphableEncoder, Grid
 
-from .budgets import Budget, Ladder, Load
+from .budgets import LONG_SEGMENTS, Budget, Ladder, Load
 from .buffers import Arena, Layout
 from .capture import (
     Forward,
@@ -25,7 +25,7 @@ from .capture import (
     pool_bytes,
     time_replays,
 )
-from .costs import CostTable, Timing
+from .costs import CostTable, fit_attention
 from .stats import BudgetStats
 
 MEMORY_SHARE = 3
@@ -45,6 +45,8 @@ class Session:
     stream: torch.cuda.Stream | None = None
     costs: CostTable | None = None
     pool_bytes: int = 0
+    places: dict[Budget, int] = field(default_factory=dict)
+    """Where each budget stands in ``stats``."""
 
 
 @dataclass
@@ -80,6 +82,7 @@ class Capturer:
             if measure and session.runners:
                 session.costs = self._measure(session)
         session.stats.reverse()
+        session.places = {budget: at for at, budget in enumerate(reversed(session.runners))}
         session.seconds = time.perf_counter() - began
         return session
 
@@ -145,24 +148,36 @@ class Capturer:
         )
 
     def _measure(self, session: Session) -> CostTable:
-        """Time every budget empty and full, and eager's floor on the smallest."""
+        """Time every budget empty and filled, and eager on a small and on a middling load."""
         assert session.stream is not None
         session.arena.pixels.normal_()  # zeros would run faster than real pixels
         session.stream.wait_stream(torch.cuda.current_stream(self.device))
-        timings = {}
-        by_budget = {(s.tokens, s.segments): s for s in session.stats}
+        empty: dict[Budget, float] = {}
+        filled: dict[Budget, tuple[list[Grid], Load, float]] = {}
+        by_rows: dict[int, float] = {}  # the two shapes of a token count cost the same empty
         for budget, runner in session.runners.items():
-            empty = self._time_grids(session, runner, [])
-            grids = _filling(self.encoder, budget)
-            full = self._time_grids(session, runner, grids)
-            area = Load.of(self.encoder.item_specs(grids)).area
-            timings[budget] = Timing(empty, full, area)
-            by_budget[budget.tokens, budget.segments].replay_ms = full
+            if budget.rows not in by_rows:
+                by_rows[budget.rows] = self._time_grids(session, runner, [])
+            empty[budget] = by_rows[budget.rows]
+            grids = filling(self.encoder, budget)
+            load = Load.of(self.encoder.item_specs(grids))
+            filled[budget] = (grids, load, self._time_grids(session, runner, grids))
+        for entry, budget in zip(session.stats, session.runners, strict=True):
+            entry.replay_ms = filled[budget][2]
+        points = [(load, ms - empty[budget]) for budget, (_, load, ms) in filled.items()]
+        row_ms, area_ms = fit_attention(points)
         smallest = min(session.runners)
-        floor = self._eager_floor(session.arena, smallest)
-        return CostTable(timings, floor, replay_host_ms=0.0)
+        floor = self._eager_wall(session.arena, [self.encoder.grid_for(smallest.tokens)])
+        host = self._replay_host(session, smallest, filled[smallest][2])
+        table = CostTable(empty, row_ms, area_ms, host, floor, eager_gap_ms=0.0)
+        bound = [budget for budget, ms in empty.items() if ms > 1.5 * floor]
+        if not bound:
+            return table
+        grids, load, _ = filled[min(bound)]  # the smallest that binds the device
+        gap = self._eager_wall(session.arena, grids) - table.eager(load)
+        return replace(table, eager_gap_ms=max(gap, 0.0))
 
-    def _time_grids(self, session: Session, runner: Runner, grids: list[tuple[int, ...]]) -> float:
+    def _time_grids(self, session: Session, runner: Runner, grids: list[Grid]) -> float:
         assert session.stream is not None
         rows = sum(spec.input_size for spec in self.encoder.item_specs(grids))
         block = torch.zeros(runner.layout.nbytes, dtype=torch.uint8)
@@ -171,16 +186,31 @@ class Capturer:
             runner.block.copy_(block)
         return time_replays(runner, session.stream)
 
-    def _eager_floor(self, arena: Arena, budget: Budget) -> float:
-        """Wall milliseconds of an eager run so small that the host binds it: median of five."""
-        grids = [self.encoder.grid_for(budget.tokens)]
+    def _eager_wall(self, arena: Arena, grids: list[Grid]) -> float:
+        """Wall milliseconds of an eager run: median of five."""
         rows = sum(spec.input_size for spec in self.encoder.item_specs(grids))
         metadata = self.encoder.prepare_encoder_metadata(grids, device=self.device)
+        return self._wall(lambda: self.forward(arena.pixels[:rows], encoder_metadata=metadata))
+
+    def _replay_host(self, session: Session, budget: Budget, device_ms: float) -> float:
+        """Wall milliseconds of a call around its graph: copies in, launch, results out."""
+        runner = session.runners[budget]
+        pixels = torch.empty_like(runner.pixels)
+
+        def call() -> None:
+            runner.pixels.copy_(pixels)
+            runner.run()
+            for buffer in runner.outputs.values():
+                buffer.clone()
+
+        return max(self._wall(call) - device_ms, 0.0)
+
+    def _wall(self, call: Callable[[], object]) -> float:
         times = []
         for _ in range(6):
             torch.cuda.synchronize(self.device)
             began = time.perf_counter()
-            self.forward(arena.pixels[:rows], encoder_metadata=metadata)
+            call()
             torch.cuda.synchronize(self.device)
             times.append((time.perf_counter() - began) * 1e3)
         return sorted(times[1:])[2]
@@ -218,20 +248,18 @@ class Capturer:
             yield bar
 
 
-def _filling(encoder: GraphableEncoder, budget: Budget) -> list[tuple[int, ...]]:
-    """Equal items that fill a budget as far as its longest segment allows."""
+def filling(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
+    """Equal items that fill a budget, in eight segments or more: a typical load to time."""
     whole = encoder.grid_for(budget.tokens)
     spec = encoder.item_specs([whole])[0]
-    if spec.longest_segment <= budget.longest_segment:
+    if spec.segments > 1 or budget.tokens < LONG_SEGMENTS:
         return [whole]
-    shares = -(-spec.longest_segment // budget.longest_segment)
-    tokens = budget.tokens // shares
-    while tokens > 1:
+    tokens = budget.tokens // min(LONG_SEGMENTS, budget.segments)
+    while tokens:
         part = encoder.grid_for(tokens)
         spec = encoder.item_specs([part])[0]
         count = min(budget.segments, budget.tokens // spec.output_tokens)
-        load = Load.of([spec] * count)
-        if count and budget.refuses(load) is None:
+        if count and budget.refuses(Load.of([spec] * count)) is None:
             return [part] * count
         tokens -= 1
     return []
