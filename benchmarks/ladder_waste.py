@@ -1,0 +1,190 @@
+"""How much of a replay is padding, by ladder: sum(padded) / sum(real) - 1, one image a replay.
+
+    python benchmarks/ladder_waste.py --json benchmarks/results/ladder_waste.json
+
+Over the 1,000 sizes of ``sizes.py`` and a list drawn differently, each resized as the family's own
+preprocessing does. Counted are images within range, from the smallest budget's tokens to the
+largest's. A larger image runs eagerly and pads nothing; a smaller one costs what the smallest
+budget costs, which no ladder changes. Both are printed as shares. Nothing is captured or timed:
+this is arithmetic on the ladder, the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+import torch  # noqa: E402
+from sizes import Size, fixed_sizes, other_sizes  # noqa: E402
+
+from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder  # noqa: E402
+from encoders.contract import EncoderItemSpec, Grid, VisionEncoder  # noqa: E402
+from encoders.image_sizes import best_tiling, smart_resize  # noqa: E402
+from encoders.images import PatchPreprocessor, TilePreprocessor  # noqa: E402
+from encoders.intern_vit import InternViTConfig  # noqa: E402
+from encoders.processor_files import PixelRules  # noqa: E402
+from encoders.qwen2_5_vl import Qwen2_5VLConfig  # noqa: E402
+from encoders.qwen2_vl import Qwen2VLConfig  # noqa: E402
+from encoders.qwen3_vl import Qwen3VLConfig  # noqa: E402
+from graphwrap import Budget, fit_budgets  # noqa: E402
+from graphwrap.budgets import Load, plan_ladder  # noqa: E402
+
+MOST = 48
+QWEN2_5 = {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584}
+
+
+def towers() -> dict[str, VisionEncoder]:
+    """One tower a family at its published patch and tile sizes, without weights.
+
+    Qwen2-VL's repos publish at most 12.8 megapixels an image; without their files it is one.
+    """
+    smaller = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
+    published = replace(smaller, images=PixelRules(56 * 56, 16384 * 28 * 28))
+    with torch.device("meta"):
+        return {
+            "Qwen2-VL p14": Qwen2VLEncoder(Qwen2VLConfig.from_hf({"depth": 1}), published),
+            "Qwen2-VL p14, 1 MP": Qwen2VLEncoder(Qwen2VLConfig.from_hf({"depth": 1}), smaller),
+            "Qwen2.5-VL p14": Qwen2_5VLEncoder(
+                Qwen2_5VLConfig.from_hf({**QWEN2_5, "depth": 1, "fullatt_block_indexes": [0]}),
+                published,
+            ),
+            "Qwen3-VL p16": Qwen3VLEncoder(
+                Qwen3VLConfig.from_hf({"depth": 1, "deepstack_visual_indexes": []})
+            ),
+            "InternViT 448 tiles": InternViT(
+                InternViTConfig.from_hf(
+                    {
+                        "force_image_size": 448, "max_dynamic_patch": 12,
+                        "dynamic_image_size": True, "use_thumbnail": True,
+                        "llm_config": {"hidden_size": 896},
+                        "vision_config": {"num_hidden_layers": 1, "image_size": 448},
+                    }
+                )
+            ),
+        }  # fmt: skip
+
+
+def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
+    """The grid that the family's preprocessing makes of an image of this size."""
+    width, height = size
+    rules = encoder.preprocessor
+    if isinstance(rules, TilePreprocessor):
+        columns, rows = best_tiling(
+            width, height, rules.min_tiles, rules.max_tiles, rules.image_size
+        )
+        tiles = columns * rows + (rules.use_thumbnail and columns * rows > 1)
+        side = rules.image_size // rules.patch_size
+        return int(tiles), side, side
+    assert isinstance(rules, PatchPreprocessor)
+    tall, wide = smart_resize(
+        height, width, rules.patch_size * rules.merge_size,
+        rules.images.min_pixels, rules.images.max_pixels,
+    )  # fmt: skip
+    return 1, tall // rules.patch_size, wide // rules.patch_size
+
+
+def ladders(encoder: VisionEncoder, specs: Sequence[EncoderItemSpec]) -> dict[str, list[Budget]]:
+    """Ladders of at most 48 graphs by name; the fitted one knows the sizes it is judged on."""
+    low, high = encoder.budget_range
+    doublings = round(math.log2(high / low))
+    powers = [low * 2**step for step in range(doublings + 1)]
+    geometric = [round(low * (high / low) ** (step / (MOST - 1))) for step in range(MOST)]
+    seen = [spec.output_tokens for spec in specs if low <= spec.output_tokens <= high]
+    given = {
+        "default": None,
+        "powers of two": powers,
+        "geometric": whole(encoder, geometric),
+        "fit_budgets": fit_budgets(seen, MOST),
+    }
+    return {name: list(plan_ladder(encoder, tokens).budgets) for name, tokens in given.items()}
+
+
+def whole(encoder: VisionEncoder, tokens: Sequence[int]) -> list[int]:
+    """Rounded up to what items can make."""
+    specs = encoder.item_specs([encoder.grid_for(count) for count in tokens])
+    return sorted({spec.output_tokens for spec in specs})
+
+
+def padded(budgets: Sequence[Budget], spec: EncoderItemSpec) -> int | None:
+    """Tokens of the smallest budget that takes the item; None if none does."""
+    load = Load.of([spec])
+    return min((b.tokens for b in budgets if b.refuses(load) is None), default=None)
+
+
+def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[str, float]:
+    """Padding of the items within range, and the shares of those that are not."""
+    low, high = min(b.tokens for b in budgets), max(b.tokens for b in budgets)
+    within = [spec for spec in specs if low <= spec.output_tokens <= high]
+    places = [(padded(budgets, spec), spec.output_tokens) for spec in within]
+    taken = [(budget, real) for budget, real in places if budget is not None]
+    real = sum(real for _, real in taken)
+    return {
+        "padding": sum(budget for budget, _ in taken) / real - 1 if real else 0.0,
+        "below": sum(spec.output_tokens < low for spec in specs) / max(len(specs), 1),
+        "eager": 1 - (len(taken) + sum(s.output_tokens < low for s in specs)) / max(len(specs), 1),
+    }
+
+
+def report() -> dict[str, Any]:
+    """Every family, list and ladder; per size class too."""
+    lists = {"fixed": fixed_sizes(), "other": other_sizes()}
+    result: dict[str, Any] = {}
+    for family, encoder in towers().items():
+        known = specs_of(encoder, lists["fixed"])
+        for ladder, budgets in ladders(encoder, [spec for _, spec in known]).items():
+            for name, sizes in lists.items():
+                specs = specs_of(encoder, sizes)
+                row: dict[str, Any] = waste(budgets, [spec for _, spec in specs])
+                row["graphs"] = len(budgets)
+                row["classes"] = {
+                    kind: waste(budgets, [spec for k, spec in specs if k == kind])["padding"]
+                    for kind in dict(specs)
+                }
+                result.setdefault(family, {}).setdefault(ladder, {})[name] = row
+    return result
+
+
+def specs_of(
+    encoder: VisionEncoder, sizes: Sequence[tuple[str, Size]]
+) -> list[tuple[str, EncoderItemSpec]]:
+    """(class, spec) of every size."""
+    specs = encoder.item_specs([grid_of(encoder, size) for _, size in sizes])
+    return [(kind, spec) for (kind, _), spec in zip(sizes, specs, strict=True)]
+
+
+def show(result: dict[str, Any]) -> None:
+    """One table: a line a family, ladder and list."""
+    kinds = list(dict(fixed_sizes()))
+    head = f"{'family':20} {'ladder':14} {'list':6} {'graphs':>6} {'padding':>8} {'eager':>6}"
+    print(head + f" {'below':>6} |" + "".join(f"{kind:>11}" for kind in kinds))
+    for family, by_ladder in result.items():
+        for ladder, by_list in by_ladder.items():
+            for name, row in by_list.items():
+                print(
+                    f"{family:20} {ladder:14} {name:6} {row['graphs']:>6} {row['padding']:>8.2%} "
+                    f"{row['eager']:>6.1%} {row['below']:>6.1%} |"
+                    + "".join(f"{row['classes'][kind]:>11.2%}" for kind in kinds)
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    path = parser.parse_args().json
+    result = report()
+    show(result)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
