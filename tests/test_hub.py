@@ -11,9 +11,9 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
 from huggingface_hub.utils import are_progress_bars_disabled
 
+from checkpoints import same_weights
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
@@ -51,11 +51,6 @@ def point_client_at(server: HubServer, patch: pytest.MonkeyPatch, folder: Path) 
     patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         patch.delenv(name, raising=False)
-
-
-def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    a, b = one.state_dict(), other.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_repo_id_gives_the_same_encoder_as_the_folder(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from io import RawIOBase
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def load_encoder(
     assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
     try:
         encoder.preprocessor = encoder.preprocessor.with_files(read_processor_files(snapshot))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"{snapshot.label}: processor files: {error}") from error
     return encoder.eval().requires_grad_(False)
 
@@ -123,15 +124,18 @@ def _read_file(
                 if header.tensors.get(source.name) != source.entry:
                     raise CheckpointError(f"{label}: changed while it was being loaded; load again")
                 rows = _rows(tensors, source, dtype, device)
-                direct = rows.dtype == DTYPES[source.entry.dtype] and rows.device.type == "cpu"
-                buffer = rows if direct else torch.empty(
-                    rows.shape, dtype=DTYPES[source.entry.dtype], device="cpu"
-                )  # fmt: skip
-                read_into(raw, header.data_start + source.entry.begin, _bytes_of(buffer), label)
-                if not direct:
-                    rows.copy_(buffer)
+                _fill(rows, source, raw, header.data_start, label)
     except OSError as error:
         raise CheckpointError(f"{label}: cannot be read ({error})") from error
+
+
+def _fill(rows: Tensor, source: Source, raw: RawIOBase, data_start: int, label: str) -> None:
+    stored = DTYPES[source.entry.dtype]
+    direct = rows.dtype == stored and rows.device.type == "cpu"
+    buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
+    read_into(raw, data_start + source.entry.begin, _bytes_of(buffer), label)
+    if not direct:
+        rows.copy_(buffer)
 
 
 def _rows(

@@ -139,7 +139,7 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     ]
     problems = [
         _listed(
-            "missing", missing, near=extra or list(contents_names(tower)), word="nearest present"
+            "missing", missing, near=extra or list(tower.contents.files), word="nearest present"
         ),
         _listed("unexpected", extra, near=missing or list(wanted), word="nearest expected"),
         _listed("wrong shape", wrong),
@@ -151,11 +151,6 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
             + "\n  ".join(found)
             + "\nUse the config.json and weights of one and the same repo, downloaded whole."
         )
-
-
-def contents_names(tower: Tower) -> Iterable[str]:
-    """Every tensor name of the checkpoint that the tower lies in."""
-    return tower.contents.files
 
 
 def _tower_names(contents: Contents, layout: Layout, place: Place) -> dict[str, str]:
@@ -176,12 +171,10 @@ def _entries(
         named = {name for name in local if contents.files[name] == file}
         inside = {name for name in tensors if _matters(layout, place, name)}
         if strays := sorted(named ^ inside):
-            where = "which the index places elsewhere or not at all" if strays[0] in inside else (
-                "which the index promises, is not in it"
-            )  # fmt: skip
+            found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
                 f"{contents.label}: the index and {file} disagree about {len(strays)} tensors, the "
-                f"first {strays[0]}, {where}: download both again from one revision"
+                f"first {strays[0]} ({found}): download both again from one revision"
             )
         entries.update((name, tensors[name]) for name in named)
     return entries
