@@ -201,6 +201,31 @@ def test_a_name_no_repo_can_have_is_refused_without_a_request(hub: HubServer, ba
     assert hub.requests == []
 
 
+def test_repo_of_pickles_or_of_an_adapter_is_refused_for_what_it_is(
+    hub: HubServer, checkpoint: Path, tmp_path: Path, cache: Path
+) -> None:
+    pickles, adapter = tmp_path / "pickles", tmp_path / "adapter"
+    for folder in (pickles, adapter):
+        folder.mkdir()
+    (pickles / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    (pickles / "pytorch_model.bin").write_bytes(b"never opened")
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+    (adapter / "adapter_model.safetensors").write_bytes(b"never opened")
+    hub.push("owner/pickles", pickles)
+    hub.push("owner/adapter", adapter)
+    with pytest.raises(CheckpointError, match="only pickle weights"):
+        load_encoder("owner/pickles", cache_dir=cache, progress=False)
+    with pytest.raises(CheckpointError, match=r"owner/adapter@main: .*LoRA adapter.*owner/base"):
+        load_encoder("owner/adapter", cache_dir=cache, progress=False)
+    assert not hub.files_sent() & {"pytorch_model.bin", "adapter_model.safetensors"}
+
+
+def test_subfolder_that_climbs_is_refused_without_a_request(hub: HubServer) -> None:
+    with pytest.raises(CheckpointError, match="leaves the checkpoint"):
+        load_encoder(REPO, subfolder="../other")
+    assert hub.requests == []
+
+
 def test_hub_that_is_not_there_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
 ) -> None:

@@ -109,7 +109,6 @@ class HubSnapshot(Snapshot):
             self.label = f"{repo_id}@{options.revision or 'main'} ({self.commit[:10]})"
 
     def path(self, name: str) -> Path:
-        check_name(name, self.label)
         if name not in self._fetched:
             self._fetched[name] = self._ask(lambda: self._download(name), name)
         return self._fetched[name]
@@ -152,7 +151,7 @@ class HubSnapshot(Snapshot):
             ),
             "the list of files",
         )
-        prefix = self._inside("")
+        prefix = self._inside("x")[:-1]
         files = [file.rfilename for file in info.siblings or ()]
         return sorted(file[len(prefix) :] for file in files if file.startswith(prefix))
 
@@ -160,14 +159,15 @@ class HubSnapshot(Snapshot):
         return self.options.local_files_only or huggingface_hub.constants.HF_HUB_OFFLINE
 
     def _inside(self, name: str) -> str:
-        return f"{self.options.subfolder}/{name}" if self.options.subfolder else name
+        folder = self.options.subfolder
+        return check_name(f"{folder}/{name}" if folder else name, self.label)
 
     def _cached(self, name: str) -> Path | bool | None:
         """The cached file; False if it is known not to exist; None if nothing is known."""
         try:
             found = try_to_load_from_cache(
                 self.repo_id,
-                self._inside(check_name(name, self.repo_id)),
+                self._inside(name),
                 cache_dir=self.options.cache_dir,
                 revision=self.revision,
             )
@@ -187,8 +187,7 @@ class HubSnapshot(Snapshot):
             return Path(
                 hf_hub_download(
                     self.repo_id,
-                    name,
-                    subfolder=options.subfolder,
+                    self._inside(name),
                     revision=self.revision,
                     cache_dir=options.cache_dir,
                     token=options.token,
