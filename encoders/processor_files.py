@@ -143,8 +143,8 @@ def _qwen_video_defaults(section: Section, family: PixelRules) -> PixelRules:
     where such a class exists, else by the model: so Qwen3-Omni's file means a budget a frame,
     although its tower is Qwen3's, and a name that ends in "Fast" means nothing.
     """
-    image_class = section.get("image_processor_type") or ""
-    name = section.get("video_processor_type") or image_class.replace("Image", "Video")
+    image_class = str(section.get("image_processor_type") or "")
+    name = str(section.get("video_processor_type") or image_class.replace("Image", "Video"))
     named = {"Qwen2VLVideoProcessor": QWEN2_VIDEOS, "Qwen3VLVideoProcessor": QWEN3_VIDEOS}
     return named.get(name, QWEN3_VIDEOS if family.whole_clip else QWEN2_VIDEOS)
 
