@@ -1,0 +1,136 @@
+"""What the tests of graphs share: cases of every family, and how outputs are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from oracles import BY_NAME, Grids, build_encoder, draw_pixels
+from toy_encoder import WIDTH, ToyEncoder
+from torch import Tensor
+
+from encoders.contract import EncoderOutput, VisionEncoder
+from graphwrap import Budget, GraphedEncoder, GraphStats
+
+OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
+BUDGETS = [16, 48, 96]
+"""Whole tiles of the tiny InternViT too: 16 tokens each."""
+CALM = 0.5
+"""Weights at which float32 noise stays below the bound of design: relative L2 of 2e-6."""
+
+
+def is_tiled(name: str) -> bool:
+    return "intern" in name
+
+
+@cache
+def tower(name: str) -> VisionEncoder:
+    """A shared three-block tower; tests must not change it."""
+    return new_tower(name)
+
+
+def new_tower(name: str) -> VisionEncoder:
+    """A tower of one's own; InternViT's projector is cut to the width of the others."""
+    family = BY_NAME[name]
+    if is_tiled(name):
+        family = replace(family, config={**family.config, "llm_config": {"hidden_size": 48}})
+    return build_encoder(family, family.tiny, calm=CALM)
+
+
+def mixes(name: str) -> dict[str, Grids]:
+    """Calls by name: an image, images of several sizes, a clip, both; the last overflows."""
+    if is_tiled(name):
+        return {
+            "one image": [[2, 8, 8]],
+            "images": [[1, 8, 8], [3, 8, 8], [2, 8, 8]],
+            "a clip": [[4, 8, 8]],
+            "images and a clip": [[1, 8, 8], [5, 8, 8], [1, 8, 8], [2, 8, 8]],
+            "with one over every budget": [[1, 8, 8], [7, 8, 8], [2, 8, 8]],
+        }
+    return {
+        "one image": [[1, 6, 8]],
+        "images": [[1, 4, 6], [1, 8, 8], [1, 2, 2], [1, 10, 6]],
+        "a clip": [[3, 4, 6]],
+        "images and a clip": [[1, 4, 6], [4, 6, 8], [1, 2, 8], [2, 4, 4], [1, 14, 12]],
+        "with one over every budget": [[1, 4, 6], [1, 20, 20], [1, 2, 2]],
+    }
+
+
+def single(name: str) -> Grids:
+    """Items that each fit a budget of BUDGETS alone."""
+    return (
+        [[1, 8, 8], [2, 8, 8], [6, 8, 8]] if is_tiled(name) else [[1, 4, 6], [2, 6, 6], [1, 12, 14]]
+    )
+
+
+def static(
+    encoder: Any, budgets: Sequence[int] | None = BUDGETS, **settings: Any
+) -> GraphedEncoder:
+    """The backend under which CPU tests exercise all of the bookkeeping."""
+    return GraphedEncoder(encoder, budgets, backend="static", **settings)
+
+
+def toy(budgets: Sequence[int] | None = (4, 8, 16, 32), **settings: Any) -> GraphedEncoder:
+    """A graphed toy whose results equal eager ones bit for bit."""
+    return static(ToyEncoder(), budgets, outputs=EVERY_FIELD, **settings)
+
+
+def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
+    """Normalised pixels for ``grids``, of a tower or of the toy."""
+    if isinstance(encoder, ToyEncoder):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(sum(t * h * w for t, h, w in grids), WIDTH, generator=generator)
+    return draw_pixels(encoder, grids, seed)
+
+
+def fields(output: EncoderOutput) -> dict[str, Tensor]:
+    """The tensors of an output that are there, by name."""
+    named = {
+        "last_hidden_state": output.last_hidden_state,
+        "pooler_output": output.pooler_output,
+        **{f"deepstack_features[{n}]": x for n, x in enumerate(output.deepstack_features or ())},
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:
+    assert fields(ours).keys() == fields(theirs).keys()
+    for name, value in fields(ours).items():
+        assert torch.equal(value, fields(theirs)[name]), name
+
+
+def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
+    """The largest relative L2 of any field."""
+    assert fields(ours).keys() == fields(theirs).keys()
+    worst = 0.0
+    for name, value in fields(ours).items():
+        other = fields(theirs)[name]
+        assert value.shape == other.shape, name
+        worst = max(worst, float((value - other).norm() / other.norm().clamp(min=1e-30)))
+    return worst
+
+
+def copy_of(output: EncoderOutput) -> EncoderOutput:
+    """The same numbers in other memory."""
+    hidden, pooled, deep = output
+    return EncoderOutput(
+        None if hidden is None else hidden.clone(),
+        None if pooled is None else pooled.clone(),
+        None if deep is None else tuple(layer.clone() for layer in deep),
+    )
+
+
+def budgets_hit(graphed: GraphedEncoder, stats: GraphStats | None = None) -> list[Budget]:
+    """The budgets that were replayed since the last reset, once a replay."""
+    counts = stats or graphed.stats()
+    return [
+        budget
+        for entry in counts.budgets
+        for budget in graphed.ladder.budgets
+        if (entry.tokens, entry.segments) == (budget.tokens, budget.segments)
+        for _ in range(entry.hits)
+    ]

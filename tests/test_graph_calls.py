@@ -1,0 +1,329 @@
+"""One call: whose memory results are, one face whatever ran, empty calls, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graph_cases import (
+    EVERY_FIELD,
+    OURS,
+    assert_same_bits,
+    copy_of,
+    fields,
+    mixes,
+    new_tower,
+    pixels_for,
+    single,
+    static,
+    tower,
+    toy,
+    worst_distance,
+)
+from oracles import Grids
+from toy_encoder import ToyEncoder
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+from graphwrap import GraphedEncoder
+
+SMALL: Grids = [[1, 1, 6]]
+LARGE: Grids = [[1, 4, 10], [2, 2, 2]]
+SPLIT: Grids = [[1, 8, 7], [1, 8, 6]]
+OVER: Grids = [[1, 10, 10]]
+ROUTES = {
+    "replay": SMALL,
+    "a replay of two": LARGE,
+    "split": SPLIT,
+    "eager": OVER,
+    "both": [*SMALL, *OVER],
+}
+
+
+def spaces(output: EncoderOutput) -> list[tuple[int, int]]:
+    """First and last byte of every tensor."""
+    return [(v.data_ptr(), v.data_ptr() + v.nbytes) for v in fields(output).values()]
+
+
+def overlap(one: EncoderOutput, other: EncoderOutput) -> bool:
+    return any(a < d and c < b for a, b in spaces(one) for c, d in spaces(other))
+
+
+# --- ownership ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_results_are_the_callers_own_and_survive_any_later_call(route: str) -> None:
+    graphed = toy()
+    grids = ROUTES[route]
+    output = graphed(pixels_for(graphed.encoder, grids), grids)
+    kept = copy_of(output)
+    for later in (*ROUTES.values(), grids):
+        other = graphed(pixels_for(graphed.encoder, later, seed=9), later)
+        assert not overlap(output, other)
+    graphed._poison()
+    graphed.release()
+    assert_same_bits(output, kept)
+
+
+def test_without_clone_results_are_views_that_the_next_call_overwrites() -> None:
+    graphed = toy(clone=False)
+    first = graphed(pixels_for(graphed.encoder, SMALL, 1), SMALL)
+    kept = copy_of(first)
+    second = graphed(pixels_for(graphed.encoder, SMALL, 2), SMALL)
+    assert overlap(first, second)
+    assert_same_bits(first, second)
+    assert worst_distance(first, kept) > 0.1
+
+
+@pytest.mark.parametrize("clone", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_out_is_written_and_returned_whatever_ran(route: str, clone: bool) -> None:
+    graphed, grids = toy(clone=clone), ROUTES[route]
+    pixels = pixels_for(graphed.encoder, grids)
+    expected = graphed.encoder(pixels, grids)
+    nan = [torch.full_like(value, float("nan")) for value in fields(expected).values()]
+    out = EncoderOutput(nan[0], nan[1], tuple(nan[2:]))
+    output = graphed(pixels, grids, out=out)
+    assert_same_bits(out, expected)
+    assert spaces(output) == spaces(out)
+
+
+def test_out_may_lie_inside_a_larger_tensor_of_the_callers() -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    expected = graphed.encoder(pixels, SMALL)
+    store = torch.zeros(5, 20, 3)
+    out = EncoderOutput(store[0, 4:10], store[1, 4:7], (store[2, 4:7], store[3, 4:7]))
+    graphed(pixels, SMALL, out=out)
+    assert_same_bits(out, expected)
+    assert float(store[4].abs().sum() + store[:, :4].abs().sum() + store[:, 10:].abs().sum()) == 0
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x.double()], ids=["rows", "dtype"])
+def test_out_that_does_not_fit_is_refused(change: Callable[[Tensor], Tensor]) -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    hidden, pooled, deep = graphed.encoder(pixels, SMALL)
+    with pytest.raises(ValueError, match=r"out.pooler_output is .*: must be torch.float32 \(3, 3"):
+        graphed(pixels, SMALL, out=EncoderOutput(hidden, change(pooled), deep))
+    with pytest.raises(ValueError, match="out has no last_hidden_state"):
+        graphed(pixels, SMALL, out=EncoderOutput(None, pooled, deep))
+
+
+# --- one face -------------------------------------------------------------------------------------
+
+
+def face(output: EncoderOutput) -> list[Any]:
+    """All that a caller may see of an output but its numbers and its length."""
+    return [
+        (name, type(output), x.dtype, x.device, x.shape[1:], x.is_contiguous(), x.requires_grad)
+        for name, x in fields(output).items()
+    ]
+
+
+@pytest.mark.parametrize("clone", [True, False])
+@pytest.mark.parametrize("name", OURS)
+def test_replay_split_and_eager_show_one_face(name: str, clone: bool) -> None:
+    encoder = tower(name)
+    graphed = static(encoder, outputs=EVERY_FIELD, clone=clone)
+    eager = GraphedEncoder(encoder, [16], outputs=EVERY_FIELD, backend="eager", clone=clone)
+    faces = []
+    for grids in mixes(name).values():
+        pixels = pixels_for(encoder, grids)
+        for wrapped in (graphed, eager):
+            output = wrapped(pixels, grids)
+            faces.append(face(output))
+            assert type(output.deepstack_features) is tuple
+            parts = encoder.split(output, grids)
+            assert all(face(part) == faces[0] for part in parts)
+        assert output.last_hidden_state.shape == encoder(pixels, grids).last_hidden_state.shape
+    assert all(other == faces[0] for other in faces)
+    assert graphed.stats().eager_items > 0
+
+
+def prune(output: EncoderOutput, keep: float) -> EncoderOutput:
+    """Keep the tokens of a video that differ most from the frame before, as EVS does."""
+    tokens = output.pooler_output
+    change = (tokens - tokens.roll(len(tokens) // 2, 0)).norm(dim=1)
+    kept = change.topk(max(int(len(tokens) * keep), 1)).indices.sort().values
+    return EncoderOutput(None, tokens[kept], tuple(x[kept] for x in output.deepstack_features))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_pruning_a_videos_tokens_works_the_same_after_replay_and_eager(name: str) -> None:
+    encoder, clip = tower(name), [[2, 6, 8]]
+    pixels = pixels_for(encoder, clip)
+    replayed, overflow = static(encoder, [48]), static(encoder, [16])
+    pruned = [prune(graphed(pixels, clip), 0.4) for graphed in (replayed, overflow)]
+    assert (replayed.stats().eager_items, overflow.stats().eager_items) == (0, 1)
+    assert face(pruned[0]) == face(pruned[1])
+    assert worst_distance(*pruned) <= 2e-6
+
+
+# --- nothing, and one -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("name", OURS)
+def test_no_items_give_no_tokens_of_the_right_width(name: str, backend: str) -> None:
+    encoder = tower(name)
+    graphed = GraphedEncoder(encoder, [16], backend=backend, outputs=EVERY_FIELD)
+    full = graphed(pixels_for(encoder, single(name)[:1]), single(name)[:1])
+    for grid in ([], torch.zeros(0, 3, dtype=torch.int64)):
+        output = graphed(torch.zeros(0, *encoder.row_shape), grid)
+        assert face(output) == face(full)
+        assert all(len(value) == 0 for value in fields(output).values())
+        assert encoder.split(output, []) == []
+
+
+def test_a_tensor_grid_of_any_integer_type_is_read_as_a_list_is() -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, LARGE)
+    expected = graphed(pixels, LARGE)
+    for dtype in (torch.int64, torch.int32):
+        assert_same_bits(graphed(pixels, torch.tensor(LARGE, dtype=dtype)), expected)
+    assert_same_bits(graphed(pixels, [tuple(grid) for grid in LARGE]), expected)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_one_flat_grid_is_one_item_as_it_is_for_the_encoder(name: str) -> None:
+    encoder, grid = tower(name), single(name)[0]
+    graphed, pixels = static(encoder), pixels_for(encoder, [grid])
+    expected = graphed(pixels, [grid])
+    for flat in (grid, tuple(grid), torch.tensor(grid)):
+        assert_same_bits(graphed(pixels, flat), expected)
+
+
+def test_encode_of_nothing_is_nothing() -> None:
+    assert static(tower("qwen2_vl")).encode() == []
+
+
+# --- guards ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_wrong_pixels_are_refused_with_what_is_wrong(name: str) -> None:
+    encoder, grids = tower(name), single(name)[:1]
+    graphed = static(encoder)
+    pixels = pixels_for(encoder, grids)
+    with pytest.raises(ValueError, match=r"torch.uint8: the encoder takes normalised floating"):
+        graphed(pixels.to(torch.uint8), grids)
+    with pytest.raises(ValueError, match=r"the graphs take rows of shape"):
+        graphed(pixels[..., :-1], grids)
+    with pytest.raises(
+        ValueError, match=rf"{len(pixels) - 1} rows but the grid makes {len(pixels)}"
+    ):
+        graphed(pixels[:-1], grids)
+    with pytest.raises(ValueError, match=r"on meta, the graphs on cpu"):
+        graphed(pixels.to("meta"), grids)
+    assert worst_distance(graphed(pixels, grids), static(encoder)(pixels, grids)) == 0
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_bad_grid_is_refused_as_the_encoder_refuses_it(name: str) -> None:
+    graphed = static(tower(name))
+    pixels = pixels_for(tower(name), single(name)[:1])
+    for grid in ([[1, 3, 8]], [[0, 8, 8]], [[1, -8, 8]], [[8, 8]], [[1, 8, 8, 8]]):
+        with pytest.raises(ValueError, match=r"grid"):
+            graphed(pixels, grid)
+
+
+def rebind(encoder: Any) -> None:
+    encoder.load_state_dict({k: v.clone() for k, v in encoder.state_dict().items()}, assign=True)
+
+
+REBINDINGS: dict[str, Callable[[Any], object]] = {
+    "load_state_dict(assign=True)": rebind,
+    ".to(dtype)": lambda encoder: encoder.to(torch.float64),
+    ".half()": lambda encoder: encoder.half(),
+    "a new parameter": lambda encoder: setattr(
+        encoder, "weight", torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    ),
+    ".data": lambda encoder: setattr(encoder.weight, "data", encoder.weight.data.clone()),
+}
+
+
+@pytest.mark.parametrize("how", REBINDINGS)
+def test_weights_rebound_after_capture_are_detected(how: str) -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    graphed(pixels, SMALL)
+    REBINDINGS[how](graphed.encoder)
+    with pytest.raises(RuntimeError, match=r"weight 'weight' was rebound .* release\(\)"):
+        graphed(pixels, SMALL)
+
+
+def test_after_release_rebound_weights_of_the_same_dtype_serve() -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    before = graphed(pixels, SMALL)
+    rebind(graphed.encoder)
+    graphed.release()
+    assert_same_bits(graphed(pixels, SMALL), before)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_weights_updated_in_place_are_seen_by_the_next_call(name: str) -> None:
+    encoder, grids = new_tower(name), single(name)[:1]
+    graphed = static(encoder, outputs=EVERY_FIELD)
+    pixels = pixels_for(encoder, grids)
+    before = graphed(pixels, grids)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.mul_(1.1)
+    after = graphed(pixels, grids)
+    assert worst_distance(after, encoder(pixels, grids)) <= 2e-6
+    assert worst_distance(after, before) > 1e-3
+
+
+def test_gradients_wanted_are_refused_and_grad_mode_alone_is_not() -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    with torch.enable_grad():
+        graphed(pixels, SMALL)
+    with pytest.raises(ValueError, match=r"pixel_values require grad .* torch.no_grad\(\)"):
+        graphed(pixels.clone().requires_grad_(), SMALL)
+    with torch.no_grad():
+        output = graphed(pixels.clone().requires_grad_(), SMALL)
+    assert not any(value.requires_grad for value in fields(output).values())
+
+
+def test_parameters_that_require_grad_are_refused_while_grad_mode_is_on() -> None:
+    encoder = ToyEncoder().requires_grad_(True)
+    graphed = static(encoder, [8])
+    pixels = pixels_for(encoder, SMALL)
+    with pytest.raises(ValueError, match="encoder parameters require grad"):
+        graphed(pixels, SMALL)
+    with torch.no_grad():
+        assert not graphed(pixels, SMALL).pooler_output.requires_grad
+
+
+def test_inference_mode_around_capture_or_calls_changes_nothing() -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    expected = graphed.encoder(pixels, SMALL)
+    with torch.inference_mode():
+        assert_same_bits(graphed(pixels, SMALL), expected)
+    assert_same_bits(graphed(pixels, SMALL), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("route", ROUTES)
+def test_pixels_of_another_dtype_are_cast_as_the_encoder_casts(
+    route: str, dtype: torch.dtype
+) -> None:
+    graphed, grids = toy(), ROUTES[route]
+    pixels = pixels_for(graphed.encoder, grids).to(dtype)
+    output = graphed(pixels, grids)
+    assert_same_bits(output, graphed.encoder(pixels.float(), grids))
+
+
+def test_pixels_need_not_be_contiguous() -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, LARGE)
+    wide = torch.stack((pixels, pixels * 7), dim=2)[..., 0]
+    assert not wide.is_contiguous()
+    assert_same_bits(graphed(wide, LARGE), graphed.encoder(pixels, LARGE))
