@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import EncoderOutput, GraphableEncoder, Grid, GridLike
+from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
 
 from .budgets import plan_ladder
 from .buffers import as_output
@@ -254,8 +254,7 @@ class GraphedEncoder:
         return self._contract.split(output, inputs.grid_thw)
 
     def _plan(self, grid_thw: GridLike) -> Plan:
-        rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
-        key: Key = tuple([(int(t), int(h), int(w)) for t, h, w in cast(Sequence[Grid], rows)])
+        key = _read_key(grid_thw)
         plan = self._plans.get(key)
         if plan is None:
             assert self._packer is not None
@@ -313,6 +312,13 @@ class GraphedEncoder:
 
 
 _ZERO = {"hits": 0, "items": 0, "real_tokens": 0, "padded_tokens": 0}
+
+
+def _read_key(grid_thw: GridLike) -> Key:
+    """The grid as it is looked up; one flat ``(t, h, w)`` is one item, as it is for the encoder."""
+    raw = cast(Any, grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw)
+    rows = [raw] if len(raw) == 3 and isinstance(raw[0], int) else raw
+    return cast(Key, tuple([tuple(map(int, row)) for row in rows]))
 
 
 def _resolve_backend(backend: str, device: torch.device) -> str:
