@@ -53,7 +53,8 @@ class GraphStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {**asdict(self), "padding": self.padding}
+        reasons = dict(self.eager_reasons)  # asdict makes a Counter of pairs out of a Counter
+        return {**asdict(self), "eager_reasons": reasons, "padding": self.padding}
 
     def __str__(self) -> str:
         head = f"{'tokens':>7} {'segments':>13} {'hits':>7} {'items':>7} {'real':>9} {'padded':>9} "
