@@ -1,0 +1,263 @@
+"""What may go wrong at capture, several callers at once, and giving everything back."""
+
+from __future__ import annotations
+
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from graph_cases import (
+    EVERY_FIELD,
+    assert_same_bits,
+    copy_of,
+    mixes,
+    pixels_for,
+    static,
+    tower,
+    toy,
+    worst_distance,
+)
+from oracles import Grids
+from torch import Tensor
+from toy_encoder import ToyEncoder
+
+from encoders.contract import EncoderOutput
+from graphwrap import GraphedEncoder
+
+SMALL: Grids = [[1, 1, 6]]
+MANY: Grids = [[1, 1, 6], [1, 2, 8], [2, 1, 4], [1, 1, 2]]
+
+
+class FailingEncoder(ToyEncoder):
+    """A toy whose forward fails at some sizes: as if memory ran out, or somebody interrupted."""
+
+    def __init__(self, error: BaseException, fails: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.error, self.fails = error, fails
+
+    def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
+        if self.fails(len(pixel_values)):
+            raise self.error
+        return super().forward(pixel_values, *args, **kwargs)
+
+
+ERRORS = {
+    "out of memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "allocator assertion": RuntimeError(
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp:1016\nsecond line"
+    ),
+}
+
+
+def failing(error: BaseException, fails: Callable[[int], bool], **settings: Any) -> GraphedEncoder:
+    encoder = FailingEncoder(error, fails)
+    return static(encoder, [4, 8, 16], max_frames_per_batch=4, outputs=EVERY_FIELD, **settings)
+
+
+# --- capture fails --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_budget_that_cannot_be_captured_is_dropped_with_one_warning(error: str) -> None:
+    graphed = failing(ERRORS[error], lambda rows: rows == 32)
+    with pytest.warns(UserWarning, match="budget") as caught:
+        graphed.capture(progress=False)
+    (warning,) = [str(entry.message) for entry in caught]
+    assert warning.startswith("budget 16 (4x32) could not be captured and is dropped (")
+    assert str(ERRORS[error]).splitlines()[0] in warning
+    assert "second line" not in warning
+    stats = graphed.stats()
+    assert [budget.tokens for budget in stats.budgets] == [4, 8]
+    assert stats.dropped == ["16 (4x32)"]
+
+
+@pytest.mark.parametrize("lost", [8, 16, 32])
+def test_the_budgets_that_are_left_serve(lost: int) -> None:
+    """``lost`` rows is each of the three budgets; items beyond the rest are eager, and counted."""
+    graphed = failing(ERRORS["out of memory"], lambda rows: rows == lost)
+    with pytest.warns(UserWarning, match="is dropped"):
+        graphed.capture(progress=False)
+    graphed.encoder.fails = lambda rows: False
+    left = [budget.tokens for budget in graphed.stats().budgets]
+    assert left == [tokens for tokens in (4, 8, 16) if 2 * tokens != lost]
+    for tokens in range(1, 20):
+        grids = [[1, 1, 2 * tokens]]
+        pixels = pixels_for(graphed.encoder, grids)
+        assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
+    assert graphed.stats().eager_items == 19 - left[-1]
+
+
+def test_with_every_budget_lost_everything_is_eager() -> None:
+    graphed = failing(ERRORS["out of memory"], lambda rows: True)
+    with pytest.warns(UserWarning, match="is dropped") as caught:
+        graphed.capture(progress=False)
+    assert len(caught) == 3
+    graphed.encoder.fails = lambda rows: False
+    pixels = pixels_for(graphed.encoder, MANY)
+    assert_same_bits(graphed(pixels, MANY), graphed.encoder(pixels, MANY))
+    assert graphed.stats().eager_items == len(MANY)
+    assert graphed.stats().budgets == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TypeError("a bug"), SystemExit()], ids=repr)
+def test_an_interrupted_capture_leaves_a_usable_object(error: BaseException) -> None:
+    graphed = failing(error, lambda rows: rows == 16)
+    with pytest.raises(type(error)):
+        graphed.capture(progress=False)
+    assert graphed.stats().budgets == []
+    graphed.encoder.fails = lambda rows: False
+    pixels = pixels_for(graphed.encoder, MANY)
+    assert_same_bits(graphed(pixels, MANY), graphed.encoder(pixels, MANY))
+    assert [budget.tokens for budget in graphed.stats().budgets] == [4, 8, 16]
+    assert graphed.stats().eager_items == 0
+
+
+def test_a_failing_call_does_not_spoil_the_next() -> None:
+    graphed = failing(RuntimeError("once"), lambda rows: False)
+    pixels = pixels_for(graphed.encoder, MANY)
+    expected = copy_of(graphed(pixels, MANY))
+    graphed.encoder.fails = lambda rows: True
+    with pytest.raises(RuntimeError, match="once"):
+        graphed(pixels, MANY)
+    graphed.encoder.fails = lambda rows: False
+    assert_same_bits(graphed(pixels, MANY), expected)
+
+
+@pytest.mark.parametrize("where", ["prepare_encoder_metadata", "forward"])
+def test_a_call_that_fails_half_way_leaves_no_stale_metadata(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call after it has another grid of the same budget, then the same grid again."""
+    graphed = toy([16], max_frames_per_batch=4)
+    one, other = [[1, 1, 8], [1, 1, 4]], [[1, 1, 4], [1, 1, 8]]
+    pixels = pixels_for(graphed.encoder, one)
+    graphed(pixels, one)
+    with monkeypatch.context() as patch:
+        patch.setattr(graphed.encoder, where, lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            graphed(pixels, other)
+    for grids in (one, other, one):
+        assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
+
+
+# --- several callers ------------------------------------------------------------------------------
+
+
+def ask(graphed: GraphedEncoder, seed: int) -> bool:
+    """Forty calls of a thread's own grids and pixels, each answer checked."""
+    draw = random.Random(seed)
+    for _ in range(40):
+        grids = [[draw.randint(1, 2), 1, 2 * draw.randint(1, 9)] for _ in range(draw.randint(0, 5))]
+        pixels = pixels_for(graphed.encoder, grids, draw.randint(0, 10**6))
+        assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
+    return True
+
+
+def test_eight_threads_over_one_object_get_right_answers() -> None:
+    """The first of them captures; the others wait for it."""
+    graphed = toy()
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda seed: ask(graphed, seed), range(8)))
+    stats = graphed.stats()
+    assert len(stats.budgets) == len(graphed.ladder.budgets)
+
+
+def test_release_while_others_call_is_survived() -> None:
+    graphed, stop = toy(), threading.Event()
+
+    def release() -> None:
+        while not stop.wait(0.002):
+            graphed.release()
+            graphed.stats()
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(lambda seed: ask(graphed, seed), range(4)))
+    finally:
+        stop.set()
+        releasing.join()
+
+
+@pytest.mark.parametrize("name", ["intern_vit_300m", "qwen2_5_vl"])
+def test_eight_threads_over_one_tower_get_right_answers(name: str) -> None:
+    encoder, calls = tower(name), list(mixes(name).values())
+    graphed = static(encoder)
+
+    def work(number: int) -> float:
+        grids = calls[number % len(calls)]
+        pixels = pixels_for(encoder, grids, number)
+        expected = encoder(pixels, grids)._replace(last_hidden_state=None)
+        return max(worst_distance(graphed(pixels, grids), expected) for _ in range(3))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert max(threads.map(work, range(8))) <= 2e-6
+
+
+def test_two_objects_in_one_process_do_not_disturb_each_other() -> None:
+    encoder = ToyEncoder()
+    one, other = toy(clone=False), static(encoder, [6, 20], outputs=EVERY_FIELD, clone=False)
+    pixels = [pixels_for(encoder, MANY, seed) for seed in range(2)]
+    first = one(pixels[0], MANY)
+    kept = copy_of(first)
+    second = other(pixels[1], MANY)
+    other._poison()
+    assert_same_bits(first, kept)
+    other.release()
+    assert_same_bits(one(pixels[1], MANY), encoder(pixels[1], MANY))
+    assert second.pooler_output is not None
+    assert other.stats().budgets == []
+
+
+def test_two_objects_over_one_encoder_agree() -> None:
+    encoder = tower("qwen3_vl")
+    grids = mixes("qwen3_vl")["images"]
+    pixels = pixels_for(encoder, grids)
+    outputs = [static(encoder, budgets)(pixels, grids) for budgets in ([96], [32, 64])]
+    assert worst_distance(*outputs) <= 2e-6
+
+
+# --- release --------------------------------------------------------------------------------------
+
+
+def test_release_gives_everything_back_and_the_next_call_captures_again() -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, MANY)
+    before = graphed(pixels, MANY)
+    assert graphed.stats().arena_bytes > 0
+    graphed.release()
+    stats = graphed.stats()
+    assert (stats.arena_bytes, stats.pool_bytes, stats.cache_bytes) == (0, 0, 0)
+    assert stats.budgets == []
+    assert_same_bits(graphed(pixels, MANY), before)
+    assert graphed.stats().arena_bytes > 0
+
+
+def test_release_twice_or_before_capture_is_nothing_special() -> None:
+    graphed = toy()
+    graphed.release()
+    graphed.release()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
+
+
+def test_capture_again_changes_nothing_and_returns_the_object() -> None:
+    graphed = toy()
+    assert graphed.capture(progress=False) is graphed
+    graphed(pixels_for(graphed.encoder, SMALL), SMALL)
+    hits = sum(budget.hits for budget in graphed.stats().budgets)
+    assert graphed.capture(progress=True) is graphed
+    assert sum(budget.hits for budget in graphed.stats().budgets) == hits == 1
+
+
+def test_nothing_is_said_where_nothing_is_wrong() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graphed = toy(None).capture(progress=False)
+        graphed(pixels_for(graphed.encoder, MANY), MANY)
