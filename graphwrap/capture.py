@@ -29,15 +29,9 @@ class Runner:
     pixels: Tensor
     block: Tensor
     body: Callable[[], None]
+    outputs: dict[str, Tensor]
+    """Output buffers of this budget by field name, filled by the first run of the body."""
     graph: torch.cuda.CUDAGraph | None = None
-    fields: dict[str, Tensor] | None = None
-    """Output buffers of this budget by field name, filled by the first run."""
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        """The output buffers; there once the body ran."""
-        assert self.fields is not None, "a runner is warmed up before it is asked for outputs"
-        return self.fields
 
     def run(self) -> None:
         """Replay the graph, or run the body where there is none."""
@@ -69,19 +63,20 @@ def make_runner(
     real_rows = views.pop(ROWS)
     metadata = {**views, **layout.constants}
     pixels = arena.pixels[: budget.rows]
-    runner = Runner(budget, layout, pixels, block, body=lambda: None)
+    outputs: dict[str, Tensor] = {}
 
     def body() -> None:
         index = torch.arange(budget.rows, device=pixels.device)
         padding = (index >= real_rows).view(-1, *[1] * (pixels.ndim - 1))
         pixels.masked_fill_(padding, 0.0)  # stale rows of an earlier call, whatever they held
         fields = output_fields(forward(pixels, encoder_metadata=metadata), wanted)
-        runner.fields = {name: arena.output(name, field) for name, field in fields.items()}
         for name, field in fields.items():
-            runner.fields[name].copy_(field)
+            outputs[name] = arena.output(name, field)
+            outputs[name].copy_(field)
 
-    runner.body = body
-    return runner
+    # The body knows nothing of its runner: a cycle would outlive release() until garbage is
+    # collected, and the arena and the graph's pool with it.
+    return Runner(budget, layout, pixels, block, body, outputs)
 
 
 def capture(
