@@ -1,0 +1,216 @@
+"""Replay against eager and transformers on a GPU, towers at true size, bfloat16, interleaved
+medians.
+
+    python benchmarks/graphs.py --json benchmarks/results/graphs_h200.json
+
+``hf_eager_ms`` is transformers' tower (sdpa) in the same process, ``eager_ms`` ours called with a
+grid, ``graphed_ms`` a call of :class:`GraphedEncoder` (decision, padding and copies included) and
+``bare_replay_ms`` a graph captured by hand for exactly this shape. Inputs lie on the GPU.
+``host_us`` is from the call to the launch of the graph, grid seen before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.simplefilter("ignore")
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
+from encoders.contract import VisionEncoder  # noqa: E402
+from graphwrap import GraphedEncoder  # noqa: E402
+from graphwrap.costs import RowCosts  # noqa: E402
+from graphwrap.packing import Packer  # noqa: E402
+from tests.oracles import BY_NAME, Grids  # noqa: E402
+
+GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
+LATENCY_TOKENS = (64, 128, 196, 256, 400, 576, 784, 1024, 1568, 2048, 3136, 4096)
+
+
+def draw(encoder: VisionEncoder, grids: Grids) -> Tensor:
+    """Random pixels on the GPU."""
+    rows = sum(spec.input_size for spec in encoder.item_specs(grids))
+    return torch.randn(rows, *encoder.row_shape, device="cuda", dtype=torch.bfloat16)
+
+
+def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) -> Any:
+    """One forward of transformers' tower as a user writes it."""
+    grid = torch.tensor(grids, device="cuda")
+    if BY_NAME[tower.family].tiled:
+        return lambda: BY_NAME[tower.family].output(reference, pixels, grid.cpu())
+    return lambda: reference(pixels, grid)
+
+
+def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: Grids) -> torch.cuda.CUDAGraph:
+    """A graph of exactly this shape."""
+    metadata = encoder.prepare_encoder_metadata(grids)
+    encoder(pixels, encoder_metadata=metadata)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        encoder(pixels, encoder_metadata=metadata)
+    return graph
+
+
+def host_microseconds(graphed: GraphedEncoder, pixels: Tensor, grids: Grids) -> float | None:
+    """Median host time from the call to the launch, over 50 calls; None where eager is chosen."""
+    plan = graphed._plan(grids)
+    session = graphed._session
+    if session is None or plan.steps[0].budget is None:
+        return None
+    runner = session.runners[plan.steps[0].budget]
+    launched: list[float] = []
+    graph, times = runner.graph, []
+
+    class Stamp:
+        def replay(self) -> None:
+            launched.append(time.perf_counter())
+            graph.replay()
+
+    runner.graph = Stamp()
+    for _ in range(50):
+        torch.cuda.synchronize()
+        launched.clear()
+        began = time.perf_counter()
+        graphed(pixels, grids)
+        times.append((launched[0] - began) * 1e6)
+    runner.graph = graph
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def measure(tower: Tower, runs: int) -> dict[str, Any]:
+    """Everything about one tower."""
+    encoder = tower.build()
+    reference = tower.reference(encoder)
+    graphed = GraphedEncoder(encoder).capture(progress=False)
+    stats = graphed.stats()
+    rows = [
+        workload(tower, encoder, reference, graphed, *item, runs)
+        for item in tower.workloads.items()
+    ]
+    latency = [] if BY_NAME[tower.family].tiled else latencies(encoder, graphed, runs)
+    return {
+        "tower": tower.name,
+        "capture_seconds": stats.capture_seconds,
+        "budgets": len(stats.budgets),
+        "arena_mib": stats.arena_bytes / 2**20,
+        "pool_mib": stats.pool_bytes / 2**20,
+        "workloads": rows,
+        "latency": latency,
+        "memory_by_budgets": memory(encoder),
+    }
+
+
+def workload(
+    tower: Tower, encoder: VisionEncoder, reference: nn.Module, graphed: GraphedEncoder,
+    name: str, grids: Grids, runs: int,
+) -> dict[str, Any]:  # fmt: skip
+    """One row of the table."""
+    pixels = draw(encoder, grids)
+    graph = bare_replay(encoder, pixels, grids)
+    calls = {
+        "hf_eager_ms": hf_call(tower, reference, pixels, grids),
+        "eager_ms": lambda: encoder(pixels, grids),
+        "graphed_ms": lambda: graphed(pixels, grids),
+        "bare_replay_ms": graph.replay,
+    }
+    median = interleaved(calls, runs)
+    steps = graphed._plan(grids).steps
+    tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))
+    held = [step.budget.tokens if step.budget else step.token_count for step in steps]
+    paths = [step.budget.name if step.budget else "eager" for step in steps]
+    row = {
+        "workload": name, "rows": pixels.shape[0], "tokens": tokens, **median,
+        "host_us": host_microseconds(graphed, pixels, grids),
+        "path": " + ".join(paths), "padding": sum(held) / tokens - 1,
+    }  # fmt: skip
+    host = "-" if row["host_us"] is None else f"{row['host_us']:.0f}"
+    print(
+        f"{tower.name:<15} {name:<9} {row['rows']:>6} {median['hf_eager_ms']:>8.2f} "
+        f"{median['eager_ms']:>8.2f} {median['graphed_ms']:>8.2f} {median['bare_replay_ms']:>8.2f} "
+        f"{median['hf_eager_ms'] / median['graphed_ms']:>6.2f} {host:>5}  {row['path']}",
+        flush=True,
+    )
+    return row
+
+
+def latencies(encoder: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[dict[str, float]]:
+    """Eager and forced replay of one image, by tokens."""
+    assert graphed._session is not None
+    chosen = graphed._packer
+    rows = []
+    for tokens in LATENCY_TOKENS:
+        grids = [list(encoder.grid_for(tokens))]
+        pixels = draw(encoder, grids)
+        graphed._plans.clear()
+        graphed._packer = Packer(list(graphed._session.runners), RowCosts(), 64)
+        calls = {
+            "eager_ms": lambda: encoder(pixels, grids),  # noqa: B023
+            "replay_ms": lambda: graphed(pixels, grids),  # noqa: B023
+        }
+        rows.append({"tokens": tokens, **interleaved(calls, runs)})
+    graphed._plans.clear()
+    graphed._packer = chosen
+    return rows
+
+
+def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
+    """Pool and arena by number of budgets up to 4096 tokens."""
+    rows = []
+    for count in (1, 2, 5, 10, 20):
+        graphed = GraphedEncoder(encoder, max_graphs=count, max_budget=4096)
+        stats = graphed.capture(progress=False).stats()
+        rows.append(
+            {
+                "budgets": len(stats.budgets),
+                "pool_mib": stats.pool_bytes / 2**20,
+                "arena_mib": stats.arena_bytes / 2**20,
+            }
+        )
+        graphed.release()
+    return rows
+
+
+def main() -> None:
+    """Print the table; write it as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--towers", nargs="*", default=GRAPHED)
+    options = parser.parse_args()
+    print(
+        f"{'tower':<15} {'workload':<9} {'rows':>6} {'HF':>8} {'eager':>8} {'graphed':>8} "
+        f"{'bare':>8} {'HF/gr':>6} {'us':>5}  path"
+    )
+    towers = []
+    with torch.no_grad():
+        for name in options.towers:
+            towers.append(measure(TOWERS[name], options.runs))
+            last = towers[-1]
+            print(
+                f"{name}: {last['budgets']} budgets captured in {last['capture_seconds']:.2f} s, "
+                f"arena {last['arena_mib']:.0f} MiB, pool {last['pool_mib']:.0f} MiB; by budgets: "
+                + ", ".join(
+                    f"{row['budgets']}: {row['pool_mib']:.0f}+{row['arena_mib']:.0f}"
+                    for row in last["memory_by_budgets"]
+                ),
+                flush=True,
+            )
+            torch.cuda.empty_cache()
+    if options.json:
+        body = {"about": about(options.runs), "towers": towers}
+        options.json.write_text(json.dumps(body, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

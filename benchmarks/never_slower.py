@@ -1,0 +1,181 @@
+"""The measured decision against always eager and always replay, over a fixed list of real sizes.
+
+    python benchmarks/never_slower.py --json benchmarks/results/never_slower_h200.json
+
+Every distinct token count of the 1,000 sizes in ``benchmarks/sizes.py`` singly, and the list cut
+into 125 batches of eight (images over two megapixels are scaled down to that: unscaled, a batch is
+half a second of attention on any path). Each case runs eager twice (A/A: the noise band), the
+chosen path, and replay of everything that fits, in turn; medians of at least nine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.simplefilter("ignore")
+
+import torch  # noqa: E402
+
+from benchmarks.graphs import draw  # noqa: E402
+from benchmarks.sizes import fixed_sizes  # noqa: E402
+from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
+from encoders.contract import VisionEncoder  # noqa: E402
+from encoders.images import smart_resize  # noqa: E402
+from graphwrap import GraphedEncoder  # noqa: E402
+from graphwrap.costs import RowCosts  # noqa: E402
+from graphwrap.packing import Packer  # noqa: E402
+from tests.oracles import Grids  # noqa: E402
+
+
+BATCH_PIXELS = 2 * 1024 * 1024
+
+
+def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
+    """The grid of each of the 1,000 sizes, as the published processor resizes."""
+    low, largest = (65_536, 16_777_216) if tower.patch == 16 else (3_136, 12_845_056)
+    pixels = low, most or largest
+    grids = []
+    for _, (width, height) in fixed_sizes():
+        high, wide = smart_resize(height, width, 2 * tower.patch, *pixels)
+        grids.append([1, high // tower.patch, wide // tower.patch])
+    return grids
+
+
+def singles(tower: Tower, encoder: VisionEncoder) -> list[Grids]:
+    """One grid for every distinct token count within the ladder's range."""
+    by_tokens = {grid[1] * grid[2]: grid for grid in list_grids(tower)}
+    return [
+        [by_tokens[count]] for count in sorted(by_tokens) if count <= 4 * encoder.budget_range[1]
+    ]
+
+
+def batches(tower: Tower) -> list[Grids]:
+    """The list shuffled and cut into eights, no image over two megapixels."""
+    grids = list_grids(tower, BATCH_PIXELS)
+    random.Random(0).shuffle(grids)
+    return [grids[at : at + 8] for at in range(0, len(grids), 8)]
+
+
+def run(tower: Tower, kind: str, runs: int) -> list[dict[str, Any]]:
+    """Every case of one tower."""
+    encoder = tower.build()
+    graphed = GraphedEncoder(encoder).capture(progress=False)
+    forced = forced_replay(graphed)
+    rows = []
+    for grids in singles(tower, encoder) if kind == "single" else batches(tower):
+        pixels = draw(encoder, grids)
+        calls = {
+            "eager_ms": lambda: encoder(pixels, grids),  # noqa: B023
+            "chosen_ms": lambda: graphed(pixels, grids),  # noqa: B023
+            "again_ms": lambda: encoder(pixels, grids),  # noqa: B023
+            "replay_ms": lambda: forced(pixels, grids),  # noqa: B023
+        }
+        steps = graphed._plan(grids).steps
+        began = time.perf_counter()
+        rows.append(
+            {
+                "tower": tower.name,
+                "kind": kind,
+                "tokens": sum(spec.output_tokens for spec in encoder.item_specs(grids)),
+                "path": [step.budget.name if step.budget else "eager" for step in steps],
+                **interleaved(calls, runs),
+                "decision_us": decision_microseconds(graphed, grids),
+                "seconds": time.perf_counter() - began,
+            }
+        )
+    return rows
+
+
+def forced_replay(graphed: GraphedEncoder) -> GraphedEncoder:
+    """Another face of the same graphs that replays whatever fits, without looking at times."""
+    forced = GraphedEncoder(graphed.encoder)
+    session = graphed._session
+    assert session is not None
+    forced._guard = graphed._guard
+    forced._start(Packer(list(session.runners), RowCosts(), graphed.ladder.max_batch_size), session)
+    forced._executor = graphed._executor
+    return forced
+
+
+def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, float]:
+    """Host time of a decision: for a grid never seen, and for one seen before."""
+    new, seen = [], []
+    for _ in range(5):
+        graphed._plans.clear()
+        began = time.perf_counter()
+        graphed._plan(grids)
+        middle = time.perf_counter()
+        graphed._plan(grids)
+        new.append((middle - began) * 1e6)
+        seen.append((time.perf_counter() - middle) * 1e6)
+    return {"new": statistics.median(new), "seen": statistics.median(seen)}
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What the list comes to."""
+    band = [abs(row["again_ms"] / row["eager_ms"] - 1) for row in rows]
+    noise = sorted(band)[int(0.95 * (len(band) - 1))]
+    ratios = [
+        row["chosen_ms"] / statistics.mean((row["eager_ms"], row["again_ms"])) for row in rows
+    ]
+    best = sum(min(row["eager_ms"], row["again_ms"], row["replay_ms"]) for row in rows)
+    clear = [row for row in rows if row["replay_ms"] < 0.9 * min(row["eager_ms"], row["again_ms"])]
+    missed = [
+        row
+        for row in clear
+        if "eager" in row["path"] and row["chosen_ms"] > 1.03 * row["replay_ms"]
+    ]
+    return {
+        "cases": len(rows),
+        "noise_band": noise,
+        "within": sum(ratio <= 1.02 + noise for ratio in ratios) / len(ratios),
+        "worst": max(ratios),
+        "chosen_over_best": sum(row["chosen_ms"] for row in rows) / best,
+        "replay_clearly_faster": len(clear),
+        "of_those_not_replayed": len(missed),
+        "eager_over_best": sum(row["eager_ms"] for row in rows) / best,
+        "replay_over_best": sum(row["replay_ms"] for row in rows) / best,
+        "decision_new_us": statistics.median(row["decision_us"]["new"] for row in rows),
+        "decision_seen_us": statistics.median(row["decision_us"]["seen"] for row in rows),
+    }
+
+
+def main() -> None:
+    """Print the summaries; write all cases as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--runs", type=int, default=9)
+    options = parser.parse_args()
+    plan = [
+        ("Qwen3-VL-8B", "single"),
+        ("Qwen2.5-VL-7B", "single"),
+        ("Qwen2-VL-7B", "single"),
+        ("Qwen3.5-0.8B", "batch of 8"),
+    ]
+    began, groups = time.perf_counter(), []
+    with torch.no_grad():
+        for name, kind in plan:
+            rows = run(TOWERS[name], kind, options.runs)
+            groups.append({"tower": name, "kind": kind, "summary": summary(rows), "cases": rows})
+            print(
+                name, kind, {k: round(v, 4) for k, v in groups[-1]["summary"].items()}, flush=True
+            )
+            torch.cuda.empty_cache()
+    print(f"{time.perf_counter() - began:.0f} s")
+    if options.json:
+        options.json.write_text(
+            json.dumps({"about": about(options.runs), "groups": groups}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()

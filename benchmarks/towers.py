@@ -1,0 +1,118 @@
+"""The towers and workloads that GPU benchmarks share: published sizes, random weights."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from encoders.contract import VisionEncoder
+from tests.oracles import BY_NAME, Grids
+from weights.published import PUBLISHED
+
+SIZES_MIX8 = (
+    (224, 224), (640, 480), (480, 640), (1280, 720),
+    (1024, 1024), (336, 336), (512, 896), (768, 768),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A published tower by name, and its line in the tables of ``tests/oracles.py``."""
+
+    name: str
+    family: str
+    repo_id: str
+
+    def build(self, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
+        """Ours at the published size on the GPU, drawn at random."""
+        family = BY_NAME[self.family]
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            encoder = family.encoder_class(family.config_class.from_hf(self.config))
+        return encoder.to(dtype).eval().requires_grad_(False)
+
+    def reference(self, encoder: VisionEncoder) -> nn.Module:
+        """transformers' own tower with sdpa, the same weights and dtype."""
+        family = BY_NAME[self.family]
+        dtype = next(encoder.parameters()).dtype
+        with torch.device("cuda"):
+            reference = family.reference(dict(self.config)).to(dtype)
+        reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
+        return reference.eval().requires_grad_(False)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The published config."""
+        return next(model.config for model in PUBLISHED if model.repo_id == self.repo_id)
+
+    @property
+    def patch(self) -> int:
+        """Side of a patch in pixels."""
+        return 16 if self.family.startswith("qwen3") else 14
+
+    @property
+    def workloads(self) -> dict[str, Grids]:
+        """Grids by name: single squares, batches of them, and eight mixed sizes."""
+        if self.family.startswith("intern"):
+            return {f"{n} tile{'s' * (n > 1)}": [[n, 32, 32]] for n in (1, 4, 13, 64)}
+        mixed = [self.grid(*size) for size in SIZES_MIX8]
+        square = {side: self.grid(side, side) for side in (224, 448, 1024)}
+        return {
+            "1x224": [square[224]],
+            "1x448": [square[448]],
+            "1x1024": [square[1024]],
+            "8x448": [square[448]] * 8,
+            "32x448": [square[448]] * 32,
+            "mix8": mixed,
+        }
+
+    def grid(self, width: int, height: int) -> list[int]:
+        """One image's grid, each side to the nearest whole token."""
+        side = 2 * self.patch
+        return [1, round(height / side) * 2, round(width / side) * 2]
+
+
+TOWERS = {
+    tower.name: tower
+    for tower in (
+        Tower("Qwen3-VL-8B", "qwen3_vl", "Qwen/Qwen3-VL-8B-Instruct"),
+        Tower("Qwen2.5-VL-7B", "qwen2_5_vl", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        Tower("Qwen2-VL-7B", "qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct"),
+        Tower("InternViT-300M", "intern_vit_300m", "OpenGVLab/InternVL3-1B"),
+        Tower("Qwen3.5-0.8B", "qwen3_5", "Qwen/Qwen3.5-0.8B"),
+    )
+}
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
+    """Median wall milliseconds of each call, synchronise included, all run in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(runs + 2):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            if turn > 1:
+                times[name].append((time.perf_counter() - began) * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def about(runs: int) -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "dtype": "bfloat16",
+        "runs": runs,
+    }
