@@ -8,15 +8,15 @@ from functools import cache
 from typing import Any
 
 import torch
+from graph_outputs import EVERY_FIELD
 from oracles import BY_NAME, Grids, build_encoder, draw_pixels
 from toy_encoder import WIDTH, ToyEncoder
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import VisionEncoder
 from graphwrap import Budget, GraphedEncoder, GraphStats
 
 OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
-EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 BUDGETS = [16, 48, 96]
 """Whole tiles of the tiny InternViT too: 16 tokens each."""
 CALM = 0.5
@@ -85,43 +85,6 @@ def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(sum(t * h * w for t, h, w in grids), WIDTH, generator=generator)
     return draw_pixels(encoder, grids, seed)
-
-
-def fields(output: EncoderOutput) -> dict[str, Tensor]:
-    """The tensors of an output that are there, by name."""
-    named = {
-        "last_hidden_state": output.last_hidden_state,
-        "pooler_output": output.pooler_output,
-        **{f"deepstack_features[{n}]": x for n, x in enumerate(output.deepstack_features or ())},
-    }
-    return {name: value for name, value in named.items() if value is not None}
-
-
-def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:
-    assert fields(ours).keys() == fields(theirs).keys()
-    for name, value in fields(ours).items():
-        assert torch.equal(value, fields(theirs)[name]), name
-
-
-def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
-    """The largest relative L2 of any field."""
-    assert fields(ours).keys() == fields(theirs).keys()
-    worst = 0.0
-    for name, value in fields(ours).items():
-        other = fields(theirs)[name]
-        assert value.shape == other.shape, name
-        worst = max(worst, float((value - other).norm() / other.norm().clamp(min=1e-30)))
-    return worst
-
-
-def copy_of(output: EncoderOutput) -> EncoderOutput:
-    """The same numbers in other memory."""
-    hidden, pooled, deep = output
-    return EncoderOutput(
-        None if hidden is None else hidden.clone(),
-        None if pooled is None else pooled.clone(),
-        None if deep is None else tuple(layer.clone() for layer in deep),
-    )
 
 
 def budgets_hit(graphed: GraphedEncoder, stats: GraphStats | None = None) -> list[Budget]:

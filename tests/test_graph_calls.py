@@ -7,21 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from graph_cases import (
-    EVERY_FIELD,
-    OURS,
-    assert_same_bits,
-    copy_of,
-    fields,
-    mixes,
-    new_tower,
-    pixels_for,
-    single,
-    static,
-    tower,
-    toy,
-    worst_distance,
-)
+from graph_cases import OURS, mixes, new_tower, pixels_for, single, static, tower, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from oracles import Grids
 from toy_encoder import ToyEncoder
 from torch import Tensor

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from graph_cases import (
-    EVERY_FIELD,
-    assert_same_bits,
-    copy_of,
-    mixes,
-    pixels_for,
-    static,
-    tower,
-    toy,
-    worst_distance,
-)
+from graph_cases import mixes, pixels_for, static, tower, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, worst_distance
 from oracles import Grids
 from torch import Tensor
 from toy_encoder import ToyEncoder
@@ -237,6 +230,19 @@ def test_release_gives_everything_back_and_the_next_call_captures_again() -> Non
     assert stats.budgets == []
     assert_same_bits(graphed(pixels, MANY), before)
     assert graphed.stats().arena_bytes > 0
+
+
+def test_release_frees_the_buffers_at_once_not_when_garbage_is_collected() -> None:
+    graphed = toy()
+    graphed(pixels_for(graphed.encoder, MANY), MANY)
+    assert graphed._session is not None
+    buffers = [weakref.ref(graphed._session.arena.pixels), weakref.ref(graphed._session.arena)]
+    gc.disable()
+    try:
+        graphed.release()
+        assert [buffer() for buffer in buffers] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_release_twice_or_before_capture_is_nothing_special() -> None:

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from graph_cases import (
-    EVERY_FIELD,
-    assert_same_bits,
-    fields,
-    pixels_for,
-    toy,
-    tower,
-    worst_distance,
-)
+from graph_cases import pixels_for, toy, tower
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import Grids

@@ -8,12 +8,8 @@ import pytest
 import torch
 from graph_cases import (
     BUDGETS,
-    EVERY_FIELD,
     OURS,
-    assert_same_bits,
     budgets_hit,
-    copy_of,
-    fields,
     is_tiled,
     mixes,
     pixels_for,
@@ -21,8 +17,8 @@ from graph_cases import (
     static,
     tower,
     toy,
-    worst_distance,
 )
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from oracles import Grids
 from torch import Tensor
 

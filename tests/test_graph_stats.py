@@ -7,16 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graph_cases import (
-    EVERY_FIELD,
-    assert_same_bits,
-    is_tiled,
-    pixels_for,
-    static,
-    tower,
-    toy,
-    worst_distance,
-)
+from graph_cases import is_tiled, pixels_for, static, tower, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
 from oracles import Grids
 from photographs import china, flower, panning_clip
 from test_graph_packing import ladder, measured

@@ -1,0 +1,47 @@
+"""How the tests of graphs compare outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+
+EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
+
+
+def fields(output: EncoderOutput) -> dict[str, Tensor]:
+    """The tensors of an output that are there, by name."""
+    named = {
+        "last_hidden_state": output.last_hidden_state,
+        "pooler_output": output.pooler_output,
+        **{f"deepstack_features[{n}]": x for n, x in enumerate(output.deepstack_features or ())},
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:
+    assert fields(ours).keys() == fields(theirs).keys()
+    for name, value in fields(ours).items():
+        assert torch.equal(value, fields(theirs)[name]), name
+
+
+def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
+    """The largest relative L2 of any field."""
+    assert fields(ours).keys() == fields(theirs).keys()
+    worst = 0.0
+    for name, value in fields(ours).items():
+        other = fields(theirs)[name]
+        assert value.shape == other.shape, name
+        worst = max(worst, float((value - other).norm() / other.norm().clamp(min=1e-30)))
+    return worst
+
+
+def copy_of(output: EncoderOutput) -> EncoderOutput:
+    """The same numbers in other memory."""
+    hidden, pooled, deep = output
+    return EncoderOutput(
+        None if hidden is None else hidden.clone(),
+        None if pooled is None else pooled.clone(),
+        None if deep is None else tuple(layer.clone() for layer in deep),
+    )
