@@ -31,7 +31,7 @@ def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
     assert fields(ours).keys() == fields(theirs).keys()
     worst = 0.0
     for name, value in fields(ours).items():
-        other = fields(theirs)[name]
+        value, other = value.double(), fields(theirs)[name].double()
         assert value.shape == other.shape, name
         worst = max(worst, float((value - other).norm() / other.norm().clamp(min=1e-30)))
     return worst

@@ -1,0 +1,102 @@
+"""Towers at published widths with few blocks, and calls for them, for the GPU tests of graphs.
+
+Prices are set aside (``replaying``): which of replay and eager is quicker is a benchmark's
+question; here everything that fits is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from graph_outputs import EVERY_FIELD
+from torch import Tensor
+
+from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
+from encoders.contract import VisionEncoder
+from encoders.intern_vit import InternViTConfig
+from encoders.qwen2_5_vl import Qwen2_5VLConfig
+from encoders.qwen2_vl import Qwen2VLConfig
+from encoders.qwen3_vl import Qwen3VLConfig
+from graphwrap import GraphedEncoder
+from graphwrap.costs import RowCosts
+
+Grids = list[list[int]]
+FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+INTERN = {
+    "force_image_size": 448,
+    "llm_config": {"hidden_size": 896},
+    "vision_config": {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
+        "num_hidden_layers": 2, "image_size": 448, "norm_type": "layer_norm",
+        "qk_normalization": False, "qkv_bias": True,
+    },
+}  # fmt: skip
+QWEN2_5 = {
+    "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
+    "depth": 3, "fullatt_block_indexes": [1],
+}  # fmt: skip
+QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096}
+
+
+def new_tower(name: str, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
+    """Published widths, two or three blocks, weights from a seed."""
+    torch.manual_seed(0)
+    build: dict[str, Callable[[], VisionEncoder]] = {
+        "intern_vit": lambda: InternViT(InternViTConfig.from_hf(INTERN)),
+        "qwen2_vl": lambda: Qwen2VLEncoder(Qwen2VLConfig.from_hf({"depth": 2})),
+        "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
+        "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
+    }
+    return build[name]().to(dtype).eval().requires_grad_(False).cuda()
+
+
+@cache
+def tower(name: str) -> VisionEncoder:
+    """A shared tower; tests must not change it."""
+    return new_tower(name)
+
+
+def budgets_of(name: str) -> list[int]:
+    return [256, 1024, 2048] if name == "intern_vit" else [64, 256, 1024]
+
+
+def calls_of(name: str) -> dict[str, Grids]:
+    """Images and clips alone and mixed; every item fits the largest budget."""
+    if name == "intern_vit":
+        return {
+            "one tile": [[1, 32, 32]],
+            "an image": [[7, 32, 32]],
+            "images": [[1, 32, 32], [3, 32, 32], [1, 32, 32]],
+            "a clip": [[8, 32, 32]],
+            "images and a clip": [[1, 32, 32], [5, 32, 32], [4, 32, 32], [1, 32, 32]],
+        }
+    return {
+        "a thumbnail": [[1, 4, 6]],
+        "an image": [[1, 34, 46]],
+        "images": [[1, 16, 16], [1, 34, 46], [1, 2, 2], [1, 16, 26]],
+        "a clip": [[16, 14, 14]],
+        "images and a clip": [[1, 16, 16], [4, 16, 16], [1, 46, 34], [2, 8, 8], [1, 30, 2]],
+    }
+
+
+def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
+    """Normalised float32 pixels on the CPU."""
+    rows = sum(spec.input_size for spec in encoder.item_specs(grids))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, *encoder.row_shape, generator=generator)
+
+
+def on_gpu(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
+    return pixels_for(encoder, grids, seed).to("cuda", torch.bfloat16)
+
+
+def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> GraphedEncoder:
+    """Captured graphs, routed as the static backend routes: everything that fits is replayed."""
+    settings = {"outputs": EVERY_FIELD, "backend": "cudagraph", **settings}
+    graphed = GraphedEncoder(encoder, budgets, **settings).capture(progress=False)
+    assert graphed._packer is not None
+    graphed._packer.costs = RowCosts()
+    return graphed

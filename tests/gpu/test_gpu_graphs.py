@@ -1,0 +1,219 @@
+"""CUDA graphs on a GPU give padded eager's bits, whatever lay in memory, wherever inputs are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from gpu_towers import (
+    FAMILIES,
+    budgets_of,
+    calls_of,
+    new_tower,
+    on_gpu,
+    pixels_for,
+    replaying,
+    tower,
+)
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+from graphwrap import GraphedEncoder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, GraphedEncoder]]:
+    """A family and its captured graphs, given back afterwards."""
+    graphed = replaying(tower(request.param), budgets_of(request.param))
+    yield request.param, graphed
+    graphed.release()
+
+
+# --- exactness ------------------------------------------------------------------------------------
+
+
+def test_a_replay_is_padded_eager_bit_for_bit(family: tuple[str, GraphedEncoder]) -> None:
+    name, graphed = family
+    static = GraphedEncoder(
+        graphed.encoder, budgets_of(name), outputs=EVERY_FIELD, backend="static"
+    )
+    for seed, grids in enumerate(calls_of(name).values()):
+        pixels = on_gpu(graphed.encoder, grids, seed)
+        assert_same_bits(graphed(pixels, grids), static(pixels, grids))
+    assert graphed.stats().eager_items == static.stats().eager_items == 0
+    hits = [[budget.hits for budget in wrapped.stats().budgets] for wrapped in (graphed, static)]
+    assert hits[0] == hits[1]
+
+
+def test_a_replay_is_as_near_to_float32_as_eager_is(family: tuple[str, GraphedEncoder]) -> None:
+    """The rule for bfloat16: pooled error at most 1.1 times eager's own, no call over 1.3 times."""
+    name, graphed = family
+    exact = new_tower(name, torch.float32)
+    replayed: list[float] = []
+    eager: list[float] = []
+    for seed, grids in enumerate(calls_of(name).values()):
+        pixels = on_gpu(graphed.encoder, grids, seed)
+        reference = exact(pixels.float(), grids)
+        for errors, run in ((replayed, graphed), (eager, graphed.encoder)):
+            errors.append(squared_error(run(pixels, grids), reference))
+    assert sum(replayed) ** 0.5 <= 1.1 * sum(eager) ** 0.5
+    assert all(ours**0.5 <= 1.3 * theirs**0.5 for ours, theirs in zip(replayed, eager, strict=True))
+
+
+def squared_error(output: EncoderOutput, reference: EncoderOutput) -> float:
+    return sum(
+        float((value.double() - fields(reference)[name].double()).square().sum())
+        for name, value in fields(output).items()
+    )
+
+
+def test_a_thousand_replays_among_eager_calls_and_allocations_keep_their_first_answers(
+    family: tuple[str, GraphedEncoder],
+) -> None:
+    name, graphed = family
+    calls = [
+        (on_gpu(graphed.encoder, grids, seed), grids)
+        for seed, grids in enumerate(calls_of(name).values())
+    ]
+    answers = [copy_of(graphed(*call)) for call in calls]
+    draw = random.Random(0)
+    held: list[Tensor] = []
+    for step in range(1000):
+        number = draw.randrange(len(calls))
+        if step % 7 == 0:
+            graphed.encoder(*calls[draw.randrange(len(calls))])
+        if step % 3 == 0:
+            held = [
+                *held[-4:],
+                torch.full((draw.randint(1, 1 << 22),), float("nan"), device="cuda"),
+            ]
+        assert_same_bits(graphed(*calls[number]), answers[number])
+
+
+def test_nan_in_stale_buffers_and_pool_pages_changes_no_bit(
+    family: tuple[str, GraphedEncoder],
+) -> None:
+    name, graphed = family
+    calls = [
+        (on_gpu(graphed.encoder, grids, seed), grids)
+        for seed, grids in enumerate(calls_of(name).values())
+    ]
+    answers = [copy_of(graphed(*call)) for call in calls]
+    for _ in range(2):
+        for call, answer in zip(calls[::-1], answers[::-1], strict=True):
+            graphed._poison()
+            output = graphed(*call)
+            assert all(bool(value.isfinite().all()) for value in fields(output).values())
+            assert_same_bits(output, answer)
+
+
+@pytest.mark.parametrize("name", FAMILIES[1:])
+def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> None:
+    encoder = tower(name)
+    graphed = replaying(encoder, [1024])
+    calls = [[[1, 16, 26], [1, 34, 46]], [[1, 34, 46], [1, 16, 26]], [[1, 46, 34], [1, 26, 16]]]
+    pixels = on_gpu(encoder, calls[0])
+    answers = [copy_of(graphed(pixels, grids)) for grids in calls]
+    for grids, answer in zip(calls, answers, strict=True):
+        assert_same_bits(graphed(pixels, grids), answer)
+        assert worst_distance(answer, encoder(pixels, grids)) <= 2e-2
+    assert worst_distance(answers[0], answers[1]) > 5e-2
+    assert worst_distance(answers[1], answers[2]) > 5e-2
+    graphed.release()
+
+
+def test_weights_updated_in_place_are_seen_and_rebound_ones_are_an_error() -> None:
+    encoder = new_tower("qwen3_vl")
+    graphed = replaying(encoder, [64])
+    grids = [[1, 8, 8]]
+    pixels = on_gpu(encoder, grids)
+    before = graphed(pixels, grids)
+    for parameter in encoder.parameters():
+        parameter.mul_(1.25)
+    after = graphed(pixels, grids)
+    assert worst_distance(after, encoder(pixels, grids)) <= 2e-2
+    assert worst_distance(after, before) > 5e-2
+    state = {key: value.clone() for key, value in encoder.state_dict().items()}
+    encoder.load_state_dict(state, assign=True)
+    with pytest.raises(RuntimeError, match="was rebound or moved after capture"):
+        graphed(pixels, grids)
+    graphed.release()
+    assert_same_bits(replaying(encoder, [64])(pixels, grids), after)
+
+
+def test_the_default_ladder_replays_clips_of_the_design() -> None:
+    encoder = tower("qwen3_vl")
+    graphed = replaying(encoder, None)
+    for clip in ([[16, 28, 28]], [[32, 14, 14]]):
+        pixels = on_gpu(encoder, clip)
+        assert worst_distance(graphed(pixels, clip), encoder(pixels, clip)) <= 2e-2
+    stats = graphed.stats()
+    assert stats.eager_items == 0
+    assert len(stats.budgets) <= 48
+    print(stats)
+    graphed.release()
+
+
+# --- inputs, outputs ------------------------------------------------------------------------------
+
+
+def test_inputs_on_the_gpu_or_the_cpu_pinned_or_not_give_the_same_bits(
+    family: tuple[str, GraphedEncoder],
+) -> None:
+    name, graphed = family
+    for grids in calls_of(name).values():
+        plain = pixels_for(graphed.encoder, grids).to(torch.bfloat16)
+        answer = graphed(plain.cuda(), grids)
+        for pixels in (plain, plain.pin_memory(), plain.float(), plain.float().pin_memory().cuda()):
+            output = graphed(pixels, grids)
+            assert all(value.is_cuda for value in fields(output).values())
+            assert_same_bits(output, answer)
+
+
+def test_replay_split_and_eager_show_one_face(family: tuple[str, GraphedEncoder]) -> None:
+    name, graphed = family
+    over = [[9, 32, 32]] if name == "intern_vit" else [[1, 66, 66]]
+    shown = set()
+    for grids in (*calls_of(name).values(), over, []):
+        output = graphed(on_gpu(graphed.encoder, grids), grids)
+        shown.add(
+            tuple(
+                (field, x.dtype, x.device, x.shape[1:], x.is_contiguous(), x.requires_grad)
+                for field, x in fields(output).items()
+            )
+        )
+    assert len(shown) == 1
+    assert graphed.stats().eager_reasons["over tokens"] == 1
+
+
+def test_results_survive_later_calls_unless_asked_not_to() -> None:
+    encoder = tower("qwen3_vl")
+    grids = [[1, 8, 8]]
+    for clone in (True, False):
+        graphed = replaying(encoder, [64], clone=clone)
+        first = graphed(on_gpu(encoder, grids, 1), grids)
+        kept = copy_of(first)
+        graphed(on_gpu(encoder, grids, 2), grids)
+        assert torch.equal(first.pooler_output, kept.pooler_output) is clone
+        graphed.release()
+
+
+def test_out_is_written_in_place() -> None:
+    encoder = tower("qwen3_vl")
+    graphed = replaying(encoder, [64])
+    for grids in ([[1, 8, 8]], [[1, 16, 16], [1, 8, 8]], [[1, 40, 40]]):
+        pixels = on_gpu(encoder, grids)
+        answer = graphed(pixels, grids)
+        nan = [torch.full_like(value, float("nan")) for value in fields(answer).values()]
+        out = EncoderOutput(nan[0], nan[1], tuple(nan[2:]))
+        assert graphed(pixels, grids, out=out).pooler_output.data_ptr() == nan[1].data_ptr()
+        assert_same_bits(out, answer)
+    graphed.release()

@@ -1,0 +1,288 @@
+"""CUDA graphs on a GPU: streams and threads, memory, failures at capture, the measured table."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_towers import FAMILIES, budgets_of, calls_of, new_tower, on_gpu, replaying, tower
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from torch import Tensor
+
+from encoders.contract import EncoderOutput, VisionEncoder
+from graphwrap import GraphedEncoder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, GraphedEncoder]]:
+    """A family and its captured graphs, given back afterwards."""
+    graphed = replaying(tower(request.param), budgets_of(request.param))
+    yield request.param, graphed
+    graphed.release()
+
+
+@contextlib.contextmanager
+def any_sync_is_an_error() -> Iterator[None]:
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# --- streams, threads -----------------------------------------------------------------------------
+
+
+def test_a_warm_call_waits_for_nothing(family: tuple[str, GraphedEncoder]) -> None:
+    name, graphed = family
+    calls = [(on_gpu(graphed.encoder, grids), grids) for grids in calls_of(name).values()]
+    answers = [copy_of(graphed(*call)) for call in calls]
+    with any_sync_is_an_error():
+        outputs = [graphed(*call) for call in calls]
+    for output, answer in zip(outputs, answers, strict=True):
+        assert_same_bits(output, answer)
+
+
+def test_a_grid_not_seen_before_waits_for_nothing_either() -> None:
+    encoder = tower("qwen2_5_vl")
+    graphed = replaying(encoder, [256])
+    grids = [[1, 18, 22], [1, 6, 10]]
+    pixels = on_gpu(encoder, grids)
+    with any_sync_is_an_error():
+        output = graphed(pixels, grids)
+    assert_same_bits(output, graphed(pixels, grids))
+    graphed.release()
+
+
+def test_calls_on_other_streams_are_ordered_without_a_device_sync(
+    family: tuple[str, GraphedEncoder],
+) -> None:
+    """Pixels are made late on each stream, so a call that did not wait would read garbage."""
+    name, graphed = family
+    calls = [
+        (on_gpu(graphed.encoder, grids, seed), grids)
+        for seed, grids in enumerate(calls_of(name).values())
+    ]
+    answers = [copy_of(graphed(*call)) for call in calls]
+    streams = [torch.cuda.Stream() for _ in calls]
+    buffers = [torch.empty_like(pixels) for pixels, _ in calls]
+    for _ in range(5):
+        for buffer in buffers:
+            buffer.fill_(float("nan"))
+        outputs = []
+        with any_sync_is_an_error():
+            for stream, buffer, (pixels, grids) in zip(streams, buffers, calls, strict=True):
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(2_000_000)
+                    buffer.copy_(pixels)
+                    outputs.append(graphed(buffer, grids))
+        torch.cuda.synchronize()
+        for output, answer in zip(outputs, answers, strict=True):
+            assert_same_bits(output, answer)
+
+
+def test_eight_threads_on_streams_of_their_own_get_right_answers(
+    family: tuple[str, GraphedEncoder],
+) -> None:
+    name, graphed = family
+    calls = [
+        (on_gpu(graphed.encoder, grids, seed), grids)
+        for seed, grids in enumerate(calls_of(name).values())
+    ]
+    answers = [copy_of(graphed(*call)) for call in calls]
+    torch.cuda.synchronize()
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        with torch.cuda.stream(torch.cuda.Stream() if seed % 2 else torch.cuda.current_stream()):
+            for _ in range(40):
+                number = draw.randrange(len(calls))
+                assert_same_bits(graphed(*calls[number]), answers[number])
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+
+
+def test_two_objects_in_one_process_do_not_disturb_each_other() -> None:
+    encoder = tower("qwen2_5_vl")
+    one, other = replaying(encoder, [64, 256]), replaying(encoder, [128, 1024])
+    call = (on_gpu(encoder, [[1, 16, 26]]), [[1, 16, 26]])
+    answers = [copy_of(graphed(*call)) for graphed in (one, other)]
+    for _ in range(20):
+        other._poison()
+        assert_same_bits(one(*call), answers[0])
+        one._poison()
+        assert_same_bits(other(*call), answers[1])
+    one.release()
+    assert_same_bits(other(*call), answers[1])
+    other.release()
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ten_budgets_cost_about_what_the_largest_costs(name: str) -> None:
+    ten = [256 * step for step in range(1, 11)]
+    held = []
+    for budgets in (ten, ten[-1:]):
+        graphed = replaying(tower(name), budgets)
+        stats = graphed.stats()
+        held.append((stats.pool_bytes, stats.arena_bytes))
+        graphed.release()
+    (pool, arena), (pool_alone, arena_alone) = held
+    print(
+        f"{name}: pool {pool / 2**20:.1f} MiB, alone {pool_alone / 2**20:.1f}; "
+        f"arena {arena / 2**20:.1f} MiB, alone {arena_alone / 2**20:.1f}"
+    )
+    assert pool <= 1.15 * pool_alone
+    assert arena <= 1.05 * arena_alone
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_release_returns_all_of_it(name: str) -> None:
+    encoder = tower(name)
+    grids = calls_of(name)["images and a clip"]
+    pixels = on_gpu(encoder, grids)
+    encoder(pixels, grids)  # kernels' own workspaces stay with the process
+    replaying(encoder, [256]).release()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    graphed = replaying(encoder, budgets_of(name))
+    answer = copy_of(graphed(pixels, grids))
+    assert torch.cuda.memory_reserved() > before[1]
+    kept = sum(value.nbytes for value in fields(answer).values())
+    graphed.release()
+    assert torch.cuda.memory_allocated() <= before[0] + kept + 2**20
+    assert torch.cuda.memory_reserved() <= before[1] + 2 * kept + 24 * 2**20
+    again = replaying(encoder, budgets_of(name))
+    assert_same_bits(again(pixels, grids), answer)
+    again.release()
+
+
+# --- failure --------------------------------------------------------------------------------------
+
+
+def out_of_memory() -> None:
+    torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+
+def allocator_assertion() -> None:
+    raise RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp:1016")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def fail_at(encoder: VisionEncoder, rows: int, run: int, fail: Callable[[], None]) -> None:
+    """Make ``forward`` fail after its work, the ``run``-th time it sees so many rows."""
+    forward, seen = encoder.forward, [0]
+
+    def failing(pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
+        output = forward(pixel_values, *args, **kwargs)
+        seen[0] += len(pixel_values) == rows
+        if len(pixel_values) == rows and seen[0] == run:
+            fail()
+        return output
+
+    encoder.forward = failing  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fail", [out_of_memory, allocator_assertion])
+@pytest.mark.parametrize("run", [1, 2], ids=["warming up", "capturing"])
+def test_a_budget_that_fails_is_dropped_and_the_rest_serve(
+    run: int, fail: Callable[[], None]
+) -> None:
+    encoder = new_tower("qwen3_vl")
+    fail_at(encoder, 4 * 256, run, fail)
+    # One shape a token count (one frame a replay), so that one budget fails.
+    with pytest.warns(UserWarning, match=r"budget 256 .* is dropped") as caught:
+        graphed = replaying(encoder, [64, 256, 1024], max_frames_per_batch=1)
+    assert len(caught) == 1
+    assert [budget.tokens for budget in graphed.stats().budgets] == [64, 1024]
+    for grids in ([[1, 16, 16]], [[1, 30, 32]], [[1, 8, 8]]):
+        pixels = on_gpu(encoder, grids)
+        output = graphed(pixels, grids)
+        assert worst_distance(output, tower("qwen3_vl")(pixels, grids)) <= 2e-2
+        graphed._poison()
+        assert_same_bits(graphed(pixels, grids), output)
+    assert graphed.stats().eager_items == 0
+    graphed.release()
+    assert bool((torch.ones(8, device="cuda") * 2 == 2).all())
+
+
+def test_a_failed_capture_leaks_no_pool() -> None:
+    encoder = new_tower("qwen3_vl")
+    replaying(encoder, [64]).release()
+    before = torch.cuda.memory_reserved()
+    for run in (1, 2):
+        fail_at(encoder, 4 * 1024, run, out_of_memory)
+        with pytest.warns(UserWarning, match="is dropped"):
+            graphed = replaying(encoder, [64, 1024], max_frames_per_batch=1)
+        graphed.release()
+        assert torch.cuda.memory_reserved() <= before + 24 * 2**20
+
+
+@pytest.mark.parametrize("run", [1, 2], ids=["warming up", "capturing"])
+def test_an_interrupted_capture_leaves_a_usable_object(run: int) -> None:
+    encoder = new_tower("qwen3_vl")
+    fail_at(encoder, 4 * 256, run, interrupt)
+    graphed = GraphedEncoder(encoder, [64, 256, 1024], outputs=EVERY_FIELD, backend="cudagraph")
+    with pytest.raises(KeyboardInterrupt):
+        graphed.capture(progress=False)
+    grids = [[1, 16, 16]]
+    pixels = on_gpu(encoder, grids)
+    assert worst_distance(graphed(pixels, grids), tower("qwen3_vl")(pixels, grids)) <= 2e-2
+    assert {budget.tokens for budget in graphed.stats().budgets} == {64, 256, 1024}
+    graphed.release()
+
+
+# --- the measured table ---------------------------------------------------------------------------
+
+
+def test_a_saved_table_makes_the_same_choices_without_measuring(tmp_path: Path) -> None:
+    encoder = tower("qwen2_5_vl")
+    first = GraphedEncoder(encoder, [64, 256, 1024]).capture(progress=False)
+    first.save_table(tmp_path / "table.json")
+    second = GraphedEncoder(encoder, [64, 256, 1024])
+    second.load_table(tmp_path / "table.json")
+    second.capture(progress=False)
+    for grids in calls_of("qwen2_5_vl").values():
+        pixels = on_gpu(encoder, grids)
+        assert_same_bits(first(pixels, grids), second(pixels, grids))
+    counts = [
+        ([budget.hits for budget in stats.budgets], dict(stats.eager_reasons))
+        for stats in (first.stats(), second.stats())
+    ]
+    assert counts[0] == counts[1]
+    other = GraphedEncoder(encoder, [64, 512])
+    other.load_table(tmp_path / "table.json")
+    with pytest.raises(ValueError, match="has no times for budgets"):
+        other.capture(progress=False)
+    for graphed in (first, second, other):
+        graphed.release()
+
+
+def test_every_budget_is_timed_and_counted() -> None:
+    graphed = GraphedEncoder(tower("intern_vit"), [256, 1024]).capture(progress=False)
+    stats = graphed.stats()
+    assert stats.backend == "cudagraph"
+    assert all(budget.replay_ms and budget.replay_ms > 0 for budget in stats.budgets)
+    assert stats.pool_bytes == sum(budget.graph_bytes for budget in stats.budgets) > 0
+    graphed.release()
