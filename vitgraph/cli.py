@@ -1,4 +1,4 @@
-"""The command line: ``vitgraph encode``, ``list``, ``inspect``, ``extract``, ``demo``.
+"""The command line: its grammar, and a short function a command.
 
 Torch and the packages are imported inside the commands: ``--help`` and mistyped ones cost nothing.
 """
@@ -87,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_inspect(commands)
     _add_extract(commands)
+    _add_bench(commands)
     _add_demo(commands)
     return parser
 
@@ -132,6 +133,22 @@ def _add_encode(commands: Any) -> None:
     parser.add_argument("--max-tiles", type=int, help="most tiles an image (InternViT)")
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
+    _add_graphs(parser)
+
+
+def _add_graphs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="capture CUDA graphs and replay them: worth it from some dozens of items on",
+    )
+    group = parser.add_argument_group("graphs")
+    group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
+    group.add_argument("--max-batch-size", type=int, metavar="N", help="items a replay")
+    group.add_argument(
+        "--modality", help="image, video or image+video: what to capture; by default what is named"
+    )
 
 
 def _add_list(commands: Any) -> None:
@@ -152,6 +169,13 @@ def _add_extract(commands: Any) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
 
 
+def _add_bench(commands: Any) -> None:
+    summary = "Print measured figures; without a name, list what there is."
+    parser = _add_command(commands, "bench", bench, summary)
+    parser.add_argument("name", nargs="?", choices=["graphs"], help="which figures")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="another results file")
+
+
 def _add_demo(commands: Any) -> None:
     summary = "Encode sample photographs with a small seeded checkpoint of every family."
     parser = _add_command(commands, "demo", demo, summary)
@@ -163,17 +187,28 @@ def encode(options: argparse.Namespace) -> None:
     from weights import load_encoder
 
     from .encode import encode_media, open_media, read_device, read_dtype, table
+    from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
 
     limits = _limits(options)
+    graphs = read_graph_options(
+        graph=options.graph, budgets=options.budgets, max_batch_size=options.max_batch_size,
+        modality=options.modality, images=options.images, videos=options.video,
+    )  # fmt: skip
     dtype, device = read_dtype(options.dtype), read_device(options.device)
     _check_targets(options)
     media = open_media(options.images, options.video)
     encoder = load_encoder(options.repo, **_source(options), dtype=dtype, device=device)
-    encoded = encode_media(encoder, media, limits)
+    graphed = graph_encoder(encoder, graphs) if graphs else None
+    if graphed is not None:
+        encoded = encode_graphed(graphed, encoder, media, limits)
+    else:
+        encoded = encode_media(encoder, media, limits)
     _save(options, encoded)
     if options.plot:
         _plot(options, media, encoded)
     print(table(encoded))
+    if graphed is not None:
+        print(summary(graphed.stats()))
     for path in filter(None, (options.out, options.plot)):
         print(f"wrote {path}")
 
@@ -228,6 +263,7 @@ def list_families(options: argparse.Namespace) -> None:
     """Print what can be loaded: a line a published checkpoint."""
     from weights import FAMILIES, PUBLISHED
 
+    from .graphs import REPLAYS
     from .tables import format_table
 
     rows = [
@@ -238,10 +274,15 @@ def list_families(options: argparse.Namespace) -> None:
             f"{model.parameters / 1e6:.1f}",
             "yes" if model.images else "no",
             FAMILIES[model.family].video if model.video else "no",
+            REPLAYS[model.family]["image"] if model.images else "no",
+            REPLAYS[model.family]["video"] if model.video else "no",
         )
         for model in PUBLISHED
     ]
-    header = ("family", "repo id", "layout", "million parameters", "images", "video")
+    header = (
+        "family", "repo id", "layout", "million parameters", "images", "video",
+        "image graphs", "video graphs",
+    )  # fmt: skip
     print(format_table(header, rows))
     print("\nFine-tunes load too, and folders and files in any of these layouts.")
 
@@ -277,6 +318,15 @@ def extract(options: argparse.Namespace) -> None:
 
     extract_encoder(options.repo, options.out, **_source(options))
     print(f"wrote {options.out}")
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Print a table of figures, or which there are."""
+    from .bench import list_results, read_graphs, table
+
+    if options.results and not options.name:
+        raise ValueError(f"--results {options.results}: say of what: vitgraph bench graphs")
+    print(table(read_graphs(options.results)) if options.name else list_results())
 
 
 def demo(options: argparse.Namespace) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import EncoderOutput, VisionEncoder, VisionInputs
 from encoders.images import Video, to_rgb
 
 from .features import Item
@@ -125,32 +126,53 @@ def encode_media(
     Raises:
         ValueError: an item that cannot be encoded, by its name.
     """
-    return [_encode_named(encoder, medium, limits) for medium in media]
-
-
-def _encode_named(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:
-    """What goes wrong is told under the item's own name."""
-    try:
-        return _encode_one(encoder, medium, limits)
-    except ValueError as error:
-        said = str(error).removeprefix("image 0: ").removeprefix("video 0: ")
-        raise ValueError(f"{medium.name}: {said}") from error
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"{medium.name}: the device ran out of memory; make the item smaller (--max-pixels, "
-            "--max-tiles, --num-frames) or the numbers (--dtype bfloat16)"
-        ) from error
+    return [_encode_one(encoder, medium, limits) for medium in media]
 
 
 def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:
     start = time.perf_counter()
-    if medium.kind == "image":
-        still = {name: limits[name] for name in limits if name not in ("fps", "num_frames")}
-        inputs = encoder.preprocess(images=[medium.still], **still)
-    else:
-        inputs = encoder.preprocess(videos=[medium.video], **limits)
-    output = _to_cpu(encoder(inputs.pixel_values, inputs.grid_thw))
-    milliseconds = (time.perf_counter() - start) * 1000
+    with named(medium):
+        inputs = prepare(encoder, medium, limits)
+        output = to_cpu(encoder(inputs.pixel_values, inputs.grid_thw))
+    return describe(encoder, medium, inputs, output, (time.perf_counter() - start) * 1000)
+
+
+@contextmanager
+def named(*media: Media) -> Iterator[None]:
+    """What goes wrong inside is told under the items' own names.
+
+    Raises:
+        ValueError: what went wrong, running out of memory too.
+    """
+    names = ", ".join(medium.name for medium in media)
+    try:
+        yield
+    except ValueError as error:
+        said = str(error).removeprefix("image 0: ").removeprefix("video 0: ")
+        raise ValueError(f"{names}: {said}") from error
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{names}: the device ran out of memory; make the item smaller (--max-pixels, "
+            "--max-tiles, --num-frames) or the numbers (--dtype bfloat16)"
+        ) from error
+
+
+def prepare(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> VisionInputs:
+    """Preprocess one item; keywords that are for videos are kept from images."""
+    if medium.kind == "video":
+        return encoder.preprocess(videos=[medium.video], **limits)
+    still = {name: limits[name] for name in limits if name not in ("fps", "num_frames")}
+    return encoder.preprocess(images=[medium.still], **still)
+
+
+def describe(
+    encoder: VisionEncoder,
+    medium: Media,
+    inputs: VisionInputs,
+    output: EncoderOutput,
+    milliseconds: float,
+) -> Encoded:
+    """One item's output, which lies on the CPU, with its map and where it comes from."""
     assert output.last_hidden_state is not None
     (feature_map,) = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
     t, h, w = inputs.grid_thw[0].tolist()
@@ -160,7 +182,8 @@ def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]
     return Encoded(item, output, feature_map, milliseconds)
 
 
-def _to_cpu(output: EncoderOutput) -> EncoderOutput:
+def to_cpu(output: EncoderOutput) -> EncoderOutput:
+    """The same output on the CPU; every field is there."""
     hidden, pooled, deepstack = output
     assert hidden is not None
     assert pooled is not None

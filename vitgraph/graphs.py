@@ -1,0 +1,224 @@
+"""``vitgraph encode --graph``: which graphs to capture, and encoding through them.
+
+A modality says what will come, and so which shapes of a token budget are worth a graph. An image is
+one attention segment. A clip is many, one a frame pair, so graphs for clips come in the two shapes
+that :mod:`graphwrap` knows: few long segments, and many short ones. InternViT's segments are tiles
+of one length, in images as in clips: there, one shape serves both.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from encoders.contract import VisionEncoder
+from graphwrap import GraphedEncoder, GraphStats
+
+from .encode import Encoded, Media, describe, named, prepare, to_cpu
+
+MODALITIES = {"image": 1, "video": 1, "image+video": 2}
+"""What may come, and how many items a replay takes by default."""
+CLIP_SEGMENTS = 64
+"""Frame pairs that a graph for clips holds: 128 frames."""
+TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
+"""The ladder where there are no CUDA graphs: every budget costs a run of the tower."""
+REPLAYS = {
+    "intern_vit": {"image": "yes, by tile", "video": "yes, by tile"},
+    "qwen2_vl": {"image": "yes", "video": "yes, by frame pair"},
+    "qwen2_5_vl": {"image": "yes", "video": "yes, by frame pair"},
+    "qwen3_vl": {"image": "yes", "video": "yes, by frame pair"},
+}
+"""Which families replay graphs for what, and what a segment is: the cells of ``vitgraph list``."""
+EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What ``--graph`` captures."""
+
+    modality: str
+    budgets: tuple[int, ...] | None = None
+    max_batch_size: int | None = None
+
+    @property
+    def items(self) -> int:
+        """Items a replay."""
+        return self.max_batch_size or MODALITIES[self.modality]
+
+    @property
+    def segments(self) -> int:
+        """Attention segments a replay: an image is one, a clip one a frame pair."""
+        return self.items if self.modality == "image" else max(CLIP_SEGMENTS, self.items)
+
+
+def read_graph_options(
+    *,
+    graph: bool,
+    budgets: str | None = None,
+    max_batch_size: int | None = None,
+    modality: str | None = None,
+    images: Sequence[object] = (),
+    videos: Sequence[object] = (),
+) -> GraphOptions | None:
+    """Check what was asked for on the command line, before anything is read or fetched.
+
+    Args:
+        graph: whether to capture at all.
+        budgets: output tokens with commas between, as ``"64,256,1024"``.
+        max_batch_size: items a replay.
+        modality: one of :data:`MODALITIES`; by default what ``images`` and ``videos`` are.
+        images: files that will be encoded as images.
+        videos: files that will be encoded as videos.
+
+    Returns:
+        The options, or None without ``graph``.
+
+    Raises:
+        ValueError: numbers that are none, options without ``graph``, or files of a kind that the
+            modality leaves out.
+    """
+    given = {"budgets": budgets, "max-batch-size": max_batch_size, "modality": modality}
+    if not graph:
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"--{name} {value}: says what to capture; it needs --graph")
+        return None
+    if modality is not None and modality not in MODALITIES:
+        raise ValueError(f"--modality {modality}: must be one of {', '.join(MODALITIES)}")
+    if max_batch_size is not None and max_batch_size < 1:
+        raise ValueError(f"--max-batch-size {max_batch_size}: must be a positive integer")
+    if modality is None:
+        modality = "+".join(["image"] * bool(images) + ["video"] * bool(videos)) or "image+video"
+    for kind, files in (("image", images), ("video", videos)):
+        if files and kind not in modality:
+            raise ValueError(
+                f"{files[0]}: is {'an image' if kind == 'image' else 'a video'}, and --modality "
+                f"{modality} captures no graphs for it; use --modality image+video, or leave it out"
+            )
+    tokens = None if budgets is None else read_budgets(budgets)
+    return GraphOptions(modality, tokens, max_batch_size)
+
+
+def read_budgets(text: str) -> tuple[int, ...]:
+    """``"64,256,1024"`` as numbers.
+
+    Raises:
+        ValueError: an entry that is no positive integer.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    for entry in entries:
+        if not (entry.isascii() and entry.isdigit()) or int(entry) < 1:
+            raise ValueError(
+                f"--budgets {text}: {entry!r} is no positive integer; give output tokens with "
+                "commas between, as 64,256,1024"
+            )
+    return tuple(map(int, entries))
+
+
+def graph_encoder(encoder: VisionEncoder, options: GraphOptions) -> GraphedEncoder:
+    """The encoder with its graphs captured; what is to be known about that goes to stderr.
+
+    Off CUDA the "static" backend does the same padding and packing without graphs: right answers,
+    no gain.
+
+    Raises:
+        ValueError: budgets that cannot work.
+    """
+    device = next(encoder.parameters()).device
+    on_cuda = device.type == "cuda"
+    trial = not on_cuda and options.budgets is None
+    if not on_cuda:
+        _note(
+            f"there are no CUDA graphs on {device}: items are padded to budgets and run without, "
+            "for trial only; leave --graph out or use --device cuda"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graphed = GraphedEncoder(
+            encoder,
+            options.budgets,
+            max_batch_size=options.items,
+            max_frames_per_batch=options.segments,
+            outputs=EVERY_FIELD,
+            backend="cudagraph" if on_cuda else "static",
+            max_budget=max(TRIAL_BUDGET, options.items) if trial else None,
+            max_graphs=TRIAL_GRAPHS if trial else 48,
+        ).capture(progress=sys.stderr.isatty())
+    for warning in caught:
+        _note(str(warning.message))
+    return graphed
+
+
+def _note(text: str) -> None:
+    print(f"vitgraph: note: {text}", file=sys.stderr)
+
+
+def encode_graphed(
+    graphed: GraphedEncoder,
+    encoder: VisionEncoder,
+    media: Sequence[Media],
+    limits: Mapping[str, Any],
+) -> list[Encoded]:
+    """Encode through graphs, as many neighbours at a time as one replay takes.
+
+    Args:
+        graphed: ``encoder`` with its graphs.
+        encoder: prepares pixels and lays features out.
+        media: what to encode.
+        limits: keywords of ``encoder.preprocess``.
+
+    Returns:
+        One a medium, in order. The milliseconds of neighbours are their own preprocessing and a
+        share of their replay by tokens.
+
+    Raises:
+        ValueError: an item that cannot be encoded, by its name.
+    """
+    size = graphed.ladder.max_batch_size
+    groups = [media[start : start + size] for start in range(0, len(media), size)]
+    return [one for group in groups for one in _encode_group(graphed, encoder, group, limits)]
+
+
+def _encode_group(
+    graphed: GraphedEncoder,
+    encoder: VisionEncoder,
+    media: Sequence[Media],
+    limits: Mapping[str, Any],
+) -> list[Encoded]:
+    prepared, own_ms = [], []
+    for medium in media:
+        start = time.perf_counter()
+        with named(medium):
+            prepared.append(prepare(encoder, medium, limits))
+        own_ms.append((time.perf_counter() - start) * 1e3)
+    start = time.perf_counter()
+    with named(*media):
+        pixels = torch.cat([inputs.pixel_values for inputs in prepared])
+        grids = torch.cat([inputs.grid_thw for inputs in prepared])
+        outputs = list(map(to_cpu, encoder.split(graphed(pixels, grids), grids)))
+    tokens = [spec.output_tokens for spec in encoder.item_specs(grids)]
+    each_ms = (time.perf_counter() - start) * 1e3 / max(sum(tokens), 1)
+    times = [own + count * each_ms for own, count in zip(own_ms, tokens, strict=True)]
+    columns = zip(media, prepared, outputs, times, strict=True)
+    return [describe(encoder, *column) for column in columns]
+
+
+def summary(stats: GraphStats) -> str:
+    """Two lines: what was replayed and what was not, and what capture took."""
+    hits = sum(budget.hits for budget in stats.budgets)
+    items = sum(budget.items for budget in stats.budgets)
+    reasons = ", ".join(f"{why}: {count}" for why, count in sorted(stats.eager_reasons.items()))
+    eager = f"{stats.eager_items} eagerly" + f" ({reasons})" * bool(reasons)
+    tokens = [budget.tokens for budget in stats.budgets]
+    span = f" of {min(tokens)} to {max(tokens)} tokens" if tokens else ""
+    return (
+        f"graphs: {items} items in {hits} replays with {stats.padding:.1%} padding, {eager}\n"
+        f"{stats.backend}: {len(tokens)} budgets{span} in {stats.capture_seconds:.2f} s, arena "
+        f"{stats.arena_bytes / 2**20:.0f} MiB, pool {stats.pool_bytes / 2**20:.0f} MiB"
+    )
