@@ -42,7 +42,7 @@ QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096
 
 
 def new_tower(name: str, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
-    """Published widths, two or three blocks, weights from a seed."""
+    """Published widths, two or three blocks, weights from a seed, scaled to peaked attention."""
     torch.manual_seed(0)
     build: dict[str, Callable[[], VisionEncoder]] = {
         "intern_vit": lambda: InternViT(InternViTConfig.from_hf(INTERN)),
@@ -50,7 +50,11 @@ def new_tower(name: str, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
         "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
         "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
     }
-    return build[name]().to(dtype).eval().requires_grad_(False).cuda()
+    encoder = build[name]().eval().requires_grad_(False)
+    for key, weight in encoder.named_parameters():
+        if weight.ndim > 1 and "pos" not in key:
+            weight.mul_(2.5 if "qkv" in key else 1.7)  # a Linear's own are 1 / sqrt(3 * inputs)
+    return encoder.to("cuda", dtype)
 
 
 @cache

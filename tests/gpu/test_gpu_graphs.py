@@ -122,11 +122,15 @@ def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> N
     calls = [[[1, 16, 26], [1, 34, 46]], [[1, 34, 46], [1, 16, 26]], [[1, 46, 34], [1, 26, 16]]]
     pixels = on_gpu(encoder, calls[0])
     answers = [copy_of(graphed(pixels, grids)) for grids in calls]
+    noise = max(
+        worst_distance(answer, encoder(pixels, grids))
+        for grids, answer in zip(calls, answers, strict=True)
+    )
+    assert noise <= 2e-2
     for grids, answer in zip(calls, answers, strict=True):
         assert_same_bits(graphed(pixels, grids), answer)
-        assert worst_distance(answer, encoder(pixels, grids)) <= 2e-2
-    assert worst_distance(answers[0], answers[1]) > 5e-2
-    assert worst_distance(answers[1], answers[2]) > 5e-2
+    assert worst_distance(answers[0], answers[1]) > 3 * noise
+    assert worst_distance(answers[1], answers[2]) > 3 * noise
     graphed.release()
 
 
