@@ -37,6 +37,7 @@ class Packer:
         self.costs = costs
         self.max_batch_size = max_batch_size
         self._tokens = [budget.tokens for budget in self.budgets]
+        self._widest = _widest(self.budgets)
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Groups that cover every item once, in the order of their first items.
@@ -45,13 +46,19 @@ class Packer:
             specs: what each item costs, in the caller's order.
         """
         fitting, groups = [], []
-        for item, spec in enumerate(specs):
-            reason = self.overflow(spec)
-            if reason is None:
-                fitting.append(item)
+        for item, (rows, tokens, segments, longest, windows) in enumerate(specs):
+            for most in self._widest:
+                if (
+                    tokens <= most.tokens
+                    and rows <= most.rows
+                    and segments <= most.segments
+                    and longest <= most.longest_segment
+                    and windows <= most.windows
+                ):
+                    fitting.append(item)
+                    break
             else:
-                cost = self.costs.eager(Load.of([spec]))
-                groups.append(Group((item,), None, cost, f"over {reason}"))
+                groups.append(self._eager(item, specs[item]))
         groups += self._pack_fitting(fitting, specs)
         return sorted(groups, key=lambda group: group.items[0])
 
@@ -59,6 +66,10 @@ class Packer:
         """Everything at once, eagerly (also when there is nothing)."""
         reason = "eager backend" if specs else "empty"
         return [Group(tuple(range(len(specs))), None, 0.0, reason)]
+
+    def _eager(self, item: int, spec: EncoderItemSpec) -> Group:
+        price = self.costs.eager(Load.of([spec]))
+        return Group((item,), None, price, f"over {self.overflow(spec)}")
 
     def overflow(self, spec: EncoderItemSpec) -> str | None:
         """The capacity that keeps an item out of every budget, or None."""
@@ -93,7 +104,8 @@ class Packer:
     def _pack_fitting(self, items: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         if not items:
             return []
-        ordered = sorted(items, key=lambda item: (-specs[item].output_tokens, item))
+        tokens = [spec.output_tokens for spec in specs]
+        ordered = sorted(items, key=tokens.__getitem__, reverse=True)  # equal ones keep their order
         if len(items) > EXACT_ITEMS:
             return self._fill(ordered, specs)
         return self._cut(ordered, specs)
@@ -119,37 +131,46 @@ class Packer:
         return groups
 
     def _fill(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Fill the largest budgets one after another, large items first."""
-        groups, held, load = [], list[int](), _Running()
-        most = self.budgets[-1]
+        """Fill the widest budgets one after another, large items first.
+
+        Sums are kept in local names: ten thousand items take a few milliseconds so, and fifty with
+        a function call each.
+        """
+        groups, held = [], list[int]()
+        tokens = rows = segments = longest = windows = area = 0
         for item in ordered:
-            spec = specs[item]
-            full = (
-                len(held) == self.max_batch_size or load.tokens + spec.output_tokens > most.tokens
+            more_rows, more, frames, length, tiles = specs[item]
+            length = max(length, longest)
+            fits = len(held) < self.max_batch_size and self._takes(
+                tokens + more, segments + frames, length, windows + tiles
             )
-            if held and (full or not self._takes(load, spec)):
+            if held and not fits:
+                load = Load(len(held), tokens, rows, segments, longest, windows, area)
                 groups.append(self._close(held, load))
-                held, load = [], _Running()
-            load.add(spec)
+                held, length = [], specs[item].longest_segment
+                tokens = rows = segments = windows = area = 0
             held.append(item)
+            tokens, rows, longest = tokens + more, rows + more_rows, length
+            segments, windows = segments + frames, windows + tiles
+            area += frames * specs[item].longest_segment ** 2
+        load = Load(len(held), tokens, rows, segments, longest, windows, area)
         groups.append(self._close(held, load))
         return groups
 
-    def _takes(self, load: _Running, spec: EncoderItemSpec) -> bool:
-        """Whether the largest budget of any shape takes the load and one more item."""
-        segments, windows = load.segments + spec.segments, load.windows + spec.windows
-        longest = max(load.longest, spec.longest_segment)
-        tokens = load.tokens + spec.output_tokens
-        return any(
-            tokens <= budget.tokens
-            and segments <= budget.segments
-            and longest <= budget.longest_segment
-            and windows <= budget.windows
-            for budget in self.budgets[-2:]
-        )
+    def _takes(self, tokens: int, segments: int, longest: int, windows: int) -> bool:
+        """Whether one of the widest budgets takes so much."""
+        for most in self._widest:
+            if (
+                tokens <= most.tokens
+                and segments <= most.segments
+                and longest <= most.longest_segment
+                and windows <= most.windows
+            ):
+                return True
+        return False
 
-    def _close(self, held: list[int], load: _Running) -> Group:
-        price, budget = self.best(load.freeze())
+    def _close(self, held: list[int], load: Load) -> Group:
+        price, budget = self.best(load)
         return _group(held, budget, price)
 
 
@@ -177,6 +198,17 @@ class _Running:
         return Load(
             self.items, self.tokens, self.rows, self.segments, self.longest, self.windows, self.area
         )
+
+
+def _widest(budgets: Sequence[Budget]) -> list[Budget]:
+    """The budgets that no other contains, largest first: what fits none of them fits no budget."""
+    kept: list[Budget] = []
+    for budget in reversed(budgets):
+        whole = Load(0, budget.tokens, budget.rows, budget.segments, budget.longest_segment,
+                     budget.windows, 0)  # fmt: skip
+        if all(other.refuses(whole) for other in kept):
+            kept.append(budget)
+    return kept
 
 
 def _group(items: list[int], budget: Budget | None, cost: float) -> Group:
