@@ -19,16 +19,16 @@ _TITLES = ("workload", "rows", "tokens", "transformers", "eager", "graphed", "ba
 _TIMES = ("hf_eager_ms", "eager_ms", "graphed_ms", "bare_replay_ms")
 
 
-def list_results(folder: Path = RESULTS) -> str:
+def list_results() -> str:
     """A line a results file: its name, and the script that printed it.
 
     Raises:
         ValueError: there is no such folder: this is not a source checkout.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: {_NO_CHECKOUT}; see `vitgraph bench graphs --results FILE`")
+    if not RESULTS.is_dir():
+        raise ValueError(f"{RESULTS}: {_NO_CHECKOUT}; see `vitgraph bench graphs --results FILE`")
     rows = [
-        (path.stem, _script(path), _measured_on(path)) for path in sorted(folder.glob("*.json"))
+        (path.stem, _script(path), _measured_on(path)) for path in sorted(RESULTS.glob("*.json"))
     ]
     return format_table(("results", "printed by", "measured on"), rows)
 

@@ -1,0 +1,329 @@
+"""Graphs from the command line: what is captured for which inputs, and what is printed of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from encoders.contract import EncoderOutput
+from graphwrap.budgets import Load
+from vitgraph import bench
+from vitgraph.cli import main
+from vitgraph.features import load_features
+from vitgraph.graphs import (
+    MODALITIES,
+    REPLAYS,
+    GraphOptions,
+    graph_encoder,
+    read_graph_options,
+    summary,
+)
+from vitgraph.seeded import write_seeded_checkpoint
+from vitgraph.video import write_video
+from weights import FAMILIES, PUBLISHED, load_encoder
+
+SEEDED = {
+    "intern_vit": "intern_vit_300m",
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen3_vl": "qwen3_vl",
+}
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {
+        family: write_seeded_checkpoint(folder / family, seeded)
+        for family, seeded in SEEDED.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``a.png``, ``b.png`` of two sizes, and ``clip.mp4`` of 8 frames."""
+    folder = tmp_path_factory.mktemp("media")
+    draw = np.random.default_rng(0)
+    for name, shape in (("a", (200, 300, 3)), ("b", (320, 260, 3))):
+        Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{name}.png")
+    frames = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 256, 256) * 30
+    write_video(folder / "clip.mp4", frames.contiguous(), 4)
+    return folder
+
+
+def refusal(run: tuple[int, str, str]) -> str:
+    code, out, err = run
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("vitgraph: error: ")
+    return err
+
+
+def distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
+    pairs = [*zip(ours[:2], theirs[:2], strict=True)]
+    pairs += zip(ours[2] or (), theirs[2] or (), strict=True)
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs if a is not None)
+
+
+@pytest.mark.parametrize("family", SEEDED)
+def test_encode_through_graphs_writes_what_encode_without_writes(
+    cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path, family: str
+) -> None:
+    files = (media / "a.png", media / "b.png", "--video", media / "clip.mp4")
+    common = [checkpoints[family], *files, "--dtype", "float64"]
+    common += ["--max-tiles", 2] if family == "intern_vit" else []
+    for name, options in (
+        ("plain", ["--no-graph"]),
+        ("graphed", ["--graph", "--budgets", "512,2048"]),
+    ):
+        code, out, err = cli("encode", *common, *options, "--out", tmp_path / name)
+        assert code == 0, err
+    plain, graphed = (load_features(tmp_path / name) for name in ("plain", "graphed"))
+    assert graphed.items == plain.items
+    for ours, theirs in zip(graphed.outputs, plain.outputs, strict=True):
+        assert len(ours.deepstack_features or ()) == len(theirs.deepstack_features or ())
+        assert distance(ours, theirs) < 1e-10
+    assert re.search(r"^graphs: 3 items in [23] replays with .* padding, 0 eagerly$", out, re.M)
+
+
+def test_without_cuda_the_trial_is_said_to_be_one(
+    cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path
+) -> None:
+    arguments = (checkpoints["qwen3_vl"], media / "a.png", "--out", tmp_path / "f.safetensors")
+    code, _, err = cli("encode", *arguments, "--graph")
+    assert code == 0
+    assert err.startswith("vitgraph: note: there are no CUDA graphs on cpu: ")
+    assert "--device cuda" in err
+    code, out, err = cli("encode", *arguments)
+    assert (code, err) == (0, "")
+    assert "graphs:" not in out
+
+
+def test_budgets_are_captured_as_given_and_rounding_is_said(
+    cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path
+) -> None:
+    arguments = (media / "a.png", "--out", tmp_path / "f.safetensors", "--graph", "--budgets")
+    code, out, _ = cli("encode", checkpoints["qwen3_vl"], *arguments, "256,64,1024")
+    assert code == 0
+    assert "static: 3 budgets of 64 to 1024 tokens" in out
+    code, out, err = cli("encode", checkpoints["intern_vit"], *arguments, "300,1024")
+    assert code == 0, err
+    assert "note: budgets [300, 1024] rounded up to what items can make: [512, 1024]" in err
+    assert "static: 2 budgets of 512 to 1024 tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--graph", "--budgets", "64,0"], ["--budgets 64,0", "'0'", "64,256,1024"]),
+        (["--graph", "--budgets", "64,,128"], ["''", "commas"]),
+        (["--graph", "--budgets", "6.5"], ["'6.5'", "positive integer"]),
+        (["--graph", "--max-batch-size", "0"], ["--max-batch-size 0", "positive integer"]),
+        (["--graph", "--modality", "audio"], ["--modality audio", "image, video, image+video"]),
+        (["--budgets", "64"], ["--budgets 64", "--graph"]),
+        (["--max-batch-size", "2", "--no-graph"], ["--max-batch-size 2", "--graph"]),
+        (["--modality", "image"], ["--modality image", "--graph"]),
+        (["--graph", "--modality", "video"], ["a.png: is an image", "--modality image+video"]),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_work_are_one_line_before_anything_is_read(
+    cli: Cli, tmp_path: Path, options: list[str], parts: list[str]
+) -> None:
+    run = cli("encode", tmp_path / "no repo", "a.png", "--out", tmp_path / "f", *options)
+    error = refusal(run)
+    for part in parts:
+        assert part in error
+
+
+def test_video_where_graphs_are_for_images_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    options = ("--video", "clip.mp4", "--graph", "--modality", "image", "--out", tmp_path / "f")
+    assert "clip.mp4: is a video" in refusal(cli("encode", tmp_path / "no repo", *options))
+
+
+def test_more_items_a_replay_than_the_smallest_budget_holds_is_refused(
+    checkpoints: dict[str, Path],
+) -> None:
+    encoder = load_encoder(checkpoints["qwen3_vl"])
+    with pytest.raises(ValueError, match=r"max_batch_size=65.*smallest budget of 64"):
+        graph_encoder(encoder, GraphOptions("image", (64, 256), 65))
+
+
+def test_modality_is_by_default_what_is_named() -> None:
+    for images, videos, modality, items in (
+        (["a.png"], [], "image", 1),
+        ([], ["c.mp4"], "video", 1),
+        (["a.png"], ["c.mp4"], "image+video", 2),
+    ):
+        options = read_graph_options(graph=True, images=images, videos=videos)
+        assert options is not None
+        assert (options.modality, options.items) == (modality, items)
+    assert read_graph_options(graph=False, images=["a.png"]) is None
+
+
+def test_batch_size_by_default_is_one_one_and_two() -> None:
+    assert {name: GraphOptions(name).items for name in MODALITIES} == {
+        "image": 1, "video": 1, "image+video": 2,
+    }  # fmt: skip
+    assert {GraphOptions(name, None, 5).items for name in MODALITIES} == {5}
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_graphs_for_images_hold_one_segment_an_item_and_those_for_clips_many(
+    checkpoints: dict[str, Path], family: str
+) -> None:
+    encoder = load_encoder(checkpoints[family])
+    budgets = {
+        name: graph_encoder(encoder, GraphOptions(name)).ladder.budgets for name in MODALITIES
+    }
+    assert {budget.segments for budget in budgets["image"]} == {1}
+    for name in ("video", "image+video"):
+        assert {budget.segments for budget in budgets[name]} == {8, 64}
+    clip = Load.of(encoder.item_specs([[8, 16, 16]]))
+    assert all(budget.refuses(clip) for budget in budgets["image"])
+    assert not all(budget.refuses(clip) for budget in budgets["video"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_listed_family_replays_images_and_video(
+    checkpoints: dict[str, Path], media: Path, family: str
+) -> None:
+    """What ``vitgraph list`` claims, seen to happen: nothing runs eagerly."""
+    encoder = load_encoder(checkpoints[family])
+    still, clip = Image.open(media / "a.png"), torch.zeros(8, 3, 64, 96, dtype=torch.uint8)
+    for kind, inputs in (("image", {"images": [still]}), ("video", {"videos": [clip]})):
+        assert REPLAYS[family][kind].startswith("yes")
+        graphed = graph_encoder(encoder, GraphOptions(kind))
+        graphed.encode(**inputs)
+        stats = graphed.stats()
+        assert (stats.eager_items, sum(budget.items for budget in stats.budgets)) == (0, 1), kind
+    assert REPLAYS.keys() == FAMILIES.keys()
+
+
+def test_list_says_of_every_checkpoint_what_replays(cli: Cli) -> None:
+    _, out, _ = cli("list")
+    header, _, *lines = out.splitlines()
+    assert header.rstrip().endswith("image graphs  video graphs")
+    for model in PUBLISHED:
+        (line,) = [line for line in lines if f" {model.repo_id} " in line]
+        assert line.rstrip().endswith(REPLAYS[model.family]["video"] if model.video else "no")
+
+
+def test_summary_counts_what_was_replayed_and_why_not(checkpoints: dict[str, Path]) -> None:
+    encoder = load_encoder(checkpoints["qwen3_vl"])
+    graphed = graph_encoder(encoder, GraphOptions("image", (64, 128)))
+    grids = [[1, 16, 16], [1, 40, 40]]
+    rows = sum(spec.input_size for spec in encoder.item_specs(grids))
+    graphed(torch.zeros(rows, *encoder.row_shape), grids)
+    first, second = summary(graphed.stats()).splitlines()
+    assert first == "graphs: 1 items in 1 replays with 0.0% padding, 1 eagerly (over tokens: 1)"
+    assert second.startswith("static: 2 budgets of 64 to 128 tokens in ")
+
+
+def figures() -> dict[str, Any]:
+    """A results file of two towers, in the form that ``benchmarks/graphs.py`` writes."""
+    row = {
+        "workload": "1x224", "rows": 196, "tokens": 49, "hf_eager_ms": 15.0, "eager_ms": 7.5,
+        "graphed_ms": 2.5, "bare_replay_ms": 2.4, "host_us": 98.4, "path": "64 (8x256)",
+        "padding": 64 / 49 - 1,
+    }  # fmt: skip
+    eager = row | {
+        "workload": "32x448", "host_us": None, "bare_replay_ms": None, "path": "eager",
+        "padding": 0.0,
+    }  # fmt: skip
+    tower = {
+        "tower": "Qwen3-VL-8B", "capture_seconds": 4.26, "budgets": 48, "arena_mib": 210.4,
+        "pool_mib": 1804.0, "workloads": [row, eager],
+        "latency": [{"tokens": 64, "eager_ms": 7.4, "replay_ms": 2.4}],
+        "memory_by_budgets": [{"budgets": 1, "pool_mib": 900.0, "arena_mib": 210.0}],
+    }  # fmt: skip
+    about = {
+        "gpu": "NVIDIA H200", "torch": "2.11.0", "transformers": "5.23.0", "date": "2026-11-21",
+        "dtype": "bfloat16", "runs": 15,
+    }  # fmt: skip
+    return {"about": about, "towers": [tower, tower | {"tower": "InternViT-300M"}]}
+
+
+def write_json(path: Path, body: object) -> Path:
+    path.write_text(json.dumps(body))
+    return path
+
+
+def test_bench_prints_a_table_a_tower_and_what_it_was_measured_on(cli: Cli, tmp_path: Path) -> None:
+    path = write_json(tmp_path / "r.json", figures())
+    code, out, err = cli("bench", "graphs", "--results", path)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == (
+        "NVIDIA H200, torch 2.11.0, transformers 5.23.0, bfloat16, 2026-11-21: milliseconds, "
+        "medians of 15"
+    )
+    assert lines[2] == ("Qwen3-VL-8B: 48 budgets captured in 4.3 s, arena 210 MiB, pool 1,804 MiB")
+    (small, large) = [line.split() for line in lines[5:7]]
+    assert small[:9] == ["1x224", "196", "49", "15.00", "7.50", "2.50", "2.40", "6.00", "3.00"]
+    assert small[9:] == ["98", "30.6%", "64", "(8x256)"]
+    assert large[6] == large[9] == "-"
+    assert large[-1] == "eager"
+    assert "InternViT-300M: 48 budgets" in out
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", "{}", '{"about": {}, "towers": []}'])
+def test_file_of_another_kind_is_not_read_as_figures(cli: Cli, tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    error = refusal(cli("bench", "graphs", "--results", tmp_path / "r.json"))
+    assert "benchmarks/graphs.py --json" in error
+
+
+def test_figures_that_are_not_there_are_one_line(cli: Cli, tmp_path: Path) -> None:
+    error = refusal(cli("bench", "graphs", "--results", tmp_path / "r.json"))
+    assert "there is no such file" in error
+
+
+def test_installed_without_a_checkout_bench_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "nowhere")
+    for arguments in (["bench"], ["bench", "graphs"]):
+        error = refusal(cli(*arguments))
+        assert "source checkout" in error
+        assert "--results" in error
+
+
+def test_bench_lists_every_results_file_with_its_script(cli: Cli) -> None:
+    code, out, _ = cli("bench")
+    assert code == 0
+    lines = out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == sorted(
+        path.stem for path in bench.RESULTS.glob("*.json")
+    )
+    for line in lines:
+        assert (bench.RESULTS.parents[1] / line.split()[1]).is_file(), line
+
+
+@pytest.mark.skipif(not (bench.RESULTS / bench.GRAPHS).is_file(), reason="not measured yet")
+def test_committed_figures_are_printed_whole(cli: Cli) -> None:
+    code, out, err = cli("bench", "graphs")
+    assert (code, err) == (0, "")
+    for tower in bench.read_graphs()["towers"]:
+        assert f"{tower['tower']}: {tower['budgets']} budgets" in out
+        assert len(tower["workloads"]) >= 3
+
+
+def test_results_of_nothing_are_one_line(cli: Cli, tmp_path: Path) -> None:
+    assert "vitgraph bench graphs" in refusal(cli("bench", "--results", tmp_path / "r.json"))
