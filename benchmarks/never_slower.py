@@ -158,7 +158,6 @@ def main() -> None:
     plan = [
         ("Qwen3-VL-8B", "single"),
         ("Qwen2.5-VL-7B", "single"),
-        ("Qwen2-VL-7B", "single"),
         ("Qwen3.5-0.8B", "batch of 8"),
     ]
     began, groups = time.perf_counter(), []

@@ -378,4 +378,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    if x.requires_grad or torch.compiler.is_compiling():
+        return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    return torch.addcmul(x * cos, swapped, sin, out=torch.empty_like(swapped))  # rounds on the way

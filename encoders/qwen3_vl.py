@@ -239,10 +239,11 @@ class Qwen3VLEncoder(VisionEncoder):
         check_rows(pixel_values.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
         patches = self.patch_embed(self.admit_pixels(pixel_values, self.patch_embed.proj.weight))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        positions = sum(
-            self.pos_embed.weight[taps[:, tap]] * weights[:, tap, None] for tap in range(4)
-        )
-        return patches + positions.to(patches.dtype)  # type: ignore[union-attr]
+        table = self.pos_embed.weight
+        positions = table[taps[:, 0]] * weights[:, :1]
+        for tap in (1, 2, 3):
+            positions = torch.addcmul(positions, table[taps[:, tap]], weights[:, tap, None])
+        return patches + positions.to(patches.dtype)
 
 
 class Context(NamedTuple):
@@ -356,7 +357,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    if x.requires_grad or torch.compiler.is_compiling():
+        return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    return torch.addcmul(x * cos, swapped, sin, out=torch.empty_like(swapped))  # rounds on the way
 
 
 def position_taps(

@@ -206,15 +206,15 @@ class Capturer:
         return max(self._wall(call) - device_ms, 0.0)
 
     def _wall(self, call: Callable[[], object]) -> float:
-        """The second fastest of six: what disturbs a host only ever makes it slower."""
+        """The median of seven."""
         times = []
-        for _ in range(6):
+        for _ in range(8):
             torch.cuda.synchronize(self.device)
             began = time.perf_counter()
             call()
             torch.cuda.synchronize(self.device)
             times.append((time.perf_counter() - began) * 1e3)
-        return sorted(times)[1]
+        return sorted(times[1:])[3]
 
     def _fit_memory(self, ladder: Ladder) -> Ladder:
         """Lower the largest inferred budget until arena and pool fit their share of free memory."""
