@@ -1,8 +1,8 @@
 """Packing items into replays: every capacity kept, the cheapest by measured cost, deterministic.
 
 Up to ``EXACT_ITEMS`` items, the cheapest cut of the items in sorted order is found (one pass of
-dynamic programming over its stretches); beyond, groups are filled one after another. Inside a
-group, items keep the caller's order.
+dynamic programming over its stretches), then items move into room that budgets have left; beyond,
+groups are filled one after another. Inside a group, items keep the caller's order.
 """
 
 from __future__ import annotations
@@ -128,7 +128,49 @@ class Packer:
             start, budget, price = step[end]
             groups.append(_group(ordered[start:end], budget, price))
             end = start
-        return groups
+        return self._refine(groups, specs) if len(groups) > 1 else groups
+
+    def _refine(self, groups: list[Group], specs: Sequence[EncoderItemSpec]) -> list[Group]:
+        """Move items into the room that other groups' budgets leave, where that is cheaper."""
+        loads = [Load.of([specs[item] for item in group.items]) for group in groups]
+        for target in range(len(groups)):
+            for source in range(len(groups)):
+                into = groups[target].budget
+                if into is None or source == target or not groups[source].items:
+                    continue
+                moved = self._fitting(groups[source].items, specs, loads[target], into)
+                if not moved:
+                    continue
+                pair = groups[source].items + groups[target].items
+                left = [item for item in groups[source].items if item not in moved]
+                taken = [item for item in pair if item not in left]
+                shrunk, grown = (Load.of([specs[i] for i in part]) for part in (left, taken))
+                price, budget = self.best(shrunk) if left else (0.0, None)
+                full = self.costs.replay(into, grown)
+                if price + full < groups[source].cost + groups[target].cost:
+                    groups[source], loads[source] = _group(left, budget, price), shrunk
+                    groups[target], loads[target] = _group(taken, into, full), grown
+        return [group for group in groups if group.items]
+
+    def _fitting(
+        self, items: Sequence[int], specs: Sequence[EncoderItemSpec], load: Load, budget: Budget
+    ) -> set[int]:
+        """Items, large ones first, that fit the room a load leaves in its budget."""
+        count, tokens = self.max_batch_size - load.items, budget.tokens - load.tokens
+        segments, windows = budget.segments - load.segments, budget.windows - load.windows
+        chosen = set[int]()
+        for item in sorted(items, key=lambda item: -specs[item].output_tokens):
+            _, more, frames, longest, tiles = specs[item]
+            if (
+                len(chosen) < count
+                and more <= tokens
+                and frames <= segments
+                and longest <= budget.longest_segment
+                and tiles <= windows
+            ):
+                chosen.add(item)
+                tokens, segments, windows = tokens - more, segments - frames, windows - tiles
+        return chosen
 
     def _fill(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Fill the widest budgets one after another, large items first.

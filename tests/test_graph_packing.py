@@ -31,14 +31,14 @@ def ladder(name: str) -> tuple[Budget, ...]:
     return plan_ladder(encoder).budgets
 
 
-def measured(budgets: Sequence[Budget]) -> CostTable:
+def measured(budgets: Sequence[Budget], floor: float = 13.5) -> CostTable:
     """Prices of the order measured on one H200 for a Qwen tower at true size."""
     return CostTable(
         empty_ms={b: max(1.9, 0.6 + b.rows * 0.0048) + 2e-4 * (b.rows**0.5) for b in budgets},
         row_ms=2e-5,
         area_ms=1.3e-7,
         replay_host_ms=0.12,
-        eager_floor_ms=13.5,
+        eager_floor_ms=floor,
         eager_gap_ms=0.4,
     )
 
@@ -46,6 +46,7 @@ def measured(budgets: Sequence[Budget]) -> CostTable:
 PRICES: dict[str, Callable[[Sequence[Budget]], Costs]] = {
     "rows": lambda budgets: RowCosts(),
     "measured": measured,
+    "measured beside a slow host": lambda budgets: measured(budgets, floor=60.0),
 }
 
 
