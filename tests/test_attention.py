@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoders.attention import _attend_masked, attention, padded_offsets, segment_metadata
+from encoders.attention import (
+    _attend_masked,
+    attention,
+    padded_offsets,
+    padding_rows,
+    segment_metadata,
+)
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 5e-7, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
@@ -90,6 +96,16 @@ def test_segments_of_equal_rows_are_the_same_with_and_without_the_promise() -> N
     assert torch.equal(plain, run(q, k, v, [0, 7, 14, 21, 28], segment_rows=7))
 
 
+def test_padding_made_beforehand_changes_no_bit() -> None:
+    q, k, v = draw(17, 2, 16, torch.float32)
+    offsets = torch.tensor([0, 4, 11], dtype=torch.int32)
+    longest, padding = torch.tensor(7, dtype=torch.int32), padding_rows(offsets, 17)
+    assert padding.flatten().tolist() == [False] * 11 + [True] * 6
+    assert torch.equal(
+        attention(q, k, v, offsets, longest), attention(q, k, v, offsets, longest, padding)
+    )
+
+
 def test_no_rows_give_no_rows() -> None:
     q, k, v = draw(0, 2, 16, torch.float32)
     assert run(q, k, v, [0]).shape == (0, 2, 16)
@@ -105,9 +121,7 @@ def test_views_into_a_fused_projection_are_taken_as_they_are() -> None:
     fused = draw(20, 3 * 2, 16, torch.float32)[0].view(20, 3, 2, 16)
     q, k, v = fused.unbind(1)
     offsets = [0, 8, 20]
-    assert torch.equal(
-        run(q, k, v, offsets), run(*(x.contiguous() for x in (q, k, v)), offsets)
-    )
+    assert torch.equal(run(q, k, v, offsets), run(*(x.contiguous() for x in (q, k, v)), offsets))
 
 
 def test_segments_do_not_see_each_other() -> None:
@@ -139,7 +153,7 @@ def test_gradients_match_the_masked_softmax() -> None:
 def node_arguments(requires_grad: bool) -> tuple:
     tensors = [x.requires_grad_(requires_grad) for x in draw(15, 2, 16, torch.float32)]
     offsets = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
-    return (*tensors, offsets, torch.tensor(7, dtype=torch.int32), 0)
+    return (*tensors, offsets, torch.tensor(7, dtype=torch.int32), padding_rows(offsets, 15), 0)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -151,14 +165,14 @@ def test_the_compiled_node_passes_opcheck(requires_grad: bool) -> None:
 
 
 def test_the_compiled_node_has_the_same_values_and_gradients() -> None:
-    *tensors, offsets, longest, rows = node_arguments(False)
+    *tensors, offsets, longest, padding, rows = node_arguments(False)
     weight = torch.randn(15, 2, 16, generator=torch.Generator().manual_seed(9))
     node = torch.ops.vitgraph.segment_attention
     assert torch.equal(
-        node(*tensors, offsets, longest, rows), attention(*tensors, offsets, longest)
+        node(*tensors, offsets, longest, padding, rows), attention(*tensors, offsets, longest)
     )
     eager = gradients(lambda *qkv: attention(*qkv, offsets, longest), tensors, weight)
-    traced = gradients(lambda *qkv: node(*qkv, offsets, longest, rows), tensors, weight)
+    traced = gradients(lambda *qkv: node(*qkv, offsets, longest, padding, rows), tensors, weight)
     for mine, truth in zip(traced, eager, strict=True):
         torch.testing.assert_close(mine, truth, rtol=0, atol=1e-6)
 
@@ -175,6 +189,8 @@ def test_the_masked_fallback_is_exact() -> None:
     """The float64 path of CUDA, run on the CPU: its mask is built from device offsets."""
     offsets = [0, 5, 5, 12, 12]
     q, k, v = draw(15, 2, 16, torch.float64)
+    for x in (q, k, v):
+        x[12:] = float("nan")
     out = _attend_masked(q, k, v, torch.tensor(offsets, dtype=torch.int32))
     torch.testing.assert_close(out[:12], naive(q, k, v, offsets)[:12], rtol=0, atol=1e-13)
 

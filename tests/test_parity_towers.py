@@ -1,11 +1,12 @@
 """Every output of every tower against transformers (and timm), same weights, float32 and float64.
 
-The fast tier runs three small grids a family at the published widths; the slow tier runs 22 grids at
-the published widths with two or three blocks, and the same grids at the published depth, narrow.
+The fast tier runs three small grids a family at the published widths; the slow tier runs 22 grids
+at the published widths with one to three blocks, and the same grids at the published depth, narrow.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import cache
 
 import pytest
@@ -14,22 +15,24 @@ import torch
 from oracles import (
     BY_NAME,
     FAMILIES,
+    NO_LIFT,
     Config,
     Family,
     Grids,
+    LiftFloat32,
     build_encoder,
     build_pair,
     distance,
     distances,
     draw_pixels,
     edited,
-    float32_lifted,
     timm_keys,
     tiny,
     window_walk,
 )
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
+OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 QWEN_FAST: list[Grids] = [
     [[1, 2, 2]],
@@ -96,16 +99,20 @@ def grids_of(family: Family, tier: str) -> list[Grids]:
 
 
 def worst_distances(
-    family: Family, changes: Config, grid_lists: list[Grids], dtype: torch.dtype = torch.float32
+    family: Family,
+    changes: Config,
+    grid_lists: list[Grids],
+    dtype: torch.dtype = torch.float32,
+    lift: AbstractContextManager[object] = NO_LIFT,
 ) -> dict[str, float]:
-    """The largest relative L2 of each field over all grids."""
-    encoder, reference = build_pair(family, changes, dtype)
+    """The largest relative L2 of each field over all grids; ``lift`` is for the reference alone."""
+    encoder, reference = build_pair(family, changes, dtype, lift)
     worst: dict[str, float] = {}
     for number, grids in enumerate(grid_lists):
         pixels = draw_pixels(encoder, grids, seed=number, dtype=dtype)
         grid_thw = torch.tensor(grids)
-        with torch.no_grad():
-            ours = encoder(pixels, grid_thw)
+        ours = encoder(pixels, grid_thw)
+        with lift:
             theirs = family.output(reference, pixels, grid_thw)
         for field, value in distances(ours, theirs).items():
             worst[field] = max(worst.get(field, 0.0), value)
@@ -138,14 +145,14 @@ def test_published_depth_matches_transformers_on_every_grid(family: Family) -> N
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_float64_matches_transformers_with_its_float32_casts_lifted(family: Family) -> None:
-    grid_lists = grids_of(family, "fast")
-    with float32_lifted() as lifted:
-        worst = worst_distances(family, family.tiny, grid_lists, torch.float64)
+    lift = LiftFloat32()
+    worst = worst_distances(family, family.tiny, grids_of(family, "fast"), torch.float64, lift)
     assert_within(worst, FLOAT64)
     if not family.tiled:
-        assert lifted["float"] > 0, "the reference's rotary casts were not seen"
-    if "rms_norm" in str(family.config) or "2_5" in family.name:
-        assert lifted["to"] > 0, "the reference's RMS norm casts were not seen"
+        assert lift.lifted["float"] > 0, "the reference's rotary casts were not seen"
+        assert lift.lifted["arange"] > 0, "the reference's inverse frequencies were not seen"
+    if family.name in ("intern_vit_6b", "qwen2_5_vl", "qwen2_5_omni"):
+        assert lift.lifted["to"] > 0, "the reference's RMS norm casts were not seen"
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "intern_vit_6b"])
@@ -159,26 +166,24 @@ def test_without_the_lift_the_reference_is_a_float32_away(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_float64_matches_at_the_published_depth_on_every_grid(family: Family) -> None:
-    with float32_lifted():
-        worst = worst_distances(family, family.narrow, grids_of(family, "slow"), torch.float64)
+    grid_lists = grids_of(family, "slow")
+    worst = worst_distances(family, family.narrow, grid_lists, torch.float64, LiftFloat32())
     assert_within(worst, FLOAT64)
 
 
 def test_float64_matches_eager_attention_too() -> None:
     """The eager path's softmax asks for float32; the lift gives it float64."""
-    family = BY_NAME["qwen3_vl"]
-    with float32_lifted() as lifted:
-        encoder, reference = build_pair(family, family.tiny, torch.float64)
-        reference.set_attn_implementation("eager")
-        pixels = draw_pixels(encoder, [[1, 6, 4]], dtype=torch.float64)
-        grid_thw = torch.tensor([[1, 6, 4]])
+    family, lift, grid_thw = BY_NAME["qwen3_vl"], LiftFloat32(), torch.tensor([[1, 6, 4]])
+    encoder, reference = build_pair(family, family.tiny, torch.float64, lift)
+    reference.set_attn_implementation("eager")
+    pixels = draw_pixels(encoder, grid_thw.tolist(), dtype=torch.float64)
+    with lift:
         theirs = family.output(reference, pixels, grid_thw)
-        ours = encoder(pixels, grid_thw)
-    assert lifted["softmax"] > 0
-    assert_within(distances(ours, theirs), FLOAT64)
+    assert lift.lifted["softmax"] > 0
+    assert_within(distances(encoder(pixels, grid_thw), theirs), FLOAT64)
 
 
-# --- InternViT's other faces -------------------------------------------------------------------------
+# --- InternViT's other faces -------------------------------------------------------------------
 
 
 @cache
@@ -231,10 +236,10 @@ def test_pixel_shuffle_v1_gives_the_tokens_of_v2_transposed() -> None:
     torch.testing.assert_close(v1.transpose(1, 2), v2, rtol=0, atol=1e-5)
 
 
-# --- the comparisons can fail ------------------------------------------------------------------------
+# --- the comparisons can fail ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])  # fmt: skip
+@pytest.mark.parametrize("name", OURS)
 def test_every_parameter_moves_an_output_by_more_than_the_bound(name: str) -> None:
     """With these weights no tensor could be dropped, swapped or left at its default unseen."""
     family = BY_NAME[name]

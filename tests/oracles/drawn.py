@@ -1,0 +1,116 @@
+"""Weights and pixels from a seed, and distances between outputs.
+
+Weights are drawn so that a mistake shows: norm gains around 1, biases that are not zero, a position
+table from N(0, 1), query and key weights large enough for the softmax to have peaks.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from transformers.initialization import no_init_weights
+
+from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.intern_vit import InternViT
+
+from .configs import Config, edited
+from .families import BY_NAME, Family
+from .lift import NO_LIFT
+from .references import Grids
+
+
+def draw_weights(module: nn.Module, seed: int = 0, calm: float = 1.0) -> nn.Module:
+    """Fill every parameter from a seed, each at a scale at which its loss or misuse would show.
+
+    ``calm`` below 1 shrinks the matrices and the position table, where float32 noise grows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
+            weight.copy_(_at_scale(name, noise) * (calm if weight.ndim > 1 else 1.0))
+    return module
+
+
+def _at_scale(name: str, noise: Tensor) -> Tensor:
+    if re.search(r"pos_embed|position_embedding|class_embedding", name):
+        return noise
+    if name.endswith("bias"):
+        return 0.2 * noise
+    if re.search(r"\.ls[12]$", name):
+        return 0.5 + 0.2 * noise
+    if noise.ndim == 1:
+        return 1.0 + 0.3 * noise
+    gain = 1.3 if "qkv" in name else 1.0
+    return gain * noise / noise[0].numel() ** 0.5
+
+
+def build_encoder(
+    family: Family, changes: Config, dtype: torch.dtype = torch.float32, calm: float = 1.0
+) -> VisionEncoder:
+    """Our tower at the sizes of ``changes``, drawn weights, eval mode."""
+    config = family.config_class.from_hf(edited(family.config, **changes))
+    with no_init_weights():
+        encoder = family.encoder_class(config).to(dtype)
+    return draw_weights(encoder, calm=calm).eval().requires_grad_(False)
+
+
+def build_pair(
+    family: Family,
+    changes: Config,
+    dtype: torch.dtype = torch.float32,
+    lift: AbstractContextManager[object] = NO_LIFT,
+    calm: float = 1.0,
+) -> tuple[VisionEncoder, nn.Module]:
+    """Our tower and the reference with the same weights; every key of both must meet its twin.
+
+    ``lift`` (a :class:`LiftFloat32`) is entered for the reference alone.
+    """
+    encoder = build_encoder(family, changes, dtype, calm)
+    with no_init_weights(), lift:
+        reference = family.reference(edited(family.config, **changes)).to(dtype)
+    reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
+    return encoder, reference.eval().requires_grad_(False)
+
+
+@cache
+def tiny(name: str, dtype: torch.dtype = torch.float32, calm: float = 1.0) -> VisionEncoder:
+    """A shared three-block tower; tests must not change it."""
+    return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype, calm)
+
+
+def draw_pixels(
+    encoder: VisionEncoder, grids: Grids, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Normalised pixels for ``grids``: patches, or (InternViT) tiles of the grid's size."""
+    generator = torch.Generator().manual_seed(seed)
+    shape: tuple[int, ...]
+    if isinstance(encoder, InternViT):
+        (h, w), patch = grids[0][1:], encoder.config.patch_size
+        shape = (sum(grid[0] for grid in grids), 3, h * patch, w * patch)
+    else:
+        shape = (sum(t * h * w for t, h, w in grids), *encoder.row_shape)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    """Relative L2, in float64."""
+    ours, theirs = ours.double(), theirs.double()
+    assert ours.shape == theirs.shape, f"{tuple(ours.shape)} against {tuple(theirs.shape)}"
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def distances(ours: EncoderOutput, theirs: EncoderOutput) -> dict[str, float]:
+    """Relative L2 of every field, by name."""
+    assert len(ours.deepstack_features) == len(theirs.deepstack_features)
+    fields = {
+        "last_hidden_state": (ours.last_hidden_state, theirs.last_hidden_state),
+        "pooler_output": (ours.pooler_output, theirs.pooler_output),
+    }
+    pairs = zip(ours.deepstack_features, theirs.deepstack_features, strict=True)
+    fields |= {f"deepstack_features[{n}]": pair for n, pair in enumerate(pairs)}
+    return {name: distance(*pair) for name, pair in fields.items()}

@@ -1,0 +1,153 @@
+"""The towers of the parity tables, each at three sizes beside the published one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni2_config
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni2
+from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as qwen2_5_config
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen2_vl import configuration_qwen2_vl as qwen2_config
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_5 import configuration_qwen3_5 as qwen3_5_config
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe as omni3_config
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
+from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+
+from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.intern_vit import InternViT, InternViTConfig
+from encoders.qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
+from encoders.qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
+from encoders.qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+
+from .configs import (
+    INTERN_6B,
+    INTERN_300M,
+    OMNI2_5,
+    QWEN2,
+    QWEN2_5,
+    QWEN3,
+    QWEN3_5,
+    QWEN3_OMNI,
+    Config,
+)
+from .keys import State, intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .references import intern_output, intern_reference, qwen2_5_output, qwen_output, qwen_reference
+
+
+@dataclass(frozen=True)
+class Family:
+    """One tower: how to build ours and the reference, and at which sizes."""
+
+    name: str
+    config: Config
+    config_class: type
+    encoder_class: type[VisionEncoder]
+    reference: Callable[[Config], nn.Module]
+    keys: Callable[[State], State]
+    output: Callable[[nn.Module, Tensor, Tensor], EncoderOutput]
+    shallow: Config
+    """Changes that leave the published widths and cut the depth."""
+    narrow: Config
+    """Changes that leave the published depth and cut the widths."""
+    tiny: Config
+    """Changes for the many tests that need a tower and not its size."""
+
+    @property
+    def tiled(self) -> bool:
+        """Whether ``pixel_values`` are tiles (InternViT) rather than patches."""
+        return self.encoder_class is InternViT
+
+
+INTERN_NARROW = {
+    "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4, "llm_width": 48,
+}  # fmt: skip
+INTERN_TILE = {"image_size": 112, "force_image_size": 112}
+QWEN2_NARROW = {"embed_dim": 64, "mlp_ratio": 2, "num_heads": 4, "hidden_size": 48}
+QWEN2_5_NARROW = {
+    "hidden_size": 64, "intermediate_size": 92, "num_heads": 4, "out_hidden_size": 48,
+}  # fmt: skip
+QWEN3_NARROW = {
+    "hidden_size": 72, "intermediate_size": 140, "num_heads": 3, "out_hidden_size": 48,
+}  # fmt: skip
+QWEN3_SHALLOW = {"depth": 3, "deepstack_visual_indexes": [0, 2]}
+QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
+
+FAMILIES = [
+    Family(
+        "intern_vit_300m", INTERN_300M, InternViTConfig, InternViT, intern_reference,
+        intern_keys, intern_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=INTERN_NARROW,
+        tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
+    ),
+    Family(
+        "intern_vit_6b", INTERN_6B, InternViTConfig, InternViT, intern_reference,
+        intern_keys, intern_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**INTERN_NARROW, "hidden_size": 60, "num_attention_heads": 3},
+        tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
+    ),
+    Family(
+        "qwen2_vl", QWEN2, Qwen2VLConfig, Qwen2VLEncoder,
+        qwen_reference(
+            qwen2_config.Qwen2VLVisionConfig, qwen2.Qwen2VisionTransformerPretrainedModel
+        ),
+        same_keys, qwen_output,
+        shallow={"depth": 2},
+        narrow=QWEN2_NARROW,
+        tiny={**QWEN2_NARROW, "depth": 3},
+    ),
+    Family(
+        "qwen2_5_vl", QWEN2_5, Qwen2_5VLConfig, Qwen2_5VLEncoder,
+        qwen_reference(
+            qwen2_5_config.Qwen2_5_VLVisionConfig, qwen2_5.Qwen2_5_VisionTransformerPretrainedModel
+        ),
+        same_keys, qwen2_5_output,
+        shallow=QWEN2_5_SHALLOW,
+        narrow=QWEN2_5_NARROW,
+        tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
+    ),
+    Family(
+        "qwen2_5_omni", OMNI2_5, Qwen2_5VLConfig, Qwen2_5VLEncoder,
+        qwen_reference(
+            omni2_config.Qwen2_5OmniVisionEncoderConfig, omni2.Qwen2_5OmniVisionEncoder
+        ),
+        omni2_5_keys, qwen2_5_output,
+        shallow=QWEN2_5_SHALLOW,
+        narrow=QWEN2_5_NARROW,
+        tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
+    ),
+    Family(
+        "qwen3_vl", QWEN3, Qwen3VLConfig, Qwen3VLEncoder,
+        qwen_reference(qwen3_config.Qwen3VLVisionConfig, qwen3.Qwen3VLVisionModel),
+        same_keys, qwen_output,
+        shallow=QWEN3_SHALLOW,
+        narrow=QWEN3_NARROW,
+        tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
+    ),
+    Family(
+        "qwen3_omni", QWEN3_OMNI, Qwen3VLConfig, Qwen3VLEncoder,
+        qwen_reference(
+            omni3_config.Qwen3OmniMoeVisionEncoderConfig, omni3.Qwen3OmniMoeVisionEncoder
+        ),
+        omni3_keys, qwen_output,
+        shallow=QWEN3_SHALLOW,
+        narrow=QWEN3_NARROW,
+        tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
+    ),
+    Family(
+        "qwen3_5", QWEN3_5, Qwen3VLConfig, Qwen3VLEncoder,
+        qwen_reference(qwen3_5_config.Qwen3_5VisionConfig, qwen3_5.Qwen3_5VisionModel),
+        same_keys, qwen_output,
+        shallow={"depth": 2},
+        narrow=QWEN3_NARROW,
+        tiny={**QWEN3_NARROW, "depth": 3},
+    ),
+]  # fmt: skip
+BY_NAME = {family.name: family for family in FAMILIES}

@@ -1,0 +1,155 @@
+"""Packing changes nothing: items encoded together equal the same items one by one.
+
+The bound, 2e-6 relative L2 in float32, means something only where float32 itself is better than
+that: a test holds the noise of transformers' own float32 run below 1e-6 on the same towers.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import (
+    BY_NAME,
+    FAMILIES,
+    Family,
+    Grids,
+    LiftFloat32,
+    build_pair,
+    distance,
+    distances,
+    draw_pixels,
+    tiny,
+)
+
+from encoders.contract import EncoderOutput, VisionEncoder
+
+PACKED, CALM = 2e-6, 0.5
+OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+EVEN = st.integers(1, 7).map(lambda n: 2 * n)
+ITEM = st.tuples(st.integers(1, 3), EVEN, EVEN).map(list)
+ITEMS = st.lists(ITEM, min_size=1, max_size=4)
+TILED = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=4), EVEN, EVEN).map(
+    lambda drawn: [[t, drawn[1], drawn[2]] for t in drawn[0]]
+)
+
+
+def one_by_one(encoder: VisionEncoder, pixels: torch.Tensor, grids: Grids) -> list[EncoderOutput]:
+    rows = [spec.input_size for spec in encoder.item_specs(grids)]
+    return [encoder(part, [grid]) for part, grid in zip(pixels.split(rows), grids, strict=True)]
+
+
+def joined(outputs: list[EncoderOutput]) -> EncoderOutput:
+    return EncoderOutput(
+        torch.cat([out.last_hidden_state for out in outputs]),
+        torch.cat([out.pooler_output for out in outputs]),
+        tuple(
+            torch.cat(layers)
+            for layers in zip(*(o.deepstack_features for o in outputs), strict=True)
+        ),
+    )
+
+
+def assert_packed_equals_single(name: str, grids: Grids) -> None:
+    encoder = tiny(name, calm=CALM)
+    pixels = draw_pixels(encoder, grids, seed=len(grids))
+    packed = encoder(pixels, grids)
+    worst = distances(packed, joined(one_by_one(encoder, pixels, grids)))
+    assert max(worst.values()) <= PACKED, (grids, worst)
+
+
+@pytest.mark.parametrize("name", QWEN)
+@given(grids=ITEMS)
+@settings(max_examples=20)
+def test_packed_images_and_clips_match_one_by_one(name: str, grids: Grids) -> None:
+    assert_packed_equals_single(name, grids)
+
+
+@pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b"])
+@given(grids=TILED)
+@settings(max_examples=20)
+def test_packed_tiles_match_one_by_one(name: str, grids: Grids) -> None:
+    assert_packed_equals_single(name, grids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QWEN)
+@given(grids=st.lists(ITEM, min_size=2, max_size=8))
+@settings(max_examples=100)
+def test_many_packed_items_match_one_by_one(name: str, grids: Grids) -> None:
+    assert_packed_equals_single(name, grids)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_order_of_items_is_the_order_of_results(name: str) -> None:
+    encoder = tiny(name, calm=CALM)
+    grids = (
+        [[2, 4, 4], [1, 4, 4], [3, 4, 4]]
+        if "intern" in name
+        else [[1, 4, 6], [2, 8, 2], [1, 10, 10]]
+    )
+    pixels = draw_pixels(encoder, grids)
+    specs = encoder.item_specs(grids)
+    parts = pixels.split([spec.input_size for spec in specs])
+    forward = encoder.split(encoder(pixels, grids), grids)
+    turned = grids[::-1]
+    backward = encoder.split(encoder(torch.cat(parts[::-1]), turned), turned)
+    for there, back in zip(forward, backward[::-1], strict=True):
+        assert max(distances(there, back).values()) <= PACKED
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_frames_of_a_clip_match_the_same_frames_as_images(name: str) -> None:
+    """Frames never attend to each other in the tower."""
+    encoder = tiny(name, calm=CALM)
+    pixels = draw_pixels(encoder, [[3, 4, 6]])
+    clip, images = encoder(pixels, [[3, 4, 6]]), encoder(pixels, [[1, 4, 6]] * 3)
+    assert max(distances(clip, images).values()) <= PACKED
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_split_returns_each_items_own_rows(name: str) -> None:
+    encoder = tiny(name, calm=CALM)
+    grids = [[2, 4, 6], [1, 4, 6]] if "intern" in name else [[2, 4, 6], [1, 2, 2]]
+    output = encoder(draw_pixels(encoder, grids), grids)
+    items = encoder.split(output, grids)
+    whole = joined(items)
+    assert torch.equal(whole.last_hidden_state, output.last_hidden_state)
+    assert torch.equal(whole.pooler_output, output.pooler_output)
+    for item, spec in zip(items, encoder.item_specs(grids), strict=True):
+        assert item.last_hidden_state.shape[0] == spec.input_size
+        assert item.pooler_output.shape[0] == spec.output_tokens
+        assert all(layer.shape[0] == spec.output_tokens for layer in item.deepstack_features)
+    assert items[0].last_hidden_state.data_ptr() == output.last_hidden_state.data_ptr()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_split_drops_the_pad_rows_behind_the_last_item(name: str) -> None:
+    encoder = tiny(name, calm=CALM)
+    grids = [[1, 4, 4], [1, 4, 4]]
+    output = encoder(draw_pixels(encoder, [*grids, [1, 4, 4]]), [*grids, [1, 4, 4]])
+    whole = joined(encoder.split(output, grids))
+    rows = sum(spec.input_size for spec in encoder.item_specs(grids))
+    assert torch.equal(whole.last_hidden_state, output.last_hidden_state[:rows])
+
+
+@pytest.mark.parametrize("family", [BY_NAME[name] for name in OURS], ids=lambda f: f.name)
+def test_the_reference_is_exact_enough_in_float32_for_the_packed_bound(family: Family) -> None:
+    grids = [[3, 14, 14]] if family.tiled else [[1, 14, 14], [3, 2, 12]]
+    lift = LiftFloat32()
+    encoder, reference = build_pair(family, family.tiny, calm=CALM)
+    _, truth = build_pair(family, family.tiny, torch.float64, lift, CALM)
+    pixels, grid_thw = draw_pixels(encoder, grids), torch.tensor(grids)
+    rough = family.output(reference, pixels, grid_thw)
+    with lift:
+        exact = family.output(truth, pixels.double(), grid_thw)
+    noise = distance(rough.pooler_output, exact.pooler_output)
+    assert noise < 1e-6, noise
+    assert noise > 1e-9
+
+
+def test_every_family_is_packed_here() -> None:
+    assert {BY_NAME[name].encoder_class for name in OURS} == {f.encoder_class for f in FAMILIES}
