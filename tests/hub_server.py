@@ -2,7 +2,8 @@
 
 It serves what the client asks for when it loads a model: files by revision (``resolve``, HEAD and
 GET, with byte ranges), the list of a repo's files, and the errors of missing, private and gated
-repos. As on the Hub, weights are redirected to another host, which serves them by their hash.
+repos. As on the Hub, weights are redirected to another host, which serves them by their hash. It
+can be slow (latency a request, bytes a second a connection), and fail in the ways of servers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
@@ -20,6 +24,19 @@ from typing import Any
 from urllib.parse import unquote
 
 TOKEN = "hf_loopbacktoken"
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How one request is answered instead of rightly."""
+
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None
+    """Break the connection after so many bytes of the body."""
+    range: str | None = None
+    """``ignored``, ``shifted``, ``short``, ``long``, ``other size``, ``unnamed``, ``encoded``."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +67,13 @@ class Repo:
 class HubServer:
     """``with HubServer() as hub``: ``hub.endpoint`` is what HF_ENDPOINT shall be."""
 
-    def __init__(self, *, ranges: bool = True) -> None:
+    def __init__(
+        self, *, ranges: bool = True, latency: float = 0.0, bytes_per_second: float | None = None
+    ) -> None:
         self.ranges = ranges
+        self.latency = latency
+        self.bytes_per_second = bytes_per_second
+        self.faults: list[tuple[re.Pattern[str], list[Fault]]] = []
         self.repos: dict[str, Repo] = {}
         self.requests: list[Request] = []
         self.blobs: dict[str, Path] = {}
@@ -95,6 +117,22 @@ class HubServer:
             self.blobs[_hash(path)] = path
         return commit
 
+    def fail(self, pattern: str, *faults: Fault) -> None:
+        """Answer the next requests whose path ``pattern`` is found in with ``faults``, in order."""
+        self.faults.append((re.compile(pattern), list(faults)))
+
+    def next_fault(self, path: str) -> Fault:
+        """What goes wrong with this request; by default nothing."""
+        with self.lock:
+            for pattern, faults in self.faults:
+                if faults and pattern.search(path):
+                    return faults.pop(0)
+        return Fault()
+
+    def bytes_sent(self) -> int:
+        """Bytes of all bodies sent."""
+        return sum(request.sent for request in self.requests)
+
     def log(self, method: str | None = None) -> list[str]:
         """Paths asked for, in order, redirect targets left out."""
         found = [r.path for r in self.requests if method in (None, r.method)]
@@ -102,7 +140,9 @@ class HubServer:
 
     def files_sent(self) -> set[str]:
         """Names of the files of which a body was sent, other than by byte range."""
-        whole = [r.path for r in self.requests if r.method == "GET" and r.range is None]
+        whole = [
+            r.path for r in self.requests if (r.method, r.range, r.status) == ("GET", None, 200)
+        ]
         names = {path.rpartition("/")[2] for path in whole}
         return {self.blobs[name].name if name in self.blobs else name for name in names}
 
@@ -125,7 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(self.path.partition("?")[0])
-        if match := re.fullmatch(r"/blob/([0-9a-f]+)", path):
+        time.sleep(self.hub.latency)
+        self.fault = self.hub.next_fault(path)
+        if self.fault.status is not None:
+            self._error(self.fault.status, None, "out of order", dict(self.fault.headers))
+        elif match := re.fullmatch(r"/blob/([0-9a-f]+)", path):
             self._send_file(self.hub.blobs[match[1]], {})
         elif match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(.+))?", path):
             self._info(match[1], match[2] or "main")
@@ -175,14 +219,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_file(path, headers | {"ETag": f'"{_hash(path)[:40]}"'})
 
     def _send_file(self, path: Path, headers: dict[str, str]) -> None:
-        body = path.read_bytes()
+        size = path.stat().st_size
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
-        if wanted is None or not self.hub.ranges:
-            self._send(200, body, headers)
+        wrong = self.fault.range
+        if wanted is None or not self.hub.ranges or wrong == "ignored":
+            self._send(200, path, headers, 0, size)
             return
-        start, end = int(wanted[1]), min(int(wanted[2]), len(body) - 1)
-        headers["Content-Range"] = f"bytes {start}-{end}/{len(body)}"
-        self._send(206, body[start : end + 1], headers)
+        start, end = int(wanted[1]), min(int(wanted[2]) + 1, size)
+        if start >= size:
+            self._error(416, None, "range not satisfiable", {"Content-Range": f"bytes */{size}"})
+            return
+        start += wrong == "shifted"
+        end += {"short": -1, "long": 1}.get(wrong or "", 0)
+        if wrong == "encoded":
+            headers["Content-Encoding"] = "gzip"
+        if wrong != "unnamed":
+            told = size + (wrong == "other size")
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{told}"
+        self._send(206, path, headers, start, end)
 
     def _error(
         self, status: int, code: str | None, message: str, headers: dict[str, str] | None = None
@@ -190,20 +244,58 @@ class _Handler(BaseHTTPRequestHandler):
         extra = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
         self._send(status, json.dumps({"error": message}).encode(), (headers or {}) | extra)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes | Path,
+        headers: dict[str, str],
+        start: int = 0,
+        end: int | None = None,
+    ) -> None:
+        end = len(body) if isinstance(body, bytes) else end or 0
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(end - start))
         self.end_headers()
+        cut = self.fault.cut_after
+        sent = 0 if self.command == "HEAD" else end - start if cut is None else cut
         with self.hub.lock:
-            sent = 0 if self.command == "HEAD" else len(body)
             self.hub.requests.append(
                 Request(self.command, self.path, self.headers.get("Range"), status, sent)
             )
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        with suppress(ConnectionError):  # whoever asked may be gone
+            for chunk in self._paced(body, start, start + sent):
+                self.wfile.write(chunk)
+        self.close_connection = self.close_connection or cut is not None
+
+    def _paced(self, body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
+        """The bytes, no faster than the hub sends a connection."""
+        began, sent, rate = time.perf_counter(), 0, self.hub.bytes_per_second
+        for chunk in _chunks(body, start, end):
+            yield chunk
+            sent += len(chunk)
+            if rate is not None:
+                time.sleep(max(0.0, began + sent / rate - time.perf_counter()))
+
+
+def _chunks(body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
+    if isinstance(body, bytes):
+        yield body[start:end]
+        return
+    with body.open("rb") as file:
+        file.seek(start)
+        for begin in range(start, end, CHUNK):
+            yield file.read(min(CHUNK, end - begin))
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    status = path.stat()
+    return _hash_of(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(path: Path, size: int, changed: int) -> str:
+    """Of the whole file; of a large one, which would take seconds, of its beginning and length."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(64 << 20) + str((size, changed)).encode()).hexdigest()

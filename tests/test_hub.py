@@ -66,7 +66,7 @@ def test_only_shards_that_hold_the_tower_are_fetched(
     hub: HubServer, checkpoint: Path, cache: Path
 ) -> None:
     hub.push(REPO, checkpoint)
-    load_encoder(REPO, cache_dir=cache, progress=False)
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards")
     assert hub.files_sent() == {
         "config.json",
         "model.safetensors.index.json",
@@ -120,7 +120,7 @@ def test_offline_with_a_shard_missing_names_the_shard(
     hub: HubServer, checkpoint: Path, cache: Path
 ) -> None:
     hub.push(REPO, checkpoint)
-    load_encoder(REPO, cache_dir=cache, progress=False)
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards")
     (shard,) = cache.rglob("snapshots/*/model-00002-of-00004.safetensors")
     shard.unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00004.safetensors is not in the"):
@@ -159,9 +159,9 @@ def test_force_download_fetches_what_is_cached(
     hub: HubServer, checkpoint: Path, cache: Path
 ) -> None:
     hub.push(REPO, checkpoint)
-    load_encoder(REPO, cache_dir=cache, progress=False)
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards")
     hub.requests.clear()
-    load_encoder(REPO, cache_dir=cache, progress=False, force_download=True)
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards", force_download=True)
     assert "model-00001-of-00004.safetensors" in hub.files_sent()
     assert "model-00003-of-00004.safetensors" not in hub.files_sent()
     with pytest.raises(CheckpointError, match="force_download=True needs"):

@@ -1,11 +1,22 @@
-"""Checkpoints: find one by repo id or path, take its vision tower, strictly and safely."""
+"""Checkpoints: find one by repo id or path, take its vision tower, strictly and safely.
+
+What builds encoders, and with it torch, is imported when it is first asked for: fetching a tower
+and managing the cache need neither.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError
-from .families import FAMILIES, Family
-from .inspection import CheckpointInfo, extract_encoder, inspect_checkpoint
-from .layouts import LAYOUTS, Layout
-from .load import load_encoder
-from .published import PUBLISHED, PublishedModel
+
+if TYPE_CHECKING:
+    from .families import FAMILIES, Family
+    from .inspection import CheckpointInfo, extract_encoder, inspect_checkpoint
+    from .layouts import LAYOUTS, Layout
+    from .load import load_encoder
+    from .published import PUBLISHED, PublishedModel
 
 __all__ = [
     "FAMILIES",
@@ -20,3 +31,28 @@ __all__ = [
     "inspect_checkpoint",
     "load_encoder",
 ]
+
+_HOMES = {
+    "FAMILIES": "families",
+    "LAYOUTS": "layouts",
+    "PUBLISHED": "published",
+    "CheckpointInfo": "inspection",
+    "Family": "families",
+    "Layout": "layouts",
+    "PublishedModel": "published",
+    "extract_encoder": "inspection",
+    "inspect_checkpoint": "inspection",
+    "load_encoder": "load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = vars(import_module(f".{_HOMES[name]}", __name__))[name]
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

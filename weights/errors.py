@@ -1,8 +1,8 @@
-"""The one exception of this package."""
+"""The exceptions of this package: one to catch, one more that is handled inside."""
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError"]
+__all__ = ["CheckpointError", "DamagedError"]
 
 
 class CheckpointError(ValueError):
@@ -10,3 +10,7 @@ class CheckpointError(ValueError):
 
     The message names the repo and revision (or folder), what is wrong with it, and what to do.
     """
+
+
+class DamagedError(CheckpointError):
+    """A kept copy is no longer what was recorded of it; it is fetched again where that can be."""

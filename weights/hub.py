@@ -1,16 +1,17 @@
 """Finding a checkpoint: a repo id through the Hub's own client, a folder, or one safetensors file.
 
 Revision, token, cache, offline mode, endpoint and progress bars are the client's, so they behave as
-its users expect. A branch is resolved to a commit once, by the first file; all else is read there.
+its users expect. A branch is resolved to a commit once, by the config; all else is read there. Of
+the weights only headers are read until the tensors are known to fit; then either the byte ranges of
+the tower are fetched into a cache of our own, or the shards that hold it into the client's.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,44 +20,27 @@ from huggingface_hub import HfApi, hf_hub_download, hf_hub_url, try_to_load_from
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's library
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked public
-    are_progress_bars_disabled,
-    build_hf_headers,
-    disable_progress_bars,
-    enable_progress_bars,
-    get_session,
-    hf_raise_for_status,
 )
 
-from .errors import CheckpointError
-from .snapshot import Snapshot, check_name, open_folder
-from .tensor_file import Header, header_length, parse_header, read_header
+from .errors import CheckpointError, DamagedError
+from .fetch import Order, fetch_tower
+from .hub_options import HubOptions, progress_bars
+from .obstacles import explain
+from .ranges import in_order, plan_parts
+from .remote import RangesUnsupported, RemoteFile
+from .snapshot import Located, Piece, Snapshot, Traffic, check_name, json_limit, open_folder
+from .tensor_file import Header, check_size, header_length, parse_header, read_header
+from .tower_cache import Entry, TowerCache, cache_root, drop
 
-FIRST_READ = 1 << 17
-"""Bytes of the first read of a remote header: most are shorter, and one round trip is saved."""
+FIRST_READ = 1 << 16
+"""Bytes of the first read of a header of which nothing is known."""
+SAVING = 0.9
+"""``fetch="auto"`` takes ranges if they transfer at most this part of what the shards would: whole
+shards, which other programs can use too, are worth a tenth."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class HubOptions:
-    """How to talk to the Hub; the fields are the keywords of ``hf_hub_download``."""
-
-    revision: str | None = None
-    subfolder: str | None = None
-    cache_dir: str | Path | None = None
-    token: bool | str | None = None
-    local_files_only: bool = False
-    force_download: bool = False
-    progress: bool = True
 
 
 def open_snapshot(repo_id_or_path: str | os.PathLike[str], options: HubOptions) -> Snapshot:
@@ -86,7 +70,7 @@ def _looks_like_path(text: str) -> bool:
 
 
 class HubSnapshot(Snapshot):
-    """A repo of the Hub at one commit, in the client's cache."""
+    """A repo of the Hub at one commit, in the client's cache and ours."""
 
     def __init__(self, repo_id: str, options: HubOptions) -> None:
         if options.force_download and options.local_files_only:
@@ -97,16 +81,34 @@ class HubSnapshot(Snapshot):
         self.options = options
         self.revision = options.revision or "main"
         self.label = f"{repo_id}@{self.revision}"
+        self.commit = None
+        self.cache: TowerCache | None = None
         self._fetched: dict[str, Path] = {}
         self._headers: dict[str, Header] = {}
+        self._remotes: dict[str, RemoteFile] = {}
         self._listed: list[str] | None = None
+        self._entry: Entry | None = None
+        self._damage: DamagedError | None = None
+        self._fetch = options.fetch
         self.known = self._cached("config.json") is not None
-        self.commit = None
         config = self.optional("config.json")
         if config is not None:
-            depth = self._inside("config.json").count("/")
-            self.commit = self.revision = config.parents[depth].name
-            self.label = f"{repo_id}@{options.revision or 'main'} ({self.commit[:10]})"
+            self._pin(config.parents[self._inside("config.json").count("/")].name)
+
+    def _pin(self, commit: str) -> None:
+        """From here on everything is read at ``commit``."""
+        self.commit = self.revision = commit
+        self.label = f"{self.repo_id}@{self.options.revision or 'main'} ({commit[:10]})"
+        self.cache = TowerCache(
+            cache_root(self.options.cache_dir), self.repo_id, commit, self.options.subfolder
+        )
+        if not self.options.force_download:
+            try:
+                self._entry = self.cache.entry()
+            except DamagedError as error:
+                self._damage = error
+
+    # Small files
 
     def path(self, name: str) -> Path:
         if name not in self._fetched:
@@ -114,32 +116,48 @@ class HubSnapshot(Snapshot):
         return self._fetched[name]
 
     def optional(self, name: str) -> Path | None:
-        if self.commit and not self.options.force_download and self._cached(name) is False:
+        if self.cache is None:
+            return self._optional_unpinned(name)
+        if name in self._fetched:
+            return self._fetched[name]
+        found = None if self.options.force_download else self._cached(name)
+        if found is None and not self.options.force_download:
+            found = self.cache.small_file(name)
+        if found is None and not self._offline():
+            found = self._fetch_small(self.cache, name)
+        if not isinstance(found, Path):  # offline, the repo in the cache: nobody found one before
             return None
+        self._fetched[name] = found
+        return found
+
+    def _optional_unpinned(self, name: str) -> Path | None:
         try:
             return self.path(name)
         except CheckpointError as error:
             if isinstance(error.__cause__, RemoteEntryNotFoundError):
                 return None
-            # Offline with the config in the cache: whoever cached it found no such file.
-            if isinstance(error.__cause__, LocalEntryNotFoundError) and self.known and self.commit:
-                return None
             raise
+
+    def _fetch_small(self, cache: TowerCache, name: str) -> Path | bool | None:
+        """One request, where the client would send two; and no more bytes than will be read."""
+        content: bytes | None = None
+        try:
+            content = self._ask(lambda: self._remote(name).whole(json_limit(name)), name)
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, RemoteEntryNotFoundError):
+                raise
+        self._ask(lambda: cache.keep_small_file(name, content), name)
+        return cache.small_file(name)
 
     def has(self, name: str) -> bool:
         cached = None if self.options.force_download else self._cached(name)
+        if cached is None and self._entry is not None and name in self._entry.headers:
+            return True
         return name in self.names() if cached is None else cached is not False
 
-    def header(self, name: str) -> Header:
-        label = f"{self.label}: {name}"
-        if name in self._fetched or (self._cached(name) and not self.options.force_download):
-            return read_header(self.path(name), label)
-        if name not in self._headers:
-            remote = None if self._offline() else self._ask(lambda: self._remote_header(name), name)
-            self._headers[name] = remote or read_header(self.path(name), label)
-        return self._headers[name]
-
     def names(self) -> list[str]:
+        if self._listed is None and self._entry is not None:
+            self._listed = self._entry.manifest.get("listed")
         if self._listed is None:
             self._listed = self._cached_names() if self._offline() else self._remote_names()
         return self._listed
@@ -155,12 +173,166 @@ class HubSnapshot(Snapshot):
         files = [file.rfilename for file in info.siblings or ()]
         return sorted(file[len(prefix) :] for file in files if file.startswith(prefix))
 
+    def _cached_names(self) -> list[str]:
+        config = self._cached("config.json")
+        if not isinstance(config, Path):
+            return []
+        return sorted(path.name for path in config.parent.iterdir() if path.is_file())
+
+    # Headers
+
+    def header(self, name: str) -> Header:
+        return self.headers([name])[name]
+
+    def headers(
+        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
+    ) -> dict[str, Header]:
+        names, lengths = list(names), lengths or {}
+        with (
+            progress_bars(self.options.progress),
+            ThreadPoolExecutor(self.options.max_workers) as pool,
+        ):
+            found = pool.map(lambda name: self._header(name, lengths.get(name, FIRST_READ)), names)
+            return dict(zip(names, found, strict=True))
+
+    def _header(self, name: str, length: int) -> Header:
+        if name in self._headers:
+            return self._headers[name]
+        if self._entry is not None and name in self._entry.headers:
+            return self._entry.headers[name]
+        label = f"{self.label}: {name}"
+        if self._have(name):
+            return read_header(self.path(name), label)
+        if self._offline():
+            self._explain_damage()
+            return read_header(self.path(name), label)
+        try:
+            header = self._ask(lambda: self._remote_header(name, length), name)
+        except RangesUnsupported as error:
+            self._give_up_ranges(error)
+            header = read_header(self.path(name), label)
+        self._headers[name] = header
+        return header
+
+    def _remote_header(self, name: str, length: int) -> Header:
+        """Read only the header of a remote file, in one request if ``length`` is not too short."""
+        label, remote = f"{self.label}: {name}", self._remote(name)
+        raw = remote.read(0, length)
+        end = 8 + header_length(raw, label)
+        if end > len(raw):
+            raw += remote.read(len(raw), end)
+        if end > len(raw):
+            raise CheckpointError(f"{label}: ends inside its header: truncated on the Hub")
+        header = parse_header(raw[8:end], label)
+        if remote.size is not None:
+            check_size(header, remote.size, label)
+        return header
+
+    # Tensors
+
+    def locate(self, pieces: Sequence[Piece]) -> dict[str, Located]:
+        files = list(dict.fromkeys(piece.file for piece in pieces))
+        if self._entry is not None and self._entry.holds(pieces):
+            return self._entry.locate(pieces)
+        if self._offline() or all(self._have(file) for file in files):
+            if not all(self._have(file) for file in files):
+                self._explain_damage()
+            return super().locate(pieces)
+        if self.cache is not None and self._ranges_pay(pieces):
+            try:
+                self._entry = self._fetch_ranges(self.cache, pieces)
+                return self._entry.locate(pieces)
+            except RangesUnsupported as error:
+                self._give_up_ranges(error)
+        with (
+            progress_bars(self.options.progress),
+            ThreadPoolExecutor(self.options.max_workers) as pool,
+        ):
+            list(pool.map(self.path, files))
+        return super().locate(pieces)
+
+    def traffic(self, pieces: Sequence[Piece]) -> Traffic:
+        headers = self.headers({piece.file for piece in pieces})
+        have = [self._have(file) for file in headers]
+        kept = self._entry is not None and self._entry.holds(pieces)
+        shards = "shards" if all(have) else "some shards" if any(have) else "nothing"
+        return Traffic(
+            self._range_bytes(pieces, headers),
+            sum(header.file_bytes for header in headers.values()),
+            "tower" if kept else shards,
+        )
+
+    def repair(self, error: DamagedError) -> None:
+        self._damage = error
+        if self._offline() or self.cache is None:
+            self._explain_damage()
+            raise error
+        with self.cache.lock():
+            try:
+                self._entry = self.cache.entry()
+                if self._entry is not None:  # another process may have been faster
+                    self._entry.verify()
+            except DamagedError:
+                self._entry = None
+                drop(self.cache.tower)
+
+    def _ranges_pay(self, pieces: Sequence[Piece]) -> bool:
+        if self._fetch != "auto":
+            return self._fetch == "ranges"
+        headers = self.headers({piece.file for piece in pieces})
+        shards = sum(h.file_bytes for file, h in headers.items() if not self._have(file))
+        return self._range_bytes(pieces, headers) <= SAVING * shards
+
+    def _range_bytes(self, pieces: Sequence[Piece], headers: Mapping[str, Header]) -> int:
+        return sum(part.end - part.begin for part in plan_parts(in_order(pieces), headers, 0))
+
+    def _fetch_ranges(self, cache: TowerCache, pieces: Sequence[Piece]) -> Entry:
+        files = sorted({piece.file for piece in pieces})
+        about = {
+            "repo": self.repo_id,
+            "commit": self.commit,
+            "subfolder": self.options.subfolder,
+            "listed": self._listed,
+        }
+        order = Order(
+            label=self.label,
+            pieces=pieces,
+            headers=self.headers(files),
+            remotes={file: self._remote(file) for file in files},
+            about=about,
+            max_workers=self.options.max_workers,
+            progress=self.options.progress,
+        )
+        force = self.options.force_download
+        return self._ask(lambda: fetch_tower(cache, order, force=force), "the tower")
+
+    def _give_up_ranges(self, error: RangesUnsupported) -> None:
+        if self._fetch == "ranges":
+            warnings.warn(f"{error}: whole shards are fetched instead", stacklevel=2)
+        self._fetch = "shards"
+
+    def _explain_damage(self) -> None:
+        if self._damage is not None:
+            raise CheckpointError(
+                f"{self.label}: the kept tower is damaged and cannot be fetched again offline "
+                f"({self._damage}): load once with a connection, or remove it (vitgraph cache "
+                f"remove {self.repo_id})"
+            ) from self._damage
+
+    # The Hub
+
     def _offline(self) -> bool:
         return self.options.local_files_only or huggingface_hub.constants.HF_HUB_OFFLINE
 
     def _inside(self, name: str) -> str:
         folder = self.options.subfolder
         return check_name(f"{folder}/{name}" if folder else name, self.label)
+
+    def _have(self, name: str) -> bool:
+        """Whether the whole file is here, and may be used."""
+        if name in self._fetched:
+            return True
+        return not self.options.force_download and isinstance(self._cached(name), Path)
 
     def _cached(self, name: str) -> Path | bool | None:
         """The cached file; False if it is known not to exist; None if nothing is known."""
@@ -175,11 +347,12 @@ class HubSnapshot(Snapshot):
             raise CheckpointError(explain(error, self.repo_id, self.revision, name)) from error
         return Path(found) if isinstance(found, str) else None if found is None else False
 
-    def _cached_names(self) -> list[str]:
-        config = self._cached("config.json")
-        if not isinstance(config, Path):
-            return []
-        return sorted(path.name for path in config.parent.iterdir() if path.is_file())
+    def _remote(self, name: str) -> RemoteFile:
+        if name not in self._remotes:
+            url = hf_hub_url(self.repo_id, self._inside(name), revision=self.revision)
+            label = f"{self.label}: {name}"
+            self._remotes[name] = RemoteFile(url, self.options.token, label)
+        return self._remotes[name]
 
     def _download(self, name: str) -> Path:
         options = self.options
@@ -197,28 +370,6 @@ class HubSnapshot(Snapshot):
                 )
             )
 
-    def _remote_header(self, name: str) -> Header | None:
-        """Read only the header of a remote file; None if the server does not do byte ranges."""
-        label = f"{self.label}: {name}"
-        url = hf_hub_url(self.repo_id, self._inside(name), revision=self.revision)
-        raw = self._read_range(url, 0, FIRST_READ)
-        if raw is None:
-            return None
-        end = 8 + header_length(raw, label)
-        if end > len(raw) == FIRST_READ:
-            rest = self._read_range(url, len(raw), end)
-            raw += rest or b""
-        if end > len(raw):
-            raise CheckpointError(f"{label}: ends inside its header: truncated on the Hub")
-        return parse_header(raw[8:end], label)
-
-    def _read_range(self, url: str, start: int, end: int) -> bytes | None:
-        headers = build_hf_headers(token=self.options.token, library_name="vitgraph")
-        headers.update({"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"})
-        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
-            hf_raise_for_status(response)
-            return response.read() if response.status_code == 206 else None
-
     def _ask(self, question: Callable[[], _T], name: str) -> _T:
         try:
             return question()
@@ -226,59 +377,3 @@ class HubSnapshot(Snapshot):
             raise
         except (EntryNotFoundError, HTTPError, OSError, ValueError) as error:
             raise CheckpointError(explain(error, self.repo_id, self.revision, name)) from error
-
-
-@contextmanager
-def progress_bars(shown: bool) -> Iterator[None]:
-    """Silence the client's bars for a while; its switch is one for the process."""
-    if shown or are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
-
-
-def explain(error: BaseException, repo_id: str, revision: str, name: str) -> str:
-    """One line that says what went wrong with ``name`` of a repo, and what to do about it."""
-    where = f"{repo_id}@{revision}"
-    reasons: list[tuple[type[BaseException], str]] = [
-        (
-            GatedRepoError,
-            "the repo is gated: accept its terms on its page, then log in (hf auth login) or pass "
-            "token=",
-        ),
-        (
-            RepositoryNotFoundError,
-            "no such folder here and no such repo on the Hub, or it is private: check the spelling "
-            "(owner/name), log in (hf auth login) or pass token=",
-        ),
-        (
-            RevisionNotFoundError,
-            f"the repo has no revision {revision!r}: pass a branch, tag or commit that exists",
-        ),
-        (RemoteEntryNotFoundError, f"the repo has no file {name}"),
-        (
-            LocalEntryNotFoundError,
-            f"{name} is not in the cache and the Hub cannot be reached ({_obstacle(error)}): load "
-            "once with a connection, or pass the cache_dir it is in",
-        ),
-        (HFValidationError, f"not a repo id: {error}"),
-    ]
-    for kind, reason in reasons:
-        if isinstance(error, kind):
-            return f"{where}: {reason}"
-    return f"{where}: {name} could not be fetched ({type(error).__name__}: {_one_line(error)})"
-
-
-def _obstacle(error: BaseException) -> str:
-    cause = error.__cause__
-    if cause is None or isinstance(cause, OfflineModeIsEnabled):
-        return "offline, or local_files_only=True"
-    return f"{type(cause).__name__}: {_one_line(cause)}"
-
-
-def _one_line(error: BaseException) -> str:
-    return re.sub(r"\s+", " ", str(error)).strip()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
+from zlib import crc32
 
 from .contents import PROCESSOR_FILES, SINGLE, read_contents
-from .errors import CheckpointError
-from .hub import HubOptions, open_snapshot
-from .plan import Source, Tower, build_encoder, find_tower
-from .snapshot import Snapshot
-from .tensor_file import read_header
+from .errors import CheckpointError, DamagedError
+from .hub import open_snapshot
+from .hub_options import HubOptions
+from .plan import Tower, build_encoder, find_tower
+from .snapshot import Located, Piece, Snapshot, with_located
+from .tower_cache import tower_header
 
 COPY_BYTES = 16 << 20
 """Bytes moved at once; more is no faster."""
@@ -50,6 +52,12 @@ class CheckpointInfo:
     """Files that hold the tower."""
     checkpoint_tensors: int
     """Tensors in the whole checkpoint."""
+    bytes_as_ranges: int
+    """What loading transfers of the weights as byte ranges, were nothing cached."""
+    bytes_as_shards: int
+    """What it would transfer as whole files."""
+    cached: str
+    """What is here: ``tower``, ``shards``, ``some shards``, ``nothing``; ``local`` for a folder."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
@@ -65,6 +73,8 @@ def inspect_checkpoint(
     token: bool | str | None = None,
     local_files_only: bool = False,
     force_download: bool = False,
+    fetch: str = "auto",
+    max_workers: int = 8,
     progress: bool = True,
 ) -> CheckpointInfo:
     """Say which tower a checkpoint holds; takes the arguments of :func:`load_encoder`.
@@ -77,13 +87,15 @@ def inspect_checkpoint(
         CheckpointError: what ``load_encoder`` would raise.
     """
     options = HubOptions(
-        revision, subfolder, cache_dir, token, local_files_only, force_download, progress
-    )
+        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
+        max_workers, progress,
+    )  # fmt: skip
     tower = find_tower(read_contents(open_snapshot(repo_id_or_path, options)))
     encoder = build_encoder(tower)
     by_dtype: Counter[str] = Counter()
     for source in tower.sources:
         by_dtype[source.entry.dtype] += source.entry.nbytes
+    traffic = tower.contents.snapshot.traffic(tower.pieces)
     return CheckpointInfo(
         name=tower.contents.label,
         commit=tower.contents.snapshot.commit,
@@ -99,6 +111,9 @@ def inspect_checkpoint(
         bytes_by_dtype=dict(by_dtype.most_common()),
         shards=tuple(tower.files),
         checkpoint_tensors=len(tower.contents.files),
+        bytes_as_ranges=traffic.ranges,
+        bytes_as_shards=traffic.shards,
+        cached=traffic.cached,
     )
 
 
@@ -113,6 +128,8 @@ def extract_encoder(
     token: bool | str | None = None,
     local_files_only: bool = False,
     force_download: bool = False,
+    fetch: str = "auto",
+    max_workers: int = 8,
     progress: bool = True,
 ) -> Path:
     """Write the tower alone: the configs as published, and ``model.safetensors`` with its tensors.
@@ -135,8 +152,9 @@ def extract_encoder(
     if out.exists() and not overwrite:
         raise CheckpointError(f"{out}: exists already; pass overwrite=True or another folder")
     options = HubOptions(
-        revision, subfolder, cache_dir, token, local_files_only, force_download, progress
-    )
+        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
+        max_workers, progress,
+    )  # fmt: skip
     snapshot = open_snapshot(repo_id_or_path, options)
     tower = find_tower(read_contents(snapshot))
     build_encoder(tower)
@@ -145,8 +163,7 @@ def extract_encoder(
         made = Path(folder) / "tower"
         made.mkdir()
         _copy_configs(snapshot, made)
-        with (made / SINGLE).open("wb") as file:
-            _write_tensors(tower, file)
+        with_located(snapshot, tower.pieces, lambda found: _write(tower, found, made / SINGLE))
         if out.exists():
             shutil.rmtree(out)
         made.rename(out)
@@ -160,32 +177,22 @@ def _copy_configs(snapshot: Snapshot, folder: Path) -> None:
             shutil.copyfile(path, folder / f"{name}.json")
 
 
-def _write_tensors(tower: Tower, out: BinaryIO) -> None:
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for source in tower.sources:
-        entry = source.entry
-        table[source.name] = {
-            "dtype": entry.dtype,
-            "shape": list(entry.shape),
-            "data_offsets": [position, position + entry.nbytes],
-        }
-        position += entry.nbytes
-    head = json.dumps(table, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    out.write(len(head).to_bytes(8, "little") + head)
-    for source in tower.sources:
-        _copy_tensor(tower, source, out)
+def _write(tower: Tower, found: Mapping[str, Located], path: Path) -> None:
+    with path.open("wb") as out:
+        out.write(tower_header(tower.pieces))
+        for piece in tower.pieces:
+            _copy_tensor(f"{tower.contents.label}: {piece.file}", piece, found[piece.name], out)
 
 
-def _copy_tensor(tower: Tower, source: Source, out: BinaryIO) -> None:
-    path = tower.contents.snapshot.path(source.file)
-    start = read_header(path, f"{tower.contents.label}: {source.file}").data_start
-    with path.open("rb") as file:
-        file.seek(start + source.entry.begin)
-        left = source.entry.nbytes
+def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:
+    left, value = piece.entry.nbytes, 0
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
         while left and (chunk := file.read(min(left, COPY_BYTES))):
             out.write(chunk)
+            value = crc32(chunk, value)
             left -= len(chunk)
     if left:
-        raise CheckpointError(f"{tower.contents.label}: {source.file} ends inside {source.name}")
+        raise CheckpointError(f"{label}: ends inside {piece.name}")
+    if place.crc32 is not None and value != place.crc32:
+        raise DamagedError(f"{label}: {piece.name} is not what was fetched: damaged on this disk")

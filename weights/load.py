@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections.abc import Mapping
 from io import RawIOBase
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import Tensor
 from encoders import VisionEncoder
 
 from .contents import PROCESSOR_FILES, read_contents
-from .errors import CheckpointError
-from .hub import HubOptions, open_snapshot
+from .errors import CheckpointError, DamagedError
+from .hub import open_snapshot
+from .hub_options import HubOptions
 from .plan import DTYPES, Source, Tower, build_encoder, find_tower
-from .snapshot import Snapshot
-from .tensor_file import read_header, read_into
+from .snapshot import Located, Snapshot, with_located
+from .tensor_file import read_into
 
 
 def load_encoder(
@@ -31,14 +33,17 @@ def load_encoder(
     token: bool | str | None = None,
     local_files_only: bool = False,
     force_download: bool = False,
+    fetch: str = "auto",
+    max_workers: int = 8,
     progress: bool = True,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> VisionEncoder:
     """Load the vision tower of a checkpoint, and nothing else of it.
 
-    Only the shards that hold tower tensors are fetched. Every tensor of the tower must be there,
-    with the shape its config says, and nothing else under its prefix.
+    Only the byte ranges of the tower are fetched or, where that saves nothing, the shards that hold
+    it. Every tensor of the tower must be there, with the shape its config says, and nothing else
+    under its prefix.
 
     Args:
         repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file with its
@@ -49,7 +54,10 @@ def load_encoder(
         token: access token for private and gated repos, as the Hub client takes it.
         local_files_only: use the cache and send no request.
         force_download: fetch again what is cached.
-        progress: show the Hub client's progress bars.
+        fetch: ``"ranges"``, ``"shards"``, or ``"auto"``: ranges if they transfer at most nine
+            tenths of what the shards would. What is cached either way is used.
+        max_workers: requests in flight at once.
+        progress: show progress bars, in bytes.
         dtype: floating dtype of the encoder; None keeps the stored one (if mixed, that with most
             bytes).
         device: where the encoder goes; None is torch's default device.
@@ -60,14 +68,15 @@ def load_encoder(
     Raises:
         CheckpointError: the checkpoint cannot be found or read, is an adapter, quantised or
             pickled, has an unsupported model type, or its tensors do not fit.
-        ValueError: ``dtype`` is not a floating dtype.
+        ValueError: ``dtype`` is not a floating dtype, or an unknown ``fetch``.
     """
     if dtype is not None and dtype not in DTYPES.values():
         known = ", ".join(str(kind) for kind in DTYPES.values())
         raise ValueError(f"dtype={dtype}: an encoder runs in one of {known}")
     options = HubOptions(
-        revision, subfolder, cache_dir, token, local_files_only, force_download, progress
-    )
+        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
+        max_workers, progress,
+    )  # fmt: skip
     snapshot = open_snapshot(repo_id_or_path, options)
     tower = find_tower(read_contents(snapshot))
     encoder = build_encoder(tower)
@@ -96,44 +105,40 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     lives no longer than it takes. Nothing is mapped, so no page of a file counts as the process's.
 
     Raises:
-        CheckpointError: a file that is not what its header promised.
+        CheckpointError: a file that is not what its header promised, or cannot be fetched.
     """
+    return with_located(
+        tower.contents.snapshot, tower.pieces, lambda found: _read(tower, found, dtype, device)
+    )
+
+
+def _read(
+    tower: Tower, found: Mapping[str, Located], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    by_file: dict[str, list[Source]] = defaultdict(list)
+    by_path: dict[Path, list[tuple[int, Source]]] = {}
     for source in tower.sources:
-        by_file[source.file].append(source)
-    for file, sources in by_file.items():
-        _read_file(tower, file, sources, tensors, dtype, device)
+        place = found[source.name]
+        by_path.setdefault(place.path, []).append((place.offset, source))
+    for path, sources in by_path.items():
+        try:
+            with path.open("rb", buffering=0) as raw:
+                for _, source in sorted(sources, key=itemgetter(0)):
+                    rows = _rows(tensors, source, dtype, device)
+                    _fill(rows, source, raw, found[source.name], tower.contents.label)
+        except OSError as error:
+            raise CheckpointError(f"{tower.contents.label}: {path}: {error.strerror}") from error
     return tensors
 
 
-def _read_file(
-    tower: Tower,
-    file: str,
-    sources: list[Source],
-    tensors: dict[str, Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    path = tower.contents.snapshot.path(file)
-    label = f"{tower.contents.label}: {file}"
-    header = read_header(path, label)
-    try:
-        with path.open("rb", buffering=0) as raw:
-            for source in sorted(sources, key=lambda source: source.entry.begin):
-                if header.tensors.get(source.name) != source.entry:
-                    raise CheckpointError(f"{label}: changed while it was being loaded; load again")
-                rows = _rows(tensors, source, dtype, device)
-                _fill(rows, source, raw, header.data_start, label)
-    except OSError as error:
-        raise CheckpointError(f"{label}: cannot be read ({error})") from error
-
-
-def _fill(rows: Tensor, source: Source, raw: RawIOBase, data_start: int, label: str) -> None:
+def _fill(rows: Tensor, source: Source, raw: RawIOBase, place: Located, label: str) -> None:
     stored = DTYPES[source.entry.dtype]
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
-    read_into(raw, data_start + source.entry.begin, _bytes_of(buffer), label)
+    name = f"{label}: {place.path.name}"
+    value = read_into(raw, place.offset, _bytes_of(buffer), name, checked=place.crc32 is not None)
+    if value != place.crc32:
+        raise DamagedError(f"{name}: {source.name} is not what was fetched: damaged on this disk")
     if not direct:
         rows.copy_(buffer)
 

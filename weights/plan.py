@@ -26,6 +26,7 @@ from .layouts import (
     to_ours,
     to_published,
 )
+from .snapshot import Piece
 from .tensor_file import TensorEntry
 
 DTYPES = {
@@ -74,6 +75,11 @@ class Tower:
         for source in self.sources:
             weight[source.entry.dtype] += source.entry.nbytes
         return DTYPES[weight.most_common(1)[0][0]] if weight else torch.get_default_dtype()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What to read."""
+        return [Piece(source.name, source.file, source.entry) for source in self.sources]
 
     @property
     def files(self) -> list[str]:
@@ -166,8 +172,8 @@ def _entries(
 ) -> dict[str, TensorEntry]:
     """The header entry of each tower tensor; index and headers must tell the same story."""
     entries: dict[str, TensorEntry] = {}
-    for file in sorted({contents.files[name] for name in local}):
-        tensors = contents.snapshot.header(file).tensors
+    for file, header in contents.headers({contents.files[name] for name in local}).items():
+        tensors = header.tensors
         named = {name for name in local if contents.files[name] == file}
         inside = {name for name in tensors if _matters(layout, place, name)}
         if strays := sorted(named ^ inside):

@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-from .errors import CheckpointError
-from .tensor_file import Header, parse_json, read_header
+from .errors import CheckpointError, DamagedError
+from .tensor_file import Header, TensorEntry, parse_json, read_header
 
 MAX_JSON_BYTES = 100_000_000
-"""The index of the largest published checkpoint is about 20 MB."""
+"""Of an index; that of the largest published checkpoint is about 20 MB."""
+MAX_CONFIG_BYTES = 16_000_000
+"""Of any other JSON file; published ones stay under 1 MB."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor that is wanted, and where in the checkpoint it lies."""
+
+    name: str
+    file: str
+    entry: TensorEntry
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where on this disk the bytes of a tensor lie, and their recorded CRC-32 if there is one."""
+
+    path: Path
+    offset: int
+    crc32: int | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What fetching some tensors transfers, either way, and what is here already."""
+
+    ranges: int
+    """Bytes as byte ranges."""
+    shards: int
+    """Bytes of the whole files that hold them."""
+    cached: str
+    """``tower``, ``shards``, ``some shards``, ``nothing``, or ``local`` for a folder."""
 
 
 class Snapshot(ABC):
@@ -41,6 +77,40 @@ class Snapshot(ABC):
     def header(self, name: str) -> Header:
         """The header of the safetensors file ``name``, if possible without fetching its tensors."""
 
+    def headers(
+        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
+    ) -> dict[str, Header]:
+        """The headers of several files; ``lengths`` are guesses of how long each is."""
+        return {name: self.header(name) for name in names}
+
+    def locate(self, pieces: Sequence[Piece]) -> dict[str, Located]:
+        """Bring tensors to this disk if need be, and say where each lies.
+
+        Raises:
+            CheckpointError: they cannot be had, or a file is not what its header promised.
+        """
+        found: dict[str, Located] = {}
+        for file in dict.fromkeys(piece.file for piece in pieces):
+            path, label = self.path(file), f"{self.label}: {file}"
+            header = read_header(path, label)
+            for piece in (piece for piece in pieces if piece.file == file):
+                if header.tensors.get(piece.name) != piece.entry:
+                    raise CheckpointError(f"{label}: changed while it was being loaded; load again")
+                found[piece.name] = Located(path, header.data_start + piece.entry.begin)
+        return found
+
+    def repair(self, error: DamagedError) -> None:
+        """Drop a kept copy that turned out damaged, so that ``locate`` fetches it again.
+
+        Raises:
+            CheckpointError: it cannot be fetched.
+        """
+        raise error
+
+    @abstractmethod
+    def traffic(self, pieces: Sequence[Piece]) -> Traffic:
+        """What ``locate`` would transfer, without transferring it."""
+
     @abstractmethod
     def names(self) -> list[str]:
         """Every file the checkpoint has, as far as is known without fetching any."""
@@ -56,9 +126,9 @@ class Snapshot(ABC):
             return None
         label = f"{self.label}: {name}"
         try:
-            size = path.stat().st_size
-            if size > MAX_JSON_BYTES:
-                raise CheckpointError(f"{label}: {size} bytes, at most {MAX_JSON_BYTES} are read")
+            size, most = path.stat().st_size, json_limit(name)
+            if size > most:
+                raise CheckpointError(f"{label}: {size} bytes, at most {most} are read")
             return parse_json(path.read_bytes(), label)
         except OSError as error:
             raise CheckpointError(f"{label}: cannot be read ({error})") from error
@@ -71,6 +141,7 @@ class FolderSnapshot(Snapshot):
         """``weights`` names the one safetensors file to use, when the user pointed at it."""
         self.folder = folder
         self.weights = weights
+        self.inside = _allowed_folders(folder)
         self.label = str(folder if weights is None else folder / weights)
 
     def path(self, name: str) -> Path:
@@ -81,7 +152,15 @@ class FolderSnapshot(Snapshot):
 
     def optional(self, name: str) -> Path | None:
         path = self.folder / check_name(name, self.label)
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        real = path.resolve()
+        if name != self.weights and not any(real.is_relative_to(place) for place in self.inside):
+            raise CheckpointError(
+                f"{self.label}: {name} is a link that leaves the checkpoint (to {real}); nothing "
+                "was read: put the file itself there, or pass the folder it is in"
+            )
+        return path
 
     def has(self, name: str) -> bool:
         return self.optional(name) is not None
@@ -89,10 +168,40 @@ class FolderSnapshot(Snapshot):
     def header(self, name: str) -> Header:
         return read_header(self.path(name), f"{self.label}: {name}")
 
+    def traffic(self, pieces: Sequence[Piece]) -> Traffic:
+        headers = self.headers({piece.file for piece in pieces})
+        wanted = sum(piece.entry.nbytes for piece in pieces)
+        return Traffic(wanted, sum(header.file_bytes for header in headers.values()), "local")
+
     def names(self) -> list[str]:
         if self.weights is not None:
             return [self.weights]
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
+
+
+def with_located(
+    snapshot: Snapshot, pieces: Sequence[Piece], use: Callable[[Mapping[str, Located]], _T]
+) -> _T:
+    """Let ``use`` read located tensors; once more if a kept copy is damaged and can be repaired."""
+    try:
+        return use(snapshot.locate(pieces))
+    except DamagedError as error:
+        snapshot.repair(error)
+    return use(snapshot.locate(pieces))
+
+
+def json_limit(name: str) -> int:
+    """The most bytes that a JSON file of this name may have."""
+    return MAX_JSON_BYTES if name.endswith(".index.json") else MAX_CONFIG_BYTES
+
+
+def _allowed_folders(folder: Path) -> list[Path]:
+    """Where links may lead: inside the folder and, in the hub client's cache, to its blobs."""
+    real = folder.resolve()
+    caches = [
+        parent.parent for parent in (real, *real.parents) if parent.parent.name == "snapshots"
+    ]
+    return [real, *(cache.parent / "blobs" for cache in caches)]
 
 
 def open_folder(path: Path, subfolder: str | None) -> FolderSnapshot:

@@ -1,0 +1,264 @@
+"""Towers kept on this disk, by repo and commit: recorded, checked before use, listed, removed.
+
+They lie beside the Hub client's own cache, which knows whole files only::
+
+    <cache>/vitgraph/models--owner--name/<commit>/
+        files/          small files as the repo has them; NAME.absent where it has none
+        tower/          the tower's tensors as one safetensors file, and the manifest
+        partial/        a fetch that has not finished (see fetch.py)
+
+``tower`` appears by one rename, whole or not at all. Its manifest records each tensor's CRC-32, the
+headers of the shards that the tensors come from, and a CRC-32 of the manifest itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+from zlib import crc32
+
+import huggingface_hub
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # not marked public
+    WeakFileLock,
+)
+
+from .errors import CheckpointError, DamagedError
+from .snapshot import Located, Piece
+from .tensor_file import Header, TensorEntry, header_length, parse_json, read_header
+
+VERSION = 1
+TENSORS, MANIFEST = "tower.safetensors", "manifest.json"
+
+
+def cache_root(cache_dir: str | Path | None = None) -> Path:
+    """The folder of kept towers: in ``cache_dir`` if given, else beside the client's own cache.
+
+    The client counts strange folders inside its cache as damage, so the default is next to it, in
+    HF_HOME; a cache moved by HF_HUB_CACHE takes it along.
+    """
+    constants = huggingface_hub.constants
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser() / "vitgraph"
+    hub = Path(constants.HF_HUB_CACHE)
+    home = Path(constants.HF_HOME)
+    return (home if hub == home / "hub" else hub) / "vitgraph"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kept tower, as its manifest tells."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> Path:
+        """The safetensors file."""
+        return self.folder / TENSORS
+
+    @cached_property
+    def headers(self) -> dict[str, Header]:
+        """Headers of the shards that the tower was taken from."""
+        return {file: _header(shard["header"]) for file, shard in self.manifest["shards"].items()}
+
+    @cached_property
+    def own(self) -> Header:
+        """The header of the safetensors file."""
+        return read_header(self.tensors, str(self.tensors))
+
+    def holds(self, pieces: Sequence[Piece]) -> bool:
+        """Whether every one of ``pieces`` is here, as it is in the checkpoint."""
+        return all(self._same(piece) for piece in pieces)
+
+    def _same(self, piece: Piece) -> bool:
+        known = self.headers.get(piece.file)
+        return (
+            piece.name in self.manifest["crc32"]
+            and known is not None
+            and known.tensors.get(piece.name) == piece.entry
+        )
+
+    def locate(self, pieces: Sequence[Piece]) -> dict[str, Located]:
+        """Where each of ``pieces`` lies."""
+        start, entries, sums = self.own.data_start, self.own.tensors, self.manifest["crc32"]
+        return {
+            piece.name: Located(self.tensors, start + entries[piece.name].begin, sums[piece.name])
+            for piece in pieces
+        }
+
+    def verify(self) -> None:
+        """Read every tensor and compare it with its recorded CRC-32.
+
+        Raises:
+            DamagedError: one differs.
+        """
+        for name, entry in self.own.tensors.items():
+            begin = self.own.data_start + entry.begin
+            if file_crc32(self.tensors, begin, entry.nbytes) != self.manifest["crc32"][name]:
+                raise DamagedError(f"{self.tensors}: {name} is not what was fetched: damaged")
+
+
+class TowerCache:
+    """The folder of one repo at one commit."""
+
+    def __init__(self, root: Path, repo_id: str, commit: str, subfolder: str | None = None) -> None:
+        name = (
+            commit if not subfolder else f"{commit}-{sha256(subfolder.encode()).hexdigest()[:16]}"
+        )
+        repo = "models--" + repo_id.replace("/", "--")
+        self.root = root
+        self.folder = root / repo / name
+        self.files = self.folder / "files"
+        self.tower = self.folder / "tower"
+        self.partial = self.folder / "partial"
+        self._lock = root / ".locks" / repo / f"{name}.lock"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other threads and processes out."""
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(self._lock):
+            yield
+
+    def entry(self) -> Entry | None:
+        """The kept tower, checked without reading its tensors; None if there is none.
+
+        Raises:
+            DamagedError: it is not what was recorded.
+        """
+        return open_entry(self.tower) if self.tower.is_dir() else None
+
+    def small_file(self, name: str) -> Path | bool | None:
+        """A kept small file; False if it is known that the repo has none; None if unknown."""
+        if (self.files / name).is_file():
+            return self.files / name
+        return False if (self.files / f"{name}.absent").is_file() else None
+
+    def keep_small_file(self, name: str, content: bytes | None) -> None:
+        """Keep a small file, or that there is none."""
+        target = self.files / (name if content is not None else f"{name}.absent")
+        write_whole(target, content or b"")
+
+
+def open_entry(folder: Path) -> Entry:
+    """The kept tower in ``folder``: manifest, size and header must agree.
+
+    Raises:
+        DamagedError: they do not.
+    """
+    try:
+        entry = Entry(folder, _read_manifest(folder / MANIFEST))
+        with entry.tensors.open("rb") as file:
+            length = header_length(file.read(8), str(entry.tensors))
+            raw = file.read(length) if length <= entry.manifest["size"] else b""
+        if crc32(raw) != entry.manifest["header_crc32"]:
+            raise DamagedError(f"{entry.tensors}: its header is not what was fetched")
+        if set(entry.own.tensors) != set(entry.manifest["crc32"]):
+            raise DamagedError(f"{entry.tensors}: holds other tensors than were fetched")
+        assert entry.headers is not None
+    except DamagedError:
+        raise
+    except (CheckpointError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(
+            f"{folder}: a damaged tower ({type(error).__name__}: {error})"
+        ) from error
+    return entry
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = parse_json(path.read_bytes(), str(path))
+    recorded = manifest.pop("checksum", None)
+    if manifest.get("version") != VERSION or recorded != _checksum(manifest):
+        raise DamagedError(f"{path}: not what was written")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest of a tower that is whole."""
+    body = {"version": VERSION, **manifest}
+    text = json.dumps({**body, "checksum": _checksum(body)}, indent=1)
+    write_whole(folder / MANIFEST, text.encode())
+
+
+def _checksum(manifest: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def tower_header(pieces: Sequence[Piece]) -> bytes:
+    """The beginning of a safetensors file that holds ``pieces`` one after the other."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for piece in pieces:
+        end = position + piece.entry.nbytes
+        table[piece.name] = {
+            "dtype": piece.entry.dtype,
+            "shape": list(piece.entry.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def plain_header(header: Header) -> dict[str, Any]:
+    """A header as plain data, for the manifest."""
+    tensors = {
+        name: [entry.dtype, list(entry.shape), entry.begin, entry.end]
+        for name, entry in header.tensors.items()
+    }
+    return {"data_start": header.data_start, "tensors": tensors}
+
+
+def _header(plain: Mapping[str, Any]) -> Header:
+    return Header(
+        {
+            name: TensorEntry(dtype, tuple(shape), begin, end)
+            for name, (dtype, shape, begin, end) in plain["tensors"].items()
+        },
+        plain["data_start"],
+    )
+
+
+def file_crc32(path: Path, begin: int, length: int, chunk: int = 1 << 20) -> int:
+    """The CRC-32 of ``length`` bytes of a file."""
+    value = 0
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        while length and (read := file.read(min(length, chunk))):
+            value = crc32(read, value)
+            length -= len(read)
+    return value if not length else -1
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a small file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def drop(folder: Path) -> None:
+    """Remove a folder that may be in use: first its name, then what is in it."""
+    away = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(away, ignore_errors=True)
+    if folder.exists():
+        folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
