@@ -87,9 +87,8 @@ class GraphedEncoder:
             max_budget=max_budget,
             max_graphs=max_graphs,
         )
-        weight = next(encoder.parameters())
-        self.device, self.dtype = weight.device, weight.dtype
-        self.backend = _resolve_backend(backend, self.device)
+        self._asked_backend = backend
+        self._locate()
         self.outputs = tuple(outputs)
         self.on_overflow, self.clone = on_overflow, clone
         compiled = torch.compile(encoder, dynamic=False) if compile else encoder
@@ -98,6 +97,12 @@ class GraphedEncoder:
         self._table: str | os.PathLike[str] | None = None
         self._plans: Cache[Plan] = Cache(PLAN_ITEMS)
         self._clear()
+
+    def _locate(self) -> None:
+        """Where the weights are, and in which dtype: read again until they are captured."""
+        weight = next(self.encoder.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self.backend = _resolve_backend(self._asked_backend, self.device)
 
     def _clear(self) -> None:
         self._session: Session | None = None
@@ -117,6 +122,7 @@ class GraphedEncoder:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._packer is not None:
                 return self
+            self._locate()
             try:
                 self._capture(progress)
             except BaseException:  # an interrupt too: leave it as it was before
@@ -205,8 +211,10 @@ class GraphedEncoder:
                 ``on_overflow="raise"``) an item over every budget.
             RuntimeError: weights were rebound after capture.
         """
-        check_pixels(pixel_values, self._contract.row_shape, self.device)
         with self._lock:
+            if self._packer is None:
+                self._locate()
+            check_pixels(pixel_values, self._contract.row_shape, self.device)
             self._ready().check_gradients(pixel_values)
             return self._call(pixel_values, grid_thw, out)
 

@@ -243,13 +243,25 @@ def test_weights_rebound_after_capture_are_detected(how: str) -> None:
         graphed(pixels, SMALL)
 
 
-def test_after_release_rebound_weights_of_the_same_dtype_serve() -> None:
+@pytest.mark.parametrize("how", REBINDINGS)
+def test_after_release_the_weights_as_they_are_serve(how: str) -> None:
+    """In their new dtype too: what the error message advises."""
     graphed = toy()
-    pixels = pixels_for(graphed.encoder, SMALL)
-    before = graphed(pixels, SMALL)
-    rebind(graphed.encoder)
+    pixels = pixels_for(graphed.encoder, SMALL).double()
+    graphed(pixels, SMALL)
+    REBINDINGS[how](graphed.encoder)
     graphed.release()
-    assert_same_bits(graphed(pixels, SMALL), before)
+    expected = graphed.encoder(pixels, SMALL)
+    output = graphed(pixels, SMALL)
+    assert_same_bits(output, expected)
+    assert output.pooler_output.dtype == graphed.encoder.weight.dtype
+
+
+def test_weights_cast_before_the_first_call_serve_as_they_are() -> None:
+    graphed = toy()
+    graphed.encoder.double()
+    pixels = pixels_for(graphed.encoder, SMALL).double() / 3
+    assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
 
 
 @pytest.mark.parametrize("name", OURS)
