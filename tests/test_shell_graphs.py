@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ SEEDED = {
     "qwen2_5_vl": "qwen2_5_vl",
     "qwen3_vl": "qwen3_vl",
 }
+ROOT = Path(__file__).parents[1]
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -327,3 +329,40 @@ def test_committed_figures_are_printed_whole(cli: Cli) -> None:
 
 def test_results_of_nothing_are_one_line(cli: Cli, tmp_path: Path) -> None:
     assert "vitgraph bench graphs" in refusal(cli("bench", "--results", tmp_path / "r.json"))
+
+
+@pytest.mark.skipif(not (bench.RESULTS / bench.GRAPHS).is_file(), reason="not measured yet")
+def test_readme_shows_the_committed_figures() -> None:
+    """Measured anew? The lines it asks for are the ones to paste."""
+    shown = {"1x224", "8x448", "mix8", "1 tile", "13 tiles"}
+    expected = [
+        f"| {tower['tower']} | {row['workload']} | {row['hf_eager_ms']:.1f} | "
+        f"{row['eager_ms']:.1f} | {row['graphed_ms']:.1f} |"
+        for tower in bench.read_graphs()["towers"]
+        for row in tower["workloads"]
+        if row["workload"] in shown
+    ]
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| tower | workload |") :].split("\n\n")[0]
+    assert table.splitlines()[2:] == expected
+
+
+def test_docs_show_the_padding_that_was_printed() -> None:
+    results = json.loads((bench.RESULTS / "ladder_waste.json").read_text())
+    text = (ROOT / "docs" / "graphs.md").read_text()
+    header, _, *rows = text[text.index("| preprocessing of |") :].split("\n\n")[0].splitlines()
+    ladders = [cell.strip() for cell in header.split("|")[2:-1]]
+    for row in rows:
+        family, *cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        measured = [results[family][ladder]["fixed"]["padding"] for ladder in ladders]
+        assert cells == [f"{100 * padding:.1f} %" for padding in measured], family
+
+
+def test_the_picture_is_well_formed_and_says_in_words_what_it_shows() -> None:
+    root = ElementTree.parse(ROOT / "docs" / "graphs.svg").getroot()
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    assert root.find("{*}title") is not None
+    assert root.find("{*}desc") is not None
+    for element in root.iter():
+        assert 0 <= float(element.get("x", 0)) <= width
+        assert 0 <= float(element.get("y", 0)) <= height

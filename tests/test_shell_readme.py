@@ -22,7 +22,7 @@ from vitgraph.video import write_video
 
 ROOT = Path(__file__).parents[1]
 REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"
-PAGES = ("README.md", "docs/command_line.md")
+PAGES = ("README.md", "docs/command_line.md", "docs/graphs.md")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -76,6 +76,17 @@ def test_documented_way_to_read_a_features_file_works(workplace: Path, checkpoin
     main(["encode", str(checkpoint), "street.jpg", "--out", "features.safetensors"])
     for block in blocks("docs/command_line.md", "python"):
         exec(compile(block, "docs/command_line.md", "exec"), {})
+
+
+def test_documented_graphs_run(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, object] = {}
+    for block in blocks("docs/graphs.md", "python"):
+        exec(compile(block.replace(REPO_ID, str(checkpoint)), "docs/graphs.md", "exec"), names)
+    for line in commands("docs/graphs.md"):
+        code = main(shlex.split(line.replace(REPO_ID, str(checkpoint)))[1:])
+        assert code == 0, capsys.readouterr().err
 
 
 def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:
