@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Grids, draw_pixels, tiny
+from oracles import Grids, draw_pixels, fields_of, tiny
 
 from encoders.contract import EncoderOutput, Metadata, VisionEncoder
 
@@ -264,18 +264,9 @@ def test_an_empty_grid_gives_valid_metadata_and_zero_tokens(name: str, empty: An
 # --- forward with metadata ---------------------------------------------------------------------
 
 
-def fields(output: EncoderOutput) -> dict[str, torch.Tensor]:
-    layers = {f"deepstack_features[{n}]": x for n, x in enumerate(output.deepstack_features)}
-    return {
-        "last_hidden_state": output.last_hidden_state,
-        "pooler_output": output.pooler_output,
-        **layers,
-    }
-
-
 def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:
-    for key, value in fields(ours).items():
-        assert torch.equal(value, fields(theirs)[key]), key
+    for key, value in fields_of(ours).items():
+        assert torch.equal(value, fields_of(theirs)[key]), key
 
 
 def padded_pixels(
@@ -328,8 +319,8 @@ def test_pad_rows_leave_the_real_rows_as_they_were(name: str) -> None:
     pixels, padded = padded_pixels(encoder, grids, capacities["max_input_size"], 0.0)
     metadata = encoder.prepare_encoder_metadata(grids, **capacities)
     plain, out = encoder(pixels, grids), encoder(padded, encoder_metadata=metadata)
-    for key, value in fields(plain).items():
-        real = fields(out)[key][: value.shape[0]]
+    for key, value in fields_of(plain).items():
+        real = fields_of(out)[key][: value.shape[0]]
         assert float((real - value).norm() / value.norm()) <= 1e-6, key
 
 
@@ -359,7 +350,7 @@ def test_an_empty_grid_with_capacities_runs_over_padding_alone(name: str) -> Non
     pixels = draw_pixels(encoder, grids_for(name))
     output = encoder(torch.zeros(rows, *pixels.shape[1:]), encoder_metadata=metadata)
     assert output.last_hidden_state.shape[0] == rows
-    assert all(bool(value.isfinite().all()) for value in fields(output).values())
+    assert all(bool(value.isfinite().all()) for value in fields_of(output).values())
 
 
 @pytest.mark.parametrize("name", OURS)

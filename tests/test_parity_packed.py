@@ -63,14 +63,14 @@ def assert_packed_equals_single(name: str, grids: Grids) -> None:
 
 @pytest.mark.parametrize("name", QWEN)
 @given(grids=ITEMS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_packed_images_and_clips_match_one_by_one(name: str, grids: Grids) -> None:
     assert_packed_equals_single(name, grids)
 
 
 @pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b"])
 @given(grids=TILED)
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_packed_tiles_match_one_by_one(name: str, grids: Grids) -> None:
     assert_packed_equals_single(name, grids)
 

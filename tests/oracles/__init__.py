@@ -15,6 +15,7 @@ from .drawn import (
     distances,
     draw_pixels,
     draw_weights,
+    fields_of,
     tiny,
 )
 from .families import BY_NAME, FAMILIES, Family
@@ -37,6 +38,7 @@ __all__ = [
     "draw_pixels",
     "draw_weights",
     "edited",
+    "fields_of",
     "timm_keys",
     "tiny",
     "window_walk",

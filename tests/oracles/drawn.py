@@ -72,7 +72,9 @@ def build_pair(
     """
     encoder = build_encoder(family, changes, dtype, calm)
     with no_init_weights(), lift:
-        reference = family.reference(edited(family.config, **changes)).to(dtype)
+        reference = family.reference(edited(family.config, **changes))
+    for weight in reference.parameters():  # not the rotary buffer, which from_pretrained keeps wide
+        weight.data = weight.data.to(dtype)
     reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
     return encoder, reference.eval().requires_grad_(False)
 
@@ -104,13 +106,18 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
+def fields_of(output: EncoderOutput) -> dict[str, Tensor]:
+    """Every tensor of an output, by name."""
+    layers = {f"deepstack_features[{n}]": x for n, x in enumerate(output.deepstack_features)}
+    return {
+        "last_hidden_state": output.last_hidden_state,
+        "pooler_output": output.pooler_output,
+        **layers,
+    }
+
+
 def distances(ours: EncoderOutput, theirs: EncoderOutput) -> dict[str, float]:
     """Relative L2 of every field, by name."""
-    assert len(ours.deepstack_features) == len(theirs.deepstack_features)
-    fields = {
-        "last_hidden_state": (ours.last_hidden_state, theirs.last_hidden_state),
-        "pooler_output": (ours.pooler_output, theirs.pooler_output),
-    }
-    pairs = zip(ours.deepstack_features, theirs.deepstack_features, strict=True)
-    fields |= {f"deepstack_features[{n}]": pair for n, pair in enumerate(pairs)}
-    return {name: distance(*pair) for name, pair in fields.items()}
+    mine, truth = fields_of(ours), fields_of(theirs)
+    assert mine.keys() == truth.keys()
+    return {name: distance(mine[name], truth[name]) for name in truth}

@@ -1,0 +1,76 @@
+"""How exact half precision is on this GPU, beside transformers' own sdpa run in the same dtype.
+
+    python benchmarks/parity_gpu.py --out benchmarks/results/parity_h200.json
+
+Published widths, six blocks, weights and pixels rounded to the dtype; the truth is transformers in
+float64 with its float32 casts lifted. ``ours`` and ``theirs`` are relative L2 errors pooled over
+all grids (a thousand tokens or more each), ``ratio`` is ours over theirs, ``worst`` the largest
+ratio of any one grid. The rule: ratio at most 1.1, worst at most 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import transformers
+
+from tests.oracles import BY_NAME
+from tests.oracles.halves import LARGE_QWEN, LARGE_TILES, half_errors
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def rows_of(name: str, dtype: str) -> list[dict[str, Any]]:
+    """A row a field of one family in one dtype."""
+    rows = []
+    for field, errors in half_errors(BY_NAME[name], DTYPES[dtype]).items():
+        ours, theirs = errors.pooled
+        rows.append(
+            {
+                "family": name, "dtype": dtype, "field": field, "ours": ours, "theirs": theirs,
+                "ratio": errors.ratio, "worst": errors.worst_ratio,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--families", nargs="+", choices=BY_NAME, default=list(BY_NAME))
+    options = parser.parse_args()
+    rows = []
+    print(f"{'family':16} {'dtype':9} {'field':22} {'ours':>10} {'theirs':>10} {'ratio':>6} worst")
+    for name in options.families:
+        for dtype in DTYPES:
+            for row in rows_of(name, dtype):
+                rows.append(row)
+                print(
+                    f"{name:16} {dtype:9} {row['field']:22} {row['ours']:10.3e} "
+                    f"{row['theirs']:10.3e} {row['ratio']:6.3f} {row['worst']:.3f}",
+                    flush=True,
+                )
+            torch.cuda.empty_cache()
+    figures = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "grids": {"qwen": LARGE_QWEN, "intern_vit": LARGE_TILES},
+        "rows": rows,
+    }
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

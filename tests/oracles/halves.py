@@ -1,0 +1,116 @@
+"""The error of half precision, ours and the reference's, against the reference in float64.
+
+Weights and pixels are rounded to the half dtype first and then widened, so that all three runs
+encode the same numbers. An error is a relative L2; pooled, it is that of all grids' rows together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from encoders.contract import EncoderOutput, VisionEncoder
+
+from .configs import Config
+from .drawn import build_pair, draw_pixels, fields_of
+from .families import Family
+from .lift import LiftFloat32
+from .references import Grids
+
+LARGE_QWEN: list[Grids] = [
+    [[1, 64, 64]],
+    [[1, 46, 90]],
+    [[4, 32, 34]],
+    [[1, 16, 16], [1, 34, 46], [1, 64, 38], [2, 20, 28]],
+    [[8, 16, 16], [1, 60, 36]],
+]
+LARGE_TILES: list[Grids] = [[[4, 32, 32]], [[7, 32, 32]], [[3, 32, 32], [1, 32, 32], [5, 32, 32]]]
+"""Every one makes a thousand tokens or more."""
+
+
+@dataclass
+class Errors:
+    """Squared errors and norms of one output field, a grid at a time."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def add(self, ours: Tensor, theirs: Tensor, truth: Tensor) -> None:
+        """Take in one grid."""
+        self.ours.append(float((ours.double() - truth).pow(2).sum()))
+        self.theirs.append(float((theirs.double() - truth).pow(2).sum()))
+        self.norms.append(float(truth.pow(2).sum()))
+
+    @property
+    def pooled(self) -> tuple[float, float]:
+        """Relative L2 over all grids: ours, theirs."""
+        total = sum(self.norms)
+        return (sum(self.ours) / total) ** 0.5, (sum(self.theirs) / total) ** 0.5
+
+    @property
+    def ratio(self) -> float:
+        """Our pooled error over theirs."""
+        return self.pooled[0] / self.pooled[1]
+
+    @property
+    def worst_ratio(self) -> float:
+        """The largest ratio of any one grid."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return max((ours / theirs) ** 0.5 for ours, theirs in pairs)
+
+
+def six_blocks(family: Family) -> Config:
+    """Published widths at six blocks, with every kind of block in them."""
+    if family.tiled:
+        return {"num_hidden_layers": 6}
+    changes: Config = {"depth": 6}
+    if "deepstack_visual_indexes" in family.shallow:
+        changes["deepstack_visual_indexes"] = [1, 3, 5]
+    if "fullatt_block_indexes" in family.shallow:
+        changes["fullatt_block_indexes"] = [2, 5]
+    return changes
+
+
+@dataclass
+class Trio:
+    """Our tower and the reference's in one dtype, and the reference in float64: same weights."""
+
+    family: Family
+    encoder: VisionEncoder
+    reference: nn.Module
+    truth: nn.Module
+
+    @classmethod
+    def on_gpu(cls, family: Family, dtype: torch.dtype) -> Trio:
+        """Six blocks at published widths, weights rounded to ``dtype`` in all three."""
+        lift = LiftFloat32()
+        encoder, reference = build_pair(family, six_blocks(family), dtype)
+        exact, truth = build_pair(family, six_blocks(family), torch.float64, lift)
+        exact.load_state_dict(encoder.state_dict(), strict=True)
+        truth.load_state_dict(family.keys(exact.state_dict()), strict=True)
+        return cls(family, encoder.cuda(), reference.cuda(), truth.cuda())
+
+    def run(self, grids: Grids, seed: int) -> tuple[EncoderOutput, EncoderOutput, EncoderOutput]:
+        """Ours, theirs and the truth for one batch of pixels."""
+        dtype = next(self.encoder.parameters()).dtype
+        pixels = draw_pixels(self.encoder, grids, seed=seed).to("cuda", dtype)
+        grid_thw = torch.tensor(grids, device="cuda")
+        ours = self.encoder(pixels, grids)
+        theirs = self.family.output(self.reference, pixels, grid_thw)
+        with LiftFloat32():
+            truth = self.family.output(self.truth, pixels.double(), grid_thw)
+        return ours, theirs, truth
+
+
+def half_errors(family: Family, dtype: torch.dtype) -> dict[str, Errors]:
+    """The errors of every output field over the large grids of a family, on the GPU."""
+    trio = Trio.on_gpu(family, dtype)
+    errors: dict[str, Errors] = {}
+    for seed, grids in enumerate(LARGE_TILES if family.tiled else LARGE_QWEN):
+        ours, theirs, truth = (fields_of(output) for output in trio.run(grids, seed))
+        for name, value in truth.items():
+            errors.setdefault(name, Errors()).add(ours[name], theirs[name], value)
+    return errors
