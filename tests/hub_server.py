@@ -48,6 +48,7 @@ class Request:
     range: str | None
     status: int
     sent: int
+    token: bool = False
 
 
 @dataclass
@@ -262,7 +263,14 @@ class _Handler(BaseHTTPRequestHandler):
         sent = 0 if self.command == "HEAD" else end - start if cut is None else cut
         with self.hub.lock:
             self.hub.requests.append(
-                Request(self.command, self.path, self.headers.get("Range"), status, sent)
+                Request(
+                    self.command,
+                    self.path,
+                    self.headers.get("Range"),
+                    status,
+                    sent,
+                    "Authorization" in self.headers,
+                )
             )
         with suppress(ConnectionError):  # whoever asked may be gone
             for chunk in self._paced(body, start, start + sent):

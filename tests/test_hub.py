@@ -14,11 +14,10 @@ import pytest
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from checkpoints import same_weights
+from fetching import REPO, point_client_at
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
-
-REPO = "owner/tower"
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +37,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     with HubServer() as server:
         point_client_at(server, monkeypatch, tmp_path)
         yield server
-
-
-def point_client_at(server: HubServer, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """The client reads its environment once, when it is imported; these are the values it read."""
-    constants = huggingface_hub.constants
-    template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    patch.setattr(constants, "ENDPOINT", server.endpoint)
-    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    patch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-    patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        patch.delenv(name, raising=False)
 
 
 def test_repo_id_gives_the_same_encoder_as_the_folder(

@@ -154,11 +154,11 @@ class _Fetch:
     def _prepare(self) -> None:
         """Take up a fetch of the same plan, or begin anew."""
         plan = self.folder / "plan.json"
-        digest = {"plan": self._digest()}
-        if not (plan.is_file() and plan.read_text() == json.dumps(digest)):
+        digest = json.dumps({"plan": self._digest()}).encode()
+        if not (plan.is_file() and plan.read_bytes() == digest):
             drop(self.folder)
             self._begin()
-            write_whole(plan, json.dumps(digest).encode())
+            write_whole(plan, digest)
 
     def _digest(self) -> str:
         """Changes with anything that decides which byte goes where."""

@@ -109,7 +109,7 @@ class RemoteFile:
     def _request(self, start: int, end: int) -> Iterator[bytes]:
         with self._open({"Range": f"bytes={start}-{end - 1}"}) as response:
             left = self._promised(response, start, end)
-            for chunk in response.iter_raw(CHUNK):
+            for chunk in _coarse(response):
                 if len(chunk) > left:
                     raise RangesUnsupported(f"{self.label}: more bytes than were asked for")
                 left -= len(chunk)
@@ -178,6 +178,27 @@ class RemoteFile:
         asked = error.wait if isinstance(error, _TryAgain) else None
         wait = FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25)
         time.sleep(min(wait if asked is None else asked, LONGEST_WAIT))
+
+
+def _coarse(response: Any) -> Iterator[bytes]:
+    """The body in chunks of about a megabyte; the last, when the connection breaks, is shorter.
+
+    The client's own chunks of a chosen size would lose what had arrived of that one.
+    """
+    held, size = [], 0
+    try:
+        for chunk in response.iter_raw():
+            held.append(chunk)
+            size += len(chunk)
+            if size >= CHUNK:
+                yield b"".join(held)
+                held, size = [], 0
+    except HTTPError:
+        if held:
+            yield b"".join(held)
+        raise
+    if held:
+        yield b"".join(held)
 
 
 def _retry_after(response: Any) -> float | None:
