@@ -141,14 +141,15 @@ def _add_graphs(parser: argparse.ArgumentParser) -> None:
         "--graph",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="capture CUDA graphs and replay them: worth it from some dozens of items on",
+        help="capture CUDA graphs, then replay them; worth its seconds for dozens of items",
     )
     group = parser.add_argument_group("graphs")
     group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
     group.add_argument("--max-batch-size", type=int, metavar="N", help="items a replay")
     group.add_argument(
-        "--modality", help="image, video or image+video: what to capture; by default what is named"
-    )
+        "--modality", metavar="image|video|image+video",
+        help="what to capture for; by default what the files are",
+    )  # fmt: skip
 
 
 def _add_list(commands: Any) -> None:
