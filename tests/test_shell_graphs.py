@@ -327,24 +327,42 @@ def test_committed_figures_are_printed_whole(cli: Cli) -> None:
         assert len(tower["workloads"]) >= 3
 
 
-def test_results_of_nothing_are_one_line(cli: Cli, tmp_path: Path) -> None:
-    assert "vitgraph bench graphs" in refusal(cli("bench", "--results", tmp_path / "r.json"))
+def test_options_without_a_table_are_one_line(cli: Cli, tmp_path: Path) -> None:
+    for options in (["--results", tmp_path / "r.json"], ["--markdown"]):
+        assert "vitgraph bench graphs" in refusal(cli("bench", *options))
+
+
+def test_device_too_small_for_any_budget_is_one_line(
+    cli: Cli,
+    checkpoints: dict[str, Path],
+    media: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("graphwrap.session.Arena", full)
+    arguments = (checkpoints["qwen3_vl"], media / "a.png", "--out", tmp_path / "f")
+    code, _, err = cli("encode", *arguments, "--graph", "--budgets", "64,256")
+    assert code == 2
+    assert "error: the device ran out of memory" in err
+    assert "--budgets" in err
+    assert not (tmp_path / "f").exists()
 
 
 @pytest.mark.skipif(not (bench.RESULTS / bench.GRAPHS).is_file(), reason="not measured yet")
-def test_readme_shows_the_committed_figures() -> None:
-    """Measured anew? The lines it asks for are the ones to paste."""
-    shown = {"1x224", "8x448", "mix8", "1 tile", "13 tiles"}
-    expected = [
-        f"| {tower['tower']} | {row['workload']} | {row['hf_eager_ms']:.1f} | "
-        f"{row['eager_ms']:.1f} | {row['graphed_ms']:.1f} |"
-        for tower in bench.read_graphs()["towers"]
-        for row in tower["workloads"]
-        if row["workload"] in shown
-    ]
+def test_readme_shows_the_committed_figures(cli: Cli) -> None:
+    """Measured anew? ``vitgraph bench graphs --markdown`` prints the table to paste."""
+    body = bench.read_graphs()
+    _, table, _ = cli("bench", "graphs", "--markdown")
     text = (ROOT / "README.md").read_text()
-    table = text[text.index("| tower | workload |") :].split("\n\n")[0]
-    assert table.splitlines()[2:] == expected
+    assert table in text
+    assert len(table.splitlines()) == 2 + 3 * 3 + 2
+    before = text[: text.index(table)].split("## ")[-1]
+    torch_version = ".".join(body["about"]["torch"].split(".")[:2])
+    assert f"torch {torch_version}," in before
+    assert f"medians of {body['about']['runs']}," in before
 
 
 def test_docs_show_the_padding_that_was_printed() -> None:

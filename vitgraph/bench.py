@@ -16,6 +16,7 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 """Where a source checkout has them."""
 GRAPHS = "graphs_h200.json"
 _TITLES = ("workload", "rows", "tokens", "transformers", "eager", "graphed", "bare replay")
+_IN_README = ("1x224", "8x448", "mix8", "1 tile", "13 tiles")
 _TIMES = ("hf_eager_ms", "eager_ms", "graphed_ms", "bare_replay_ms")
 
 
@@ -90,6 +91,19 @@ def table(body: Mapping[str, Any]) -> str:
         f"{about['dtype']}, {about['date']}: milliseconds, medians of {about['runs']}"
     )
     return "\n\n".join([head, *map(_tower, body["towers"])])
+
+
+def markdown(body: Mapping[str, Any]) -> str:
+    """The README's table: a small load of each tower, a middling one and a mixed one."""
+    header = ("tower", "workload", "transformers eager", "vitgraph eager", "vitgraph graphs")
+    rows = [
+        (tower["tower"], row["workload"], *(f"{row[name]:.1f}" for name in _TIMES[:3]))
+        for tower in body["towers"]
+        for row in tower["workloads"]
+        if row["workload"] in _IN_README
+    ]
+    cells = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells).replace(" --- ", "---")
 
 
 def _tower(tower: Mapping[str, Any]) -> str:

@@ -175,6 +175,7 @@ def _add_bench(commands: Any) -> None:
     parser = _add_command(commands, "bench", bench, summary)
     parser.add_argument("name", nargs="?", choices=["graphs"], help="which figures")
     parser.add_argument("--results", type=Path, metavar="FILE", help="another results file")
+    parser.add_argument("--markdown", action="store_true", help="the short table of the README")
 
 
 def _add_demo(commands: Any) -> None:
@@ -323,11 +324,14 @@ def extract(options: argparse.Namespace) -> None:
 
 def bench(options: argparse.Namespace) -> None:
     """Print a table of figures, or which there are."""
-    from .bench import list_results, read_graphs, table
+    from .bench import list_results, markdown, read_graphs, table
 
-    if options.results and not options.name:
-        raise ValueError(f"--results {options.results}: say of what: vitgraph bench graphs")
-    print(table(read_graphs(options.results)) if options.name else list_results())
+    if not options.name:
+        if options.results or options.markdown:
+            raise ValueError("--results and --markdown are for a table: vitgraph bench graphs")
+        print(list_results())
+        return
+    print((markdown if options.markdown else table)(read_graphs(options.results)))
 
 
 def demo(options: argparse.Namespace) -> None:

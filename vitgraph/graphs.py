@@ -128,7 +128,7 @@ def graph_encoder(encoder: VisionEncoder, options: GraphOptions) -> GraphedEncod
     no gain.
 
     Raises:
-        ValueError: budgets that cannot work.
+        ValueError: budgets that cannot work, or no memory for any.
     """
     device = next(encoder.parameters()).device
     on_cuda = device.type == "cuda"
@@ -149,10 +149,21 @@ def graph_encoder(encoder: VisionEncoder, options: GraphOptions) -> GraphedEncod
             backend="cudagraph" if on_cuda else "static",
             max_budget=max(TRIAL_BUDGET, options.items) if trial else None,
             max_graphs=TRIAL_GRAPHS if trial else 48,
-        ).capture(progress=sys.stderr.isatty())
+        )
+        _capture(graphed)
     for warning in caught:
         _note(str(warning.message))
     return graphed
+
+
+def _capture(graphed: GraphedEncoder) -> None:
+    try:
+        graphed.capture(progress=sys.stderr.isatty())
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            "the device ran out of memory before anything was captured: give smaller --budgets, "
+            "or leave --graph out"
+        ) from error
 
 
 def _note(text: str) -> None:
