@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import SupportsIndex
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder
 
@@ -249,7 +250,7 @@ def _next_row(
 
 
 def _require_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or value < 1:
         raise ValueError(f"{name}={value!r}: must be a positive integer")
 
 
@@ -262,7 +263,7 @@ def _read_budgets(encoder: GraphableEncoder, budgets: Sequence[int], max_graphs:
         raise ValueError("budgets is empty: give at least one number of output tokens, or None")
     for budget in budgets:
         _require_positive("budget", budget)
-    given = sorted(set(budgets))
+    given = sorted({int(budget) for budget in budgets})
     if len(given) > max_graphs:
         raise ValueError(f"{len(given)} budgets, max_graphs={max_graphs}: drop some or raise it")
     whole = _whole(encoder, given)

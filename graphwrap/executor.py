@@ -105,6 +105,8 @@ class Executor:
             runner.layout.write(host, metadata, step.row_count)
             block = host.to(self.device, non_blocking=True)
             self._blocks.put(key, block, block.numel())
+        if block.is_cuda:  # kept since a call on another stream, perhaps, and evicted at any time
+            block.record_stream(torch.cuda.current_stream(self.device))
         runner.block.copy_(block, non_blocking=True)
         self._written = key
 

@@ -100,7 +100,12 @@ class GraphedEncoder:
 
     def _locate(self) -> None:
         """Where the weights are, and in which dtype: read again until they are captured."""
-        weight = next(self.encoder.parameters())
+        weight = next(self.encoder.parameters(), None)
+        if weight is None:
+            raise ValueError(
+                f"{type(self.encoder).__name__} has no parameters: they say on which device and in "
+                "which dtype its graphs run"
+            )
         self.device, self.dtype = weight.device, weight.dtype
         self.backend = _resolve_backend(self._asked_backend, self.device)
 

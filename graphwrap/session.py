@@ -187,10 +187,9 @@ class Capturer:
         return time_replays(runner, session.stream)
 
     def _eager_wall(self, arena: Arena, grids: list[Grid]) -> float:
-        """Wall milliseconds of an eager run."""
+        """Wall milliseconds of an eager run as a user calls it, metadata made on the way."""
         rows = sum(spec.input_size for spec in self.encoder.item_specs(grids))
-        metadata = self.encoder.prepare_encoder_metadata(grids, device=self.device)
-        return self._wall(lambda: self.forward(arena.pixels[:rows], encoder_metadata=metadata))
+        return self._wall(lambda: self.forward(arena.pixels[:rows], grids))
 
     def _replay_host(self, session: Session, budget: Budget, device_ms: float) -> float:
         """Wall milliseconds of a call around its graph: copies in, launch, results out."""
