@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 import torch
@@ -39,6 +40,11 @@ DTYPES = {
 
 SHOWN = 8
 """Names listed of each kind of problem; the count is always given."""
+
+MOST_NEAR = 10_000
+"""Names among which the nearest is looked for: 0.1 s each; forged checkpoints have more."""
+MOST_IN_LIST = 1024
+"""Entries of a list in a config; each may stand for a module of the tower."""
 
 _QUANTISED_PARTS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_scale_2",
@@ -117,6 +123,12 @@ def build_encoder(tower: Tower) -> VisionEncoder:
     Raises:
         CheckpointError: tensors missing, left over or of a wrong shape.
     """
+    for name, value in asdict(tower.config).items():
+        if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:
+            raise CheckpointError(
+                f"{tower.contents.label}: config.json: {name} has {len(value)} entries, at most "
+                f"{MOST_IN_LIST} are read: use the config.json of the original repo"
+            )
     try:
         encoder = tower.family.on_meta(tower.config)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -230,7 +242,7 @@ def _refuse_dtypes(entries: Mapping[str, TensorEntry], label: str) -> None:
 def _listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
     if not names:
         return ""
-    pool = list(near)
+    pool = list(islice(near, MOST_NEAR))
     shown = []
     for name in names[:SHOWN]:
         close = get_close_matches(name, pool, n=1, cutoff=0.5)
