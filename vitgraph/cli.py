@@ -87,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_inspect(commands)
     _add_extract(commands)
+    _add_cache(commands)
     _add_bench(commands)
     _add_demo(commands)
     return parser
@@ -168,6 +169,14 @@ def _add_extract(commands: Any) -> None:
     parser = _add_command(commands, "extract", extract, summary)
     _add_source(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+
+
+def _add_cache(commands: Any) -> None:
+    from .cache_command import add_cache
+
+    summary = "The towers that were fetched and kept: list, verify, remove."
+    add_cache(commands.add_parser("cache", help=summary, description=summary))
 
 
 def _add_bench(commands: Any) -> None:
@@ -308,6 +317,8 @@ def inspect(options: argparse.Namespace) -> None:
             f"{dtype} {n / 1e6:,.1f} MB" for dtype, n in info.bytes_by_dtype.items()
         ),
         "files": ", ".join(info.shards),
+        "transfer": f"{info.bytes_as_ranges / 1e6:,.1f} MB as byte ranges, "
+        f"{info.bytes_as_shards / 1e6:,.1f} MB as whole files; cached: {info.cached}",
         "config": ", ".join(f"{name}={value}" for name, value in asdict(info.config).items()),
     }
     for name, value in lines.items():
@@ -318,7 +329,9 @@ def extract(options: argparse.Namespace) -> None:
     """Write the tower alone."""
     from weights import extract_encoder
 
-    extract_encoder(options.repo, options.out, **_source(options))
+    if options.out.exists() and not options.force:
+        raise ValueError(f"{options.out}: exists already; --force replaces it")
+    extract_encoder(options.repo, options.out, overwrite=options.force, **_source(options))
     print(f"wrote {options.out}")
 
 

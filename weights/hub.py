@@ -99,7 +99,7 @@ class HubSnapshot(Snapshot):
         """From here on everything is read at ``commit``."""
         self.commit = self.revision = commit
         self.label = f"{self.repo_id}@{self.options.revision or 'main'} ({commit[:10]})"
-        self.cache = TowerCache(
+        self.cache = TowerCache.of(
             cache_root(self.options.cache_dir), self.repo_id, commit, self.options.subfolder
         )
         if not self.options.force_download:

@@ -110,17 +110,19 @@ class Entry:
 class TowerCache:
     """The folder of one repo at one commit."""
 
-    def __init__(self, root: Path, repo_id: str, commit: str, subfolder: str | None = None) -> None:
-        name = (
-            commit if not subfolder else f"{commit}-{sha256(subfolder.encode()).hexdigest()[:16]}"
-        )
-        repo = "models--" + repo_id.replace("/", "--")
-        self.root = root
-        self.folder = root / repo / name
-        self.files = self.folder / "files"
-        self.tower = self.folder / "tower"
-        self.partial = self.folder / "partial"
-        self._lock = root / ".locks" / repo / f"{name}.lock"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder.parent.parent
+        self.files = folder / "files"
+        self.tower = folder / "tower"
+        self.partial = folder / "partial"
+        self._lock = self.root / ".locks" / folder.parent.name / f"{folder.name}.lock"
+
+    @classmethod
+    def of(cls, root: Path, repo_id: str, commit: str, subfolder: str | None) -> TowerCache:
+        """The one of a repo (or a folder in it) at a commit, inside the folder of all."""
+        inside = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
+        return cls(root / ("models--" + repo_id.replace("/", "--")) / f"{commit}{inside}")
 
     @contextmanager
     def lock(self) -> Iterator[None]:

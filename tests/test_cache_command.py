@@ -1,0 +1,137 @@
+"""``vitgraph cache``, and ``inspect`` and ``extract`` of a repo that is fetched by ranges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from checkpoints import same_weights
+from fetching import REPO, point_client_at
+from hub_server import HubServer
+from vitgraph.cli import main
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import CheckpointError, inspect_checkpoint, load_encoder
+from weights.cached_towers import list_cached, remove_cached
+from weights.tower_cache import cache_root
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer() as server:
+        point_client_at(server, monkeypatch, tmp_path)
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_cache_is_listed_verified_and_removed(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    where = ("--cache-dir", cache)
+    assert "no towers are kept" in run(capsys, "cache", "list", *where)[1]
+    commit = hub.push(REPO, folder)
+    hub.push("owner/other", folder)
+    for repo in (REPO, "owner/other"):
+        load_encoder(repo, cache_dir=cache, progress=False)
+    code, out, _ = run(capsys, "cache", "list", *where)
+    assert code == 0
+    assert REPO in out
+    assert commit[:10] in out
+    rows = json.loads(run(capsys, "cache", "list", "--json", *where)[1])
+    assert [row["state"] for row in rows] == ["whole", "whole"]
+    assert rows[0]["bytes"] >= inspect_checkpoint(folder).bytes
+    assert run(capsys, "cache", "verify", *where)[0] == 0
+    code, out, _ = run(capsys, "cache", "remove", REPO, *where)
+    assert (code, "MB freed" in out) == (0, True)
+    assert [tower.repo_id for tower in list_cached(cache)] == ["owner/other"]
+    assert not list(cache.glob("vitgraph/models--owner--tower"))
+
+
+def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    hub.push(REPO, folder)
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    (tensors,) = cache.rglob("tower.safetensors")
+    raw = bytearray(tensors.read_bytes())
+    raw[-1] ^= 1
+    tensors.write_bytes(raw)
+    assert list_cached(cache)[0].state == "whole"
+    code, out, err = run(capsys, "cache", "verify", "--cache-dir", cache)
+    assert code == 2
+    assert "damaged" in out
+    assert f"1 of 1 kept towers damaged ({REPO})" in err
+
+
+def test_unfinished_fetches_and_lone_configs_are_named(
+    hub: HubServer, folder: Path, tmp_path: Path
+) -> None:
+    hub.push(REPO, folder)
+    inspect_checkpoint(REPO, cache_dir=tmp_path, progress=False)
+    (tower,) = list_cached(tmp_path)
+    assert (tower.state, tower.tensors) == ("configs only", 0)
+    (tower.folder / "partial").mkdir()
+    assert list_cached(tmp_path)[0].state == "unfinished"
+
+
+def test_removing_what_is_not_kept_says_what_is(hub: HubServer, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"owner/no: no tower of it is kept .*kept are: none"):
+        remove_cached("owner/no", tmp_path)
+
+
+def test_kept_towers_lie_beside_the_clients_cache_and_move_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The client counts a strange folder inside its cache as damage."""
+    constants = "huggingface_hub.constants"
+    monkeypatch.setattr(f"{constants}.HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    assert cache_root() == tmp_path / "home" / "vitgraph"
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "big"))
+    assert cache_root() == tmp_path / "big" / "vitgraph"
+    assert cache_root(tmp_path / "mine") == tmp_path / "mine" / "vitgraph"
+
+
+def test_inspect_shows_bytes_either_way_and_the_cache(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.push(REPO, folder)
+    arguments = ("inspect", REPO, "--cache-dir", tmp_path / "cache")
+    code, out, err = run(capsys, *arguments)
+    assert code == 0, err
+    assert "MB as byte ranges" in out
+    assert "cached: nothing" in out
+    assert not any(name.endswith(".safetensors") for name in hub.files_sent())
+    load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False)
+    report = json.loads(run(capsys, *arguments, "--json")[1])
+    assert report["cached"] == "tower"
+    assert report["bytes_as_ranges"] == report["bytes"] < report["bytes_as_shards"]
+
+
+def test_extract_replaces_a_folder_only_by_force(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.push(REPO, folder)
+    out = tmp_path / "tower"
+    out.mkdir()
+    arguments = ("extract", REPO, out, "--cache-dir", tmp_path / "cache")
+    code, _, err = run(capsys, *arguments)
+    assert (code, "--force" in err) == (2, True)
+    assert list(out.iterdir()) == []
+    code, _, err = run(capsys, *arguments, "--force")
+    assert code == 0, err
+    assert same_weights(load_encoder(out), load_encoder(folder))
