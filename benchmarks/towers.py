@@ -25,7 +25,7 @@ SIZES_MIX8 = (
 
 @dataclass(frozen=True)
 class Tower:
-    """A published tower by name, and its line in the tables of ``tests/oracles.py``."""
+    """A published tower by name, and its line in the tables of ``tests/oracles``."""
 
     name: str
     family: str

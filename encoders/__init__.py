@@ -3,7 +3,6 @@
 Source and repo ids stand at the top of each family's file.
 """
 
-from .attention import attention
 from .contract import (
     EncoderItemSpec,
     EncoderOutput,
@@ -32,5 +31,4 @@ __all__ = [
     "Video",
     "VisionEncoder",
     "VisionInputs",
-    "attention",
 ]

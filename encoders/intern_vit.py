@@ -266,11 +266,12 @@ class InternViT(VisionEncoder):
 
     def _check_grid(self, pixel_values: Tensor, grids: list[Grid]) -> None:
         check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
-        for _, *grid in grids:
-            if list(pixel_values.shape[2:]) != [n * self.config.patch_size for n in grid]:
+        patch = self.config.patch_size
+        for _, h, w in grids:
+            if tuple(pixel_values.shape[2:]) != (h * patch, w * patch):
                 raise ValueError(
-                    f"grid {grid[0]}x{grid[1]} needs tiles of {self.config.patch_size} times that"
-                    f", pixel_values is {tuple(pixel_values.shape)}: pass the grid_thw of these"
+                    f"grid {h}x{w} means tiles of {h * patch}x{w * patch} pixels, pixel_values is "
+                    f"{tuple(pixel_values.shape)}: pass the grid_thw of these pixels"
                 )
 
     def _embed(self, pixel_values: Tensor) -> Tensor:

@@ -298,7 +298,7 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
 
 def _long_count(encoder: GraphableEncoder, high: int, segments: tuple[int, int], most: int) -> int:
     """How many token counts leave room for the short shapes."""
-    one_segment = encoder.item_specs([encoder.grid_for(high)])[0].segments == 1
+    one_segment = encoder.item_specs([encoder.grid_for(4 * high)])[0].segments == 1
     few, many = segments
     return most - most // SHORT_SHARE if one_segment and many > few else most
 
@@ -308,7 +308,8 @@ def _shapes(
 ) -> list[Budget]:
     """A long shape for every token count, and a short one for as many as there is room for."""
     specs = encoder.item_specs([encoder.grid_for(count) for count in tokens])
-    if specs[-1].segments > 1:  # tiles: every segment has one length, so one shape serves
+    larger = encoder.item_specs([encoder.grid_for(4 * tokens[-1])])[0]
+    if larger.segments > 1:  # tiles: every segment has one length, so one shape serves
         return [_budget(spec, spec.segments, spec.longest_segment) for spec in specs]
     few, many = segments
     shapes = [_budget(spec, few, spec.longest_segment) for spec in specs]
