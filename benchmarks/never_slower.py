@@ -146,20 +146,33 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Groups of the file that this run does not measure again."""
+    if options.kind is None or not options.json or not options.json.exists():
+        return []
+    groups = json.loads(options.json.read_text())["groups"]
+    return [group for group in groups if group["kind"] != options.kind]
+
+
 def main() -> None:
     """Print the summaries; write all cases as JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument(
+        "--kind", choices=["single", "batch of 8"], help="only this; the rest is kept"
+    )
     options = parser.parse_args()
     plan = [
         ("Qwen3-VL-8B", "single"),
         ("Qwen2.5-VL-7B", "single"),
         ("Qwen3.5-0.8B", "batch of 8"),
     ]
-    began, groups = time.perf_counter(), []
+    began, groups = time.perf_counter(), kept(options)
     with torch.no_grad():
         for name, kind in plan:
+            if options.kind not in (None, kind):
+                continue
             rows = run(TOWERS[name], kind, options.runs)
             groups.append({"tower": name, "kind": kind, "summary": summary(rows), "cases": rows})
             print(name, kind, groups[-1]["summary"], flush=True)

@@ -95,13 +95,13 @@ TOWERS = {
 def interleaved(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
     """Median wall milliseconds of each call, synchronise included, all run in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(runs + 2):
+    for turn in range(runs + 1):
         for name, call in calls.items():
             torch.cuda.synchronize()
             began = time.perf_counter()
             call()
             torch.cuda.synchronize()
-            if turn > 1:
+            if turn:  # the first turn warms up
                 times[name].append((time.perf_counter() - began) * 1e3)
     return {name: statistics.median(values) for name, values in times.items()}
 

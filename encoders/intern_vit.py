@@ -250,9 +250,7 @@ class InternViT(VisionEncoder):
             return maps
         if len(tiles) != len(maps):
             raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
-        return [
-            stitch_tiles(tile_maps, layout) for tile_maps, layout in zip(maps, tiles, strict=True)
-        ]
+        return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
 
     def _tile_maps(self, features: Tensor, h: int, w: int) -> Tensor:
         if features.ndim == 3:
@@ -270,8 +268,8 @@ class InternViT(VisionEncoder):
         for _, h, w in grids:
             if tuple(pixel_values.shape[2:]) != (h * patch, w * patch):
                 raise ValueError(
-                    f"grid {h}x{w} means tiles of {h * patch}x{w * patch} pixels, pixel_values is "
-                    f"{tuple(pixel_values.shape)}: pass the grid_thw of these pixels"
+                    f"grid {h}x{w} means tiles of {h * patch}x{w * patch} pixels, these are "
+                    f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
                 )
 
     def _embed(self, pixel_values: Tensor) -> Tensor:
