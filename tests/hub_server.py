@@ -150,6 +150,7 @@ class HubServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its head
 
     def __init__(self, hub: HubServer, *args: Any) -> None:
         self.hub = hub
@@ -172,6 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(self.fault.status, None, "out of order", dict(self.fault.headers))
         elif match := re.fullmatch(r"/blob/([0-9a-f]+)", path):
             self._send_file(self.hub.blobs[match[1]], {})
+        elif match := re.fullmatch(r"/api/models/(.+?)/tree/([^/]+)", path):
+            self._tree(match[1], match[2])
         elif match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(.+))?", path):
             self._info(match[1], match[2] or "main")
         elif match := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path):
@@ -202,6 +205,13 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": path.relative_to(folder).as_posix()} for path in files]
             info = {"id": repo_id, "modelId": repo_id, "sha": commit, "siblings": siblings}
             self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+
+    def _tree(self, repo_id: str, revision: str) -> None:
+        found = self._find(repo_id, revision, content=False)
+        if found is not None:
+            files = [path for path in sorted(found[1].rglob("*")) if path.is_file()]
+            rows = [_row(path, path.relative_to(found[1]).as_posix()) for path in files]
+            self._send(200, json.dumps(rows).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, repo_id: str, revision: str, name: str) -> None:
         found = self._find(repo_id, revision, content=True)
@@ -285,6 +295,15 @@ class _Handler(BaseHTTPRequestHandler):
             sent += len(chunk)
             if rate is not None:
                 time.sleep(max(0.0, began + sent / rate - time.perf_counter()))
+
+
+def _row(path: Path, name: str) -> dict[str, Any]:
+    """A file in the listing of a repo."""
+    size, digest = path.stat().st_size, _hash(path)
+    row: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": digest[:40]}
+    if path.suffix == ".safetensors":
+        row["lfs"] = {"oid": digest, "size": size, "pointerSize": 134}
+    return row
 
 
 def _chunks(body: bytes | Path, start: int, end: int) -> Iterator[bytes]:

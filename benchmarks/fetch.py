@@ -1,0 +1,268 @@
+"""Fetching a tower by byte ranges against fetching the shards that hold it, on a slow hub.
+
+    python benchmarks/fetch.py [--repeats 3] [--json FILE]
+
+The hub is ``tests/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a request
+(each redirect too). The checkpoint has random weights for a tower of more than 32 MB over three
+shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load is a fresh
+process with an empty cache, timed from after the imports; the two ways take turns. The floor of the
+shards is what three connections at full speed would take. Second loads are against
+``safetensors.torch.load_file`` of the tower's file and a ``clone`` of each tensor, files in the
+page cache, one thread. Memory is a fresh process from after the imports to the peak, RssAnon +
+RssFile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+RATE, LATENCY, TIMES = 100e6, 0.02, 50
+REPO = "owner/large"
+
+SERVE = f"""
+import json, sys
+from pathlib import Path
+from hub_server import HubServer
+
+with HubServer(latency={LATENCY}, bytes_per_second={RATE}) as hub:
+    print(hub.endpoint, hub.push({REPO!r}, Path(sys.argv[1])), flush=True)
+    for line in sys.stdin:
+        print(json.dumps([len(hub.requests), hub.bytes_sent()]), flush=True)
+        hub.requests.clear()
+"""
+
+CLIENT = """
+import json, os, sys, threading, time
+import huggingface_hub, torch, weights
+from safetensors.torch import load_file
+from weights import load_encoder
+torch.set_num_threads(1)
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return sum(int(x.split()[1]) for x in lines if x.startswith(("RssAnon", "RssFile"))) * 1024
+
+def watch():
+    while not done.wait(0.002):
+        peak[0] = max(peak[0], resident())
+
+way, repo, revision, allowed = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+def fetch():
+    if way == "shards":
+        return huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=allowed)
+    if way == "floor":
+        return {name: value.clone() for name, value in load_file(allowed[0]).items()}
+    return load_encoder(repo, revision=revision, fetch="auto", progress=False)
+
+if way == "floor":
+    fetch()  # what load_file imports late
+start, peak, done = resident(), [0], threading.Event()
+thread = threading.Thread(target=watch, daemon=True)
+thread.start()
+began = time.perf_counter()
+result = fetch()
+seconds = time.perf_counter() - began
+done.set()
+thread.join()
+print(json.dumps([seconds, max(peak[0], resident()) - start]))
+"""
+
+
+class Hub:
+    """The hub's process."""
+
+    def __init__(self, folder: Path) -> None:
+        shell = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(folder)], env=shell, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self.endpoint, self.commit = self._line().split()
+
+    def traffic(self) -> tuple[int, int]:
+        """Requests and bytes since this was last asked."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        requests, sent = json.loads(self._line())
+        return requests, sent
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+def client(hub: Hub, home: Path, way: str, revision: str, *allowed: str) -> tuple[float, int]:
+    """Seconds and bytes of growth of one fresh process."""
+    shell = dict(
+        os.environ,
+        HF_ENDPOINT=hub.endpoint,
+        HF_HOME=str(home),
+        HF_HUB_DISABLE_XET="1",
+        HF_HUB_DISABLE_PROGRESS_BARS="1",
+        HF_HUB_DISABLE_TELEMETRY="1",
+        OMP_NUM_THREADS="1",
+        PYTHONPATH=str(ROOT),
+    )
+    command = [sys.executable, "-c", CLIENT, way, REPO, revision, *allowed]
+    done = subprocess.run(command, env=shell, stdout=subprocess.PIPE, text=True, check=True)
+    seconds, grown = json.loads(done.stdout)
+    return seconds, grown
+
+
+def checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The large checkpoint, and what there is to say of it."""
+    from fetching import sparse_around
+    from vitgraph.seeded import write_seeded_checkpoint
+    from weights import inspect_checkpoint
+
+    made = write_seeded_checkpoint(folder / "large", "qwen3_vl", width=384, depth=5, shards=3)
+    tower = inspect_checkpoint(made).bytes
+    headers = sparse_around(made, TIMES * tower)
+    shards = sorted(path.name for path in made.glob("*.safetensors"))
+    return made, {
+        "tower_bytes": tower,
+        "checkpoint_bytes": sum((made / name).stat().st_size for name in shards),
+        "header_bytes": headers,
+        "json_bytes": sum(path.stat().st_size for path in made.glob("*.json")),
+        "shards": shards,
+    }
+
+
+def first_loads(hub: Hub, folder: Path, repeats: int, shards: list[str]) -> dict[str, Any]:
+    """Both ways with an empty cache, by turns."""
+    figures: dict[str, list[tuple[float, int, int, int]]] = {"ranges": [], "shards": []}
+    for turn in range(repeats):
+        for way, rows in figures.items():
+            with tempfile.TemporaryDirectory(dir=folder) as home:
+                seconds, grown = client(hub, Path(home), way, "main", *shards, "*.json")
+                rows.append((seconds, grown, *hub.traffic()))
+        print(f"turn {turn + 1}: " + ", ".join(f"{w} {r[-1][0]:.2f} s" for w, r in figures.items()))
+    return {
+        way: {
+            "seconds": round(statistics.median(row[0] for row in rows), 3),
+            "seconds_range": [round(f(row[0] for row in rows), 3) for f in (min, max)],
+            "memory_growth": max(row[1] for row in rows),
+            "requests": rows[-1][2],
+            "bytes": rows[-1][3],
+        }
+        for way, rows in figures.items()
+    }
+
+
+def second_loads(hub: Hub, folder: Path, repeats: int) -> dict[str, Any]:
+    """From the cache: at a commit, of a branch, and the floor."""
+    home = folder / "home"
+    client(hub, home, "ranges", "main")
+    hub.traffic()
+    (tensors,) = (str(path) for path in home.rglob("tower.safetensors"))
+    cases = {
+        "at a commit": ("ranges", hub.commit),
+        "of a branch": ("ranges", "main"),
+        "floor": ("floor", "main", tensors),
+    }
+    rows: dict[str, list[tuple[float, int, int, int]]] = {name: [] for name in cases}
+    for _ in range(2 * repeats + 1):
+        for name, arguments in cases.items():
+            rows[name].append((*client(hub, home, *arguments), *hub.traffic()))
+    return {
+        name: {
+            "seconds": round(statistics.median(row[0] for row in found), 4),
+            "memory_growth": max(row[1] for row in found),
+            "requests": found[-1][2],
+        }
+        for name, found in rows.items()
+    }
+
+
+def show(what: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Print the table; returns what was promised, and whether it holds."""
+    tower, ours, shards = what["tower_bytes"], first["ranges"], first["shards"]
+    print(f"\ntower {tower / 1e6:.1f} MB, checkpoint {what['checkpoint_bytes'] / 1e6:,.0f} MB")
+    print(f"{'first load':14}{'seconds':>9}{'requests':>10}{'MB':>10}{'memory MB':>11}")
+    for way, row in first.items():
+        print(
+            f"{way:14}{row['seconds']:9.2f}{row['requests']:10}{row['bytes'] / 1e6:10,.1f}"
+            f"{row['memory_growth'] / 1e6:11.1f}"
+        )
+    print(f"{'second load':14}{'seconds':>9}{'requests':>10}{'':10}{'memory MB':>11}")
+    for name, row in second.items():
+        print(
+            f"{name:14}{row['seconds']:9.3f}{row['requests']:10}{'':10}"
+            f"{row['memory_growth'] / 1e6:11.1f}"
+        )
+    count = len(what["shards"])
+    floor = what["checkpoint_bytes"] / count / RATE
+    allowance = what["header_bytes"] + what["json_bytes"]
+    promised = {
+        "bytes over the tower (at most 1.01)": (ours["bytes"] - allowance) / tower,
+        "requests (at most 3 a shard + 64 MiB each + 8)": ours["requests"],
+        "requests allowed": 3 * count + tower / (64 << 20) + 8,
+        "times faster than the shards (at least 10)": shards["seconds"] / ours["seconds"],
+        "times faster than their floor": floor / ours["seconds"],
+        "second load over the floor, less 0.3 s (at most 1.5)": (
+            (second["at a commit"]["seconds"] - 0.3) / second["floor"]["seconds"]
+        ),
+        "memory over the tower, less 64 MiB (at most 1.15)": (
+            (ours["memory_growth"] - (64 << 20)) / tower
+        ),
+    }
+    for name, value in promised.items():
+        print(f"{name:56}{value:8.3f}")
+    return {name: round(value, 4) for name, value in promised.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        made, what = checkpoint(Path(name))
+        hub = Hub(made)
+        try:
+            first = first_loads(hub, Path(name), options.repeats, what["shards"])
+            second = second_loads(hub, Path(name), options.repeats)
+        finally:
+            hub.close()
+    promised = show(what, first, second)
+    if options.json:
+        import huggingface_hub
+        import torch
+
+        record = {
+            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "huggingface_hub": huggingface_hub.__version__,
+            "hub": {"bytes_per_second_a_connection": RATE, "latency_s": LATENCY},
+            "repeats": options.repeats,
+            "checkpoint": what,
+            "first_load": first,
+            "second_load": second,
+            "promised": promised,
+        }
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
