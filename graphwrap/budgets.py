@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder
 
@@ -26,9 +26,8 @@ SHORT_SHARE = 4
 """One graph in this many has the short shape."""
 
 
-@dataclass(frozen=True, order=True)
-class Budget:
-    """Capacities of one graph."""
+class Budget(NamedTuple):
+    """Capacities of one graph (a tuple: routing hashes and compares thousands)."""
 
     tokens: int
     rows: int
@@ -52,8 +51,7 @@ class Budget:
         return "windows" if load.windows > self.windows else None
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """What a group of items asks for; ``area`` is the sum of squared segment lengths."""
 
     items: int

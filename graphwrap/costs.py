@@ -14,7 +14,7 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -96,7 +96,7 @@ class CostTable:
             "replay_host_ms": self.replay_host_ms,
             "eager_floor_ms": self.eager_floor_ms,
             "eager_gap_ms": self.eager_gap_ms,
-            "empty_ms": [{**asdict(b), "ms": ms} for b, ms in sorted(self.empty_ms.items())],
+            "empty_ms": [{**b._asdict(), "ms": ms} for b, ms in sorted(self.empty_ms.items())],
         }
         Path(path).write_text(json.dumps(body, indent=1) + "\n")
 

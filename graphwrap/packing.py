@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from encoders.contract import EncoderItemSpec
 
@@ -36,7 +37,7 @@ class Packer:
         self.budgets = tuple(sorted(budgets))
         self.costs = costs
         self.max_batch_size = max_batch_size
-        self._tokens = [budget.tokens for budget in self.budgets]
+        self._chains = _chains(self.budgets)
         self._widest = _widest(self.budgets)
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -89,16 +90,12 @@ class Packer:
         best, choice = self.costs.eager(load), None
         if load.items > self.max_batch_size:
             return best, choice
-        taken: set[int] = set()
-        for budget in self.budgets[bisect_left(self._tokens, load.tokens) :]:
-            if budget.segments in taken or budget.refuses(load):
-                continue
-            taken.add(budget.segments)  # the smallest of this shape; larger ones cost more
-            cost = self.costs.replay(budget, load)
-            if cost < best:
-                best, choice = cost, budget
-            if len(taken) == 2:
-                break
+        for chain in self._chains:
+            budget = chain.smallest(load)
+            if budget is not None:
+                cost = self.costs.replay(budget, load)
+                if cost < best:
+                    best, choice = cost, budget
         return best, choice
 
     def _pack_fitting(self, items: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -214,6 +211,45 @@ class Packer:
     def _close(self, held: list[int], load: Load) -> Group:
         price, budget = self.best(load)
         return _group(held, budget, price)
+
+
+class _Chain:
+    """Budgets of one shape: every capacity grows along the chain, so a look-up is a bisection."""
+
+    def __init__(self, first: Budget) -> None:
+        self.budgets = [first]
+
+    def takes(self, budget: Budget) -> bool:
+        """Whether a budget continues the chain."""
+        return all(ours <= its for ours, its in zip(self.budgets[-1], budget, strict=True))
+
+    @cached_property
+    def _capacities(self) -> list[tuple[int, ...]]:
+        return list(zip(*self.budgets, strict=True))
+
+    def smallest(self, load: Load) -> Budget | None:
+        """The first budget that holds a load: the others of the chain cost more."""
+        tokens, rows, segments, longest, windows = self._capacities
+        at = max(
+            bisect_left(tokens, load.tokens),
+            bisect_left(rows, load.rows),
+            bisect_left(segments, load.segments),
+            bisect_left(longest, load.longest_segment),
+            bisect_left(windows, load.windows),
+        )
+        return self.budgets[at] if at < len(self.budgets) else None
+
+
+def _chains(budgets: Sequence[Budget]) -> list[_Chain]:
+    """Ascending budgets sorted into as few chains as come naturally: one for each shape."""
+    chains: list[_Chain] = []
+    for budget in budgets:
+        chain = next((chain for chain in chains if chain.takes(budget)), None)
+        if chain is None:
+            chains.append(_Chain(budget))
+        else:
+            chain.budgets.append(budget)
+    return chains
 
 
 class _Running:
