@@ -35,6 +35,8 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
     """Break the connection after so many bytes of the body."""
+    stall: float = 0.0
+    """Seconds before anything is answered."""
     range: str | None = None
     """``ignored``, ``shifted``, ``short``, ``long``, ``other size``, ``unnamed``, ``encoded``."""
 
@@ -169,6 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0])
         time.sleep(self.hub.latency)
         self.fault = self.hub.next_fault(path)
+        time.sleep(self.fault.stall)
         if self.fault.status is not None:
             self._error(self.fault.status, None, "out of order", dict(self.fault.headers))
         elif match := re.fullmatch(r"/blob/([0-9a-f]+)", path):

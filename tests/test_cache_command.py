@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from safetensors import safe_open
 
 from checkpoints import same_weights
 from fetching import REPO, point_client_at
@@ -135,3 +137,17 @@ def test_extract_replaces_a_folder_only_by_force(
     code, _, err = run(capsys, *arguments, "--force")
     assert code == 0, err
     assert same_weights(load_encoder(out), load_encoder(folder))
+
+
+def test_encode_of_a_repo_fetches_the_tower_alone_and_names_its_commit(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit = hub.push(REPO, folder)
+    Image.new("RGB", (64, 64)).save(tmp_path / "photo.png")
+    out = tmp_path / "features.safetensors"
+    arguments = ("encode", REPO, tmp_path / "photo.png", "--out", out, "--cache-dir", tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 0, err
+    with safe_open(out, "pt") as file:
+        assert commit in str(file.metadata())
+    assert not any(name.endswith(".safetensors") for name in hub.files_sent())

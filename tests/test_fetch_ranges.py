@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 from checkpoints import same_weights
 from fetching import REPO, point_client_at, sparse_around
-from hub_server import TOKEN, Fault, HubServer
+from hub_server import TOKEN, HubServer
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.ranges import MOST_BYTES, in_order, plan_parts
@@ -222,108 +220,6 @@ def test_progress_is_in_bytes_and_follows_the_clients_switch(
         load_encoder(REPO, cache_dir=tmp_path / f"{progress}", progress=progress, fetch="ranges")
     total = inspect_checkpoint(folder).bytes
     assert shown == [(True, "B", total, total), (None, "B", total, total)]
-
-
-SOON = [
-    Fault(429, {"Retry-After": "0"}),
-    Fault(503),
-    Fault(500),
-    Fault(cut_after=1000),
-    Fault(cut_after=0),
-]
-
-
-def test_busy_servers_and_cut_connections_are_tried_again_at_the_byte(
-    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
-    hub.push(REPO, folder)
-    hub.fail("/blob/", *SOON)
-    hub.fail(r"resolve.*json", Fault(503), Fault(429), Fault(cut_after=5))
-    hub.fail(r"resolve.*safetensors", Fault(502), Fault(cut_after=0))
-    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
-    assert same_weights(encoder, load_encoder(folder))
-    blobs = [r for r in hub.requests if r.path.startswith("/blob/") and r.status == 206]
-    assert any(not str(r.range).startswith("bytes=0-") for r in blobs)
-
-
-def test_a_cut_connection_goes_on_where_it_stopped(
-    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
-    hub.push(REPO, folder)
-    info = inspect_checkpoint(REPO, cache_dir=cache, progress=False)
-    hub.requests.clear()
-    hub.fail("/blob/", *[Fault(), Fault()], Fault(cut_after=50_000), Fault(cut_after=20_000))
-    load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
-    data = [r for r in hub.requests if r.path.startswith("/blob/") and r.status == 206][2:]
-    starts = [int(re.findall(r"\d+", str(request.range))[0]) for request in data]
-    assert starts[1] - starts[0] == 50_000
-    assert starts[2] - starts[1] == 20_000
-    assert sum(request.sent for request in data) == info.bytes
-
-
-def test_a_signed_address_that_expired_is_asked_for_again(
-    hub: HubServer, folder: Path, cache: Path
-) -> None:
-    hub.push(REPO, folder)
-    hub.fail("/blob/", Fault(), Fault(), Fault(403), Fault(403))
-    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    assert same_weights(encoder, load_encoder(folder))
-
-
-def test_a_server_that_stays_busy_is_given_up_and_what_arrived_is_kept(
-    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
-    hub.push(REPO, folder)
-    hub.fail("/blob/", *[Fault()] * 2, Fault(cut_after=60_000), *[Fault(503)] * 40)
-    with pytest.raises(CheckpointError, match=r"given up after 6 tries.*load again to go on"):
-        load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
-    hub.faults.clear()
-    hub.requests.clear()
-    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    assert same_weights(encoder, load_encoder(folder))
-    data = sum(r.sent for r in hub.requests if r.range and not r.range.startswith("bytes=0-"))
-    assert data == inspect_checkpoint(folder).bytes - 60_000
-
-
-WRONG = ("ignored", "shifted", "short", "long", "unnamed", "encoded", "other size")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "when"), [*product(WRONG, ["tensors"]), *product(WRONG[:-1], ["headers"])]
-)
-def test_servers_that_answer_other_bytes_are_found_out_and_shards_used(
-    hub: HubServer, folder: Path, cache: Path, wrong: str, when: str
-) -> None:
-    hub.push(REPO, folder)
-    hub.fail("/blob/", *[Fault()] * (2 if when == "tensors" else 0), *[Fault(range=wrong)] * 2)
-    encoder = load_encoder(REPO, cache_dir=cache, progress=False)
-    assert same_weights(encoder, load_encoder(folder))
-    assert not list(cache.rglob("partial"))
-
-
-def test_a_remote_file_of_another_size_than_its_header_says_is_refused(
-    hub: HubServer, folder: Path, cache: Path
-) -> None:
-    shard = folder / "model-00001-of-00003.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-1])
-    hub.push(REPO, folder)
-    with pytest.raises(CheckpointError, match=r"model-00001.*header describes.*truncated"):
-        load_encoder(REPO, cache_dir=cache, progress=False)
-    assert not any(name.endswith(".safetensors") for name in hub.files_sent())
-
-
-def test_asking_for_ranges_where_there_are_none_warns(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, cache: Path
-) -> None:
-    with HubServer(ranges=False) as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        server.push(REPO, folder)
-        with pytest.warns(UserWarning, match="ignores byte ranges: whole shards are fetched"):
-            encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    assert same_weights(encoder, load_encoder(folder))
 
 
 def test_no_byte_of_the_tower_is_asked_for_twice(hub: HubServer, folder: Path, cache: Path) -> None:

@@ -31,6 +31,8 @@ ATTEMPTS = 6
 FIRST_WAIT = 0.5
 """Seconds before the second try; each further one waits twice as long, give or take a quarter."""
 LONGEST_WAIT = 30.0
+LONGEST_ASKED_WAIT = 300.0
+"""The window of the Hub's rate limits."""
 CHUNK = 1 << 20
 _BUSY = {408, 429, 500, 502, 503, 504}
 _EXPIRED = {400, 401, 403, 404, 410}
@@ -161,8 +163,9 @@ class RemoteFile:
             yield response
 
     def _remember(self, response: Any) -> None:
-        first = response.history[0] if response.history else response
-        self.etag = first.headers.get("x-linked-etag") or first.headers.get("etag")
+        answers = [answer.headers for answer in (*response.history, response)]
+        linked = [headers["x-linked-etag"] for headers in answers if "x-linked-etag" in headers]
+        self.etag = linked[0] if linked else response.headers.get("etag")
         self._direct = str(response.url) if response.history else None
 
     def _wait(self, failures: int, error: Exception) -> None:
@@ -177,7 +180,7 @@ class RemoteFile:
             ) from error
         asked = error.wait if isinstance(error, _TryAgain) else None
         wait = FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25)
-        time.sleep(min(wait if asked is None else asked, LONGEST_WAIT))
+        time.sleep(min(wait, LONGEST_WAIT) if asked is None else min(asked, LONGEST_ASKED_WAIT))
 
 
 def _coarse(response: Any) -> Iterator[bytes]:
@@ -202,6 +205,10 @@ def _coarse(response: Any) -> Iterator[bytes]:
 
 
 def _retry_after(response: Any) -> float | None:
+    """Seconds that a server asks to wait: as usual, or as the Hub has it, ``ratelimit: ...;t=55``."""
+    limit = re.search(r";\s*t=(\d{1,5})\b", response.headers.get("ratelimit", ""))
+    if response.status_code == 429 and limit:
+        return float(limit[1]) + 1
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() and len(text) < 6 else None
 

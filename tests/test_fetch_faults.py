@@ -1,0 +1,183 @@
+"""Servers that are busy, stall, break off or lie: asked again at the byte, or found out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from checkpoints import same_weights
+from fetching import REPO, point_client_at
+from hub_server import Fault, HubServer
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import CheckpointError, inspect_checkpoint, load_encoder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer() as server:
+        point_client_at(server, monkeypatch, tmp_path)
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
+
+
+SOON = [
+    Fault(429, {"Retry-After": "0"}),
+    Fault(503),
+    Fault(500),
+    Fault(cut_after=1000),
+    Fault(cut_after=0),
+]
+
+
+def test_busy_servers_and_cut_connections_are_tried_again_at_the_byte(
+    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    hub.push(REPO, folder)
+    hub.fail("/blob/", *SOON)
+    hub.fail(r"resolve.*json", Fault(503), Fault(429), Fault(cut_after=5))
+    hub.fail(r"resolve.*safetensors", Fault(502), Fault(cut_after=0))
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
+    assert same_weights(encoder, load_encoder(folder))
+    blobs = [r for r in hub.requests if r.path.startswith("/blob/") and r.status == 206]
+    assert any(not str(r.range).startswith("bytes=0-") for r in blobs)
+
+
+def test_a_cut_connection_goes_on_where_it_stopped(
+    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    hub.push(REPO, folder)
+    info = inspect_checkpoint(REPO, cache_dir=cache, progress=False)
+    hub.requests.clear()
+    hub.fail("/blob/", *[Fault(), Fault()], Fault(cut_after=50_000), Fault(cut_after=20_000))
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
+    data = [r for r in hub.requests if r.path.startswith("/blob/") and r.status == 206][2:]
+    starts = [int(re.findall(r"\d+", str(request.range))[0]) for request in data]
+    assert starts[1] - starts[0] == 50_000
+    assert starts[2] - starts[1] == 20_000
+    assert sum(request.sent for request in data) == info.bytes
+
+
+def test_a_server_that_stalls_is_asked_again(
+    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    hub.push(REPO, folder)
+    hub.fail("/blob/", Fault(stall=0.7), Fault(), Fault(), Fault(stall=0.7))
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert same_weights(encoder, load_encoder(folder))
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7),
+        ({"ratelimit": '"resolvers";r=0;t=55'}, 56),
+        ({"Retry-After": "99999"}, 300),
+    ],
+)
+def test_the_wait_that_a_server_asks_for_is_kept(
+    hub: HubServer,
+    folder: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    headers: dict[str, str],
+    seconds: float,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("weights.remote.time", SimpleNamespace(sleep=waits.append))
+    hub.push(REPO, folder)
+    hub.fail("/blob/", Fault(429, headers))
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert waits == [seconds]
+
+
+def test_a_hub_that_is_gone_is_no_obstacle_to_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    with HubServer() as server:
+        point_client_at(server, monkeypatch, tmp_path)
+        commit = server.push(REPO, folder)
+        first = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    for revision in (commit, "main"):
+        assert same_weights(first, load_encoder(REPO, revision=revision, cache_dir=cache))
+
+
+def test_a_signed_address_that_expired_is_asked_for_again(
+    hub: HubServer, folder: Path, cache: Path
+) -> None:
+    hub.push(REPO, folder)
+    hub.fail("/blob/", Fault(), Fault(), Fault(403), Fault(403))
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert same_weights(encoder, load_encoder(folder))
+
+
+def test_a_server_that_stays_busy_is_given_up_and_what_arrived_is_kept(
+    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    hub.push(REPO, folder)
+    hub.fail("/blob/", *[Fault()] * 2, Fault(cut_after=60_000), *[Fault(503)] * 40)
+    with pytest.raises(CheckpointError, match=r"given up after 6 tries.*load again to go on"):
+        load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
+    hub.faults.clear()
+    hub.requests.clear()
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert same_weights(encoder, load_encoder(folder))
+    data = sum(r.sent for r in hub.requests if r.range and not r.range.startswith("bytes=0-"))
+    assert data == inspect_checkpoint(folder).bytes - 60_000
+
+
+WRONG = ("ignored", "shifted", "short", "long", "unnamed", "encoded", "other size")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "when"), [*product(WRONG, ["tensors"]), *product(WRONG[:-1], ["headers"])]
+)
+def test_servers_that_answer_other_bytes_are_found_out_and_shards_used(
+    hub: HubServer, folder: Path, cache: Path, wrong: str, when: str
+) -> None:
+    hub.push(REPO, folder)
+    hub.fail("/blob/", *[Fault()] * (2 if when == "tensors" else 0), *[Fault(range=wrong)] * 2)
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False)
+    assert same_weights(encoder, load_encoder(folder))
+    assert not list(cache.rglob("partial"))
+
+
+def test_a_remote_file_of_another_size_than_its_header_says_is_refused(
+    hub: HubServer, folder: Path, cache: Path
+) -> None:
+    shard = folder / "model-00001-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    hub.push(REPO, folder)
+    with pytest.raises(CheckpointError, match=r"model-00001.*header describes.*truncated"):
+        load_encoder(REPO, cache_dir=cache, progress=False)
+    assert not any(name.endswith(".safetensors") for name in hub.files_sent())
+
+
+def test_asking_for_ranges_where_there_are_none_warns(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    with HubServer(ranges=False) as server:
+        point_client_at(server, monkeypatch, tmp_path)
+        server.push(REPO, folder)
+        with pytest.warns(UserWarning, match="ignores byte ranges: whole shards are fetched"):
+            encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert same_weights(encoder, load_encoder(folder))
