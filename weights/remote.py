@@ -205,7 +205,7 @@ def _coarse(response: Any) -> Iterator[bytes]:
 
 
 def _retry_after(response: Any) -> float | None:
-    """Seconds that a server asks to wait: as usual, or as the Hub has it, ``ratelimit: ...;t=55``."""
+    """Seconds that a server asks to wait, as usual or as the Hub does: ``ratelimit: ...;t=55``."""
     limit = re.search(r";\s*t=(\d{1,5})\b", response.headers.get("ratelimit", ""))
     if response.status_code == 429 and limit:
         return float(limit[1]) + 1
