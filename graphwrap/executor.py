@@ -12,7 +12,7 @@ from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
 
 from .budgets import Budget
 from .buffers import output_fields
-from .capture import Forward, capacity_metadata, poison_pool
+from .capture import capacity_metadata, poison_pool
 from .guards import WeightGuard
 from .plans import Cache, Plan, Step, copy_runs
 from .session import Session
@@ -27,7 +27,6 @@ class Executor:
     """Runs plans on one session; ``session`` is None where nothing is ever padded."""
 
     encoder: GraphableEncoder
-    forward: Forward
     device: torch.device
     wanted: tuple[str, ...]
     clone: bool
@@ -125,7 +124,7 @@ class Executor:
         self.counts.eager_calls += 1
         self.counts.eager_items += step.items
         self.counts.eager_reasons[step.reason or "eager"] += step.items
-        output = self.forward(rows, encoder_metadata=metadata)
+        output = self.encoder(rows, encoder_metadata=metadata)
         if self.guard is not None:
             self.guard.check()
         return {n: f.contiguous() for n, f in output_fields(output, self.wanted).items()}

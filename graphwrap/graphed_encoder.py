@@ -46,7 +46,7 @@ class GraphedEncoder:
         outputs: fields of :class:`EncoderOutput` to return; the others are None.
         backend: "cudagraph", "static" (same buffers, padding and packing, no graph, any device),
             "eager" (no padding), or "auto": cudagraph on CUDA, eager elsewhere.
-        compile: run the encoder through ``torch.compile`` before capture.
+        compile: capture what ``torch.compile`` makes of the encoder, compiled once a budget.
         on_overflow: an item over every budget runs eagerly ("eager") or raises ("raise").
         clone: results are the caller's own; False returns views that the next call overwrites.
 
@@ -91,8 +91,7 @@ class GraphedEncoder:
         self._locate()
         self.outputs = tuple(outputs)
         self.on_overflow, self.clone = on_overflow, clone
-        compiled = torch.compile(encoder, dynamic=False) if compile else encoder
-        self._forward = cast(Forward, compiled)
+        self._compile = compile
         self._lock = threading.RLock()
         self._table: str | os.PathLike[str] | None = None
         self._plans: Cache[Plan] = Cache(PLAN_ITEMS)
@@ -141,7 +140,7 @@ class GraphedEncoder:
             self._start(Packer((), RowCosts(), self.ladder.max_batch_size), None)
             return
         capturer = Capturer(
-            self._contract, self._forward, self.device, self.dtype, self.outputs,
+            self._contract, self._captured_forward(), self.device, self.dtype, self.outputs,
             graphs=self.backend == "cudagraph", progress=progress,
         )  # fmt: skip
         session = capturer.run(self.ladder, measure=self._table is None)
@@ -152,10 +151,19 @@ class GraphedEncoder:
             )
         self._start(Packer(list(session.runners), costs, self.ladder.max_batch_size), session)
 
+    def _captured_forward(self) -> Forward:
+        """What graphs are captured from: the encoder, compiled once a budget if asked."""
+        if not self._compile:
+            return self._contract
+        many = 2 * len(self.ladder.budgets)  # torch gives up compiling one function after eight
+        limits = torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
+        compiled = torch.compile(self.encoder, dynamic=False)
+        return cast(Forward, limits(compiled))
+
     def _start(self, packer: Packer, session: Session | None) -> None:
         self._session, self._packer = session, packer
         self._executor = Executor(
-            self._contract, self._forward, self.device, self.outputs, self.clone, session,
+            self._contract, self.device, self.outputs, self.clone, session,
             self._fresh_stats(), self._guard if session is not None else None,
         )  # fmt: skip
 

@@ -189,7 +189,7 @@ class Capturer:
     def _eager_wall(self, arena: Arena, grids: list[Grid]) -> float:
         """Wall milliseconds of an eager run as a user calls it, metadata made on the way."""
         rows = sum(spec.input_size for spec in self.encoder.item_specs(grids))
-        return self._wall(lambda: self.forward(arena.pixels[:rows], grids))
+        return self._wall(lambda: self.encoder(arena.pixels[:rows], grids))
 
     def _replay_host(self, session: Session, budget: Budget, device_ms: float) -> float:
         """Wall milliseconds of a call around its graph: copies in, launch, results out."""
