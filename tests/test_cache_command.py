@@ -134,8 +134,9 @@ def test_extract_replaces_a_folder_only_by_force(
     code, _, err = run(capsys, *arguments)
     assert (code, "--force" in err) == (2, True)
     assert list(out.iterdir()) == []
-    code, _, err = run(capsys, *arguments, "--force")
+    code, _, err = run(capsys, *arguments, "--force", "--fetch", "shards")
     assert code == 0, err
+    assert any(name.endswith(".safetensors") for name in hub.files_sent())
     assert same_weights(load_encoder(out), load_encoder(folder))
 
 

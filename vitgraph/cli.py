@@ -109,6 +109,10 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-dir", type=Path, help="where downloads are kept")
     parser.add_argument("--token", help="access token; by default the one you are logged in with")
     parser.add_argument("--local-files-only", action="store_true", help="never touch the network")
+    parser.add_argument(
+        "--fetch", choices=("auto", "ranges", "shards"), default="auto",
+        help="the tower's byte ranges or the whole files that hold it; by default what is less",
+    )  # fmt: skip
 
 
 def _source(options: argparse.Namespace) -> dict[str, Any]:
@@ -117,6 +121,7 @@ def _source(options: argparse.Namespace) -> dict[str, Any]:
         "cache_dir": options.cache_dir,
         "token": options.token,
         "local_files_only": options.local_files_only,
+        "fetch": options.fetch,
     }
 
 
