@@ -17,6 +17,8 @@ from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.cached_towers import list_cached, remove_cached
+from weights.hub import HubSnapshot
+from weights.snapshot import Located, Piece
 from weights.tower_cache import cache_root
 
 
@@ -152,3 +154,22 @@ def test_encode_of_a_repo_fetches_the_tower_alone_and_names_its_commit(
     with safe_open(out, "pt") as file:
         assert commit in str(file.metadata())
     assert not any(name.endswith(".safetensors") for name in hub.files_sent())
+
+
+def test_a_tower_removed_while_it_is_loaded_is_fetched_again(
+    hub: HubServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push(REPO, folder)
+    locate, calls = HubSnapshot.locate, []
+
+    def located(snapshot: HubSnapshot, pieces: list[Piece]) -> dict[str, Located]:
+        found = locate(snapshot, pieces)
+        if not calls:
+            remove_cached(REPO, tmp_path / "cache")
+        calls.append(len(found))
+        return found
+
+    monkeypatch.setattr(HubSnapshot, "locate", located)
+    encoder = load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False, fetch="ranges")
+    assert same_weights(encoder, load_encoder(folder))
+    assert len(calls) == 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CheckpointError, DamagedError
-from .tower_cache import TowerCache, cache_root, open_entry
+from .tower_cache import TowerCache, cache_root, drop, open_entry
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ def remove_cached(repo_id: str, cache_dir: str | Path | None = None) -> int:
     freed = sum(_disk_bytes(folder) for folder in found)
     for folder in found:
         with TowerCache(folder).lock():
-            shutil.rmtree(folder)
-    if not any(found[0].parent.iterdir()):
+            drop(folder)
+    with suppress(OSError):  # another load may be filling it again
         found[0].parent.rmdir()
     return freed
 
 
 def _folders(root: Path) -> Iterator[Path]:
     for repo in sorted(root.glob("models--*--*")):
-        yield from sorted(path for path in repo.iterdir() if path.is_dir())
+        yield from sorted(path for path in repo.glob("[0-9a-f]*") if path.is_dir())
 
 
 def _repo_id(folder: Path) -> str:

@@ -131,6 +131,8 @@ def _read(
                 for _, source in sorted(sources, key=itemgetter(0)):
                     rows = _rows(tensors, source, dtype, device)
                     _fill(rows, source, raw, found[source.name], tower.contents.label)
+        except FileNotFoundError as error:  # removed since it was located: fetched again if it can
+            raise DamagedError(f"{tower.contents.label}: {path}: removed while loading") from error
         except OSError as error:
             raise CheckpointError(f"{tower.contents.label}: {path}: {error.strerror}") from error
     return tensors
