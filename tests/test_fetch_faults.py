@@ -124,8 +124,8 @@ def test_a_signed_address_that_expired_is_asked_for_again(
     hub: HubServer, folder: Path, cache: Path
 ) -> None:
     hub.push(REPO, folder)
-    hub.fail("/blob/", Fault(), Fault(), Fault(403), Fault(403))
-    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    hub.fail("/blob/", Fault(), Fault(), Fault(403), Fault(), Fault(403))
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
     assert same_weights(encoder, load_encoder(folder))
 
 
