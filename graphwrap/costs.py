@@ -29,6 +29,10 @@ class Costs(Protocol):
 
     def eager(self, load: Load) -> float: ...
 
+    def split(self, load: Load) -> float:
+        """The least that two runs or more could cost together."""
+        ...
+
 
 class RowCosts:
     """Prices without a clock: the rows a replay computes. Everything that fits is replayed."""
@@ -43,6 +47,10 @@ class RowCosts:
     def eager(self, load: Load) -> float:
         """More than any replay."""
         return 1e12 + load.rows
+
+    def split(self, load: Load) -> float:
+        """The real rows, and two calls."""
+        return load.rows + 2 * self.CALL
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,11 @@ class CostTable:
         """The same without padding, but never under the host's floor."""
         attention = self.row_ms * load.rows + self.area_ms * load.area
         return max(self.device(load.rows) + attention + self.eager_gap_ms, self.eager_floor_ms)
+
+    def split(self, load: Load) -> float:
+        """No padding at all, but twice what a run costs before its first row."""
+        attention = self.row_ms * load.rows + self.area_ms * load.area
+        return self.device(load.rows) + self.device(0) + attention
 
     def device(self, rows: int) -> float:
         """Milliseconds of rows without attention: between budgets a line, beyond in proportion."""

@@ -105,6 +105,10 @@ class Packer:
         ordered = sorted(items, key=tokens.__getitem__, reverse=True)  # equal ones keep their order
         if len(items) > EXACT_ITEMS:
             return self._fill(ordered, specs)
+        load = Load.of([specs[item] for item in items])
+        price, budget = self.best(load)
+        if price <= self.costs.split(load):
+            return [_group(items, budget, price)]
         return self._cut(ordered, specs)
 
     def _cut(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
