@@ -96,6 +96,20 @@ def test_a_video_is_a_tile_a_frame() -> None:
     assert torch.equal(got.pixel_values[7:], torch.cat(wanted))
 
 
+@pytest.mark.slow
+def test_grids_and_pixels_of_500_random_clips_are_the_reference_s() -> None:
+    reference = InternVLVideoProcessor(**SETTINGS)
+    rng = random.Random(11)
+    array = np.asarray(china())
+    for _ in range(500):
+        height, width = rng.randint(8, 400), rng.randint(8, 500)
+        clip = np.stack([array[n : n + height, n : n + width] for n in range(rng.randint(1, 3))])
+        wanted = reference([clip], return_tensors="pt", input_data_format="channels_last")
+        got = OURS(videos=[clip])
+        assert got.grid_thw.tolist() == [[len(clip), 32, 32]], clip.shape
+        assert torch.equal(got.pixel_values, wanted["pixel_values_videos"][0]), clip.shape
+
+
 def test_sampling_takes_the_reference_s_frames() -> None:
     clip = panning_clip(20)
     reference = InternVLVideoProcessor(**SETTINGS)
