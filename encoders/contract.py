@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -308,9 +309,9 @@ class VisionEncoder(nn.Module, ABC):
             ValueError: a block that does not exist, or what ``forward`` raises.
         """
         wanted = block_indices(indices, self.config.depth)
-        blocks = range(max(wanted, default=-1) + 1)
         outputs = self.block_outputs(pixel_values, grid_thw)
-        kept = {n: hidden for n, hidden in zip(blocks, outputs, strict=False) if n in wanted}
+        needed = islice(outputs, max(wanted, default=-1) + 1)
+        kept = {number: hidden for number, hidden in enumerate(needed) if number in wanted}
         return [kept[number] for number in wanted]
 
     def resolve_metadata(

@@ -87,6 +87,17 @@ def test_shared_encoder_files_import_no_encoder_file() -> None:
             assert neighbours <= SHARED, path.name
 
 
+@pytest.mark.parametrize("twin", ["rotary_cos_sin", "rotate"])
+def test_the_rope_twins_of_the_qwen_towers_are_textually_identical(twin: str) -> None:
+    texts = set()
+    for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+        text = (ROOT / "encoders" / f"{name}.py").read_text()
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        (function,) = [node for node in functions if node.name == twin]
+        texts.add(ast.get_source_segment(text, function))
+    assert len(texts) == 1
+
+
 def test_graphwrap_names_no_model() -> None:
     for path in modules("graphwrap"):
         text = path.read_text().lower()
