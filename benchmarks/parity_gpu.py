@@ -1,6 +1,6 @@
 """How exact half precision is on this GPU, beside transformers' own sdpa run in the same dtype.
 
-    python benchmarks/parity_gpu.py --out benchmarks/results/parity_h200.json
+    python benchmarks/parity_gpu.py --out benchmarks/results/parity_gpu_h200.json
 
 Published widths, six blocks, weights and pixels rounded to the dtype; the truth is transformers in
 float64 with its float32 casts lifted. ``ours`` and ``theirs`` are relative L2 errors pooled over
