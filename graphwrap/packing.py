@@ -1,8 +1,9 @@
 """Packing items into replays: every capacity kept, the cheapest by measured cost, deterministic.
 
-Up to ``EXACT_ITEMS`` items, the cheapest cut of the items in sorted order is found (one pass of
-dynamic programming over its stretches), then items move into room that budgets have left; beyond,
-groups are filled one after another. Inside a group, items keep the caller's order.
+One run of everything is taken where no split could cost less. Else, up to ``EXACT_ITEMS`` items,
+the cheapest cut of the items in sorted order is found (one pass of dynamic programming over its
+stretches), then items move into room that budgets have left; beyond, groups are filled one after
+another. Inside a group, items keep the caller's order.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Packer:
         self.costs = costs
         self.max_batch_size = max_batch_size
         self._chains = _chains(self.budgets)
+        for chain in self._chains:
+            chain.rank(costs)
         self._widest = _widest(self.budgets)
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -91,7 +94,7 @@ class Packer:
         if load.items > self.max_batch_size:
             return best, choice
         for chain in self._chains:
-            budget = chain.smallest(load)
+            budget = chain.cheapest(load)
             if budget is not None:
                 cost = self.costs.replay(budget, load)
                 if cost < best:
@@ -222,17 +225,28 @@ class _Chain:
 
     def __init__(self, first: Budget) -> None:
         self.budgets = [first]
+        self._cheapest = [first]
 
     def takes(self, budget: Budget) -> bool:
         """Whether a budget continues the chain."""
         return all(ours <= its for ours, its in zip(self.budgets[-1], budget, strict=True))
 
+    def rank(self, costs: Costs) -> None:
+        """Note which budget from each on is cheapest: a measured table need not grow with size."""
+        nothing = Load.of([])
+        best = self.budgets[-1]
+        self._cheapest = []
+        for budget in reversed(self.budgets):
+            if costs.replay(budget, nothing) <= costs.replay(best, nothing):
+                best = budget
+            self._cheapest.insert(0, best)
+
     @cached_property
     def _capacities(self) -> list[tuple[int, ...]]:
         return list(zip(*self.budgets, strict=True))
 
-    def smallest(self, load: Load) -> Budget | None:
-        """The first budget that holds a load: the others of the chain cost more."""
+    def cheapest(self, load: Load) -> Budget | None:
+        """The cheapest budget that holds a load: those before the first that fits do not."""
         tokens, rows, segments, longest, windows = self._capacities
         at = max(
             bisect_left(tokens, load.tokens),
@@ -241,7 +255,7 @@ class _Chain:
             bisect_left(longest, load.longest_segment),
             bisect_left(windows, load.windows),
         )
-        return self.budgets[at] if at < len(self.budgets) else None
+        return self._cheapest[at] if at < len(self.budgets) else None
 
 
 def _chains(budgets: Sequence[Budget]) -> list[_Chain]:
