@@ -64,16 +64,17 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, specs: Sequence[EncoderItemSpec]) -> Load:
-        """Sum of the items."""
-        return cls(
-            items=len(specs),
-            tokens=sum(spec.output_tokens for spec in specs),
-            rows=sum(spec.input_size for spec in specs),
-            segments=sum(spec.segments for spec in specs),
-            longest_segment=max((spec.longest_segment for spec in specs), default=0),
-            windows=sum(spec.windows for spec in specs),
-            area=sum(spec.segments * spec.longest_segment**2 for spec in specs),
-        )
+        """Sum of the items (a loop: a decision sums dozens of groups)."""
+        rows = tokens = segments = longest = windows = area = 0
+        for more_rows, more_tokens, more, length, more_windows in specs:
+            rows += more_rows
+            tokens += more_tokens
+            segments += more
+            windows += more_windows
+            area += more * length * length
+            if length > longest:
+                longest = length
+        return cls(len(specs), tokens, rows, segments, longest, windows, area)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from .budgets import Budget, Load
+from .subsets import Floats, Loads
+
+FAR = 1 << 20
+"""How many largest budgets away the last corner of a price curve lies."""
 
 
 class Costs(Protocol):
@@ -28,6 +34,18 @@ class Costs(Protocol):
     def replay(self, budget: Budget, load: Load) -> float: ...
 
     def eager(self, load: Load) -> float: ...
+
+    def empty(self, budget: Budget) -> float:
+        """A replay before its first item: what is cheapest here is cheapest for any load."""
+        ...
+
+    def work(self, loads: Loads) -> Floats:
+        """What the items of each load add to a replay, whatever its budget."""
+        ...
+
+    def eager_all(self, loads: Loads) -> Floats:
+        """:meth:`eager` of each load."""
+        ...
 
     def split(self, load: Load) -> float:
         """The least that two runs or more could cost together."""
@@ -42,11 +60,23 @@ class RowCosts:
 
     def replay(self, budget: Budget, load: Load) -> float:
         """Rows of the budget."""
+        return self.empty(budget)
+
+    def empty(self, budget: Budget) -> float:
+        """Rows of the budget, and a call."""
         return budget.rows + self.CALL
+
+    def work(self, loads: Loads) -> Floats:
+        """Nothing: a row costs what a padded one does."""
+        return np.zeros(len(loads.rows))
 
     def eager(self, load: Load) -> float:
         """More than any replay."""
         return 1e12 + load.rows
+
+    def eager_all(self, loads: Loads) -> Floats:
+        """More than any replay."""
+        return np.add(1e12, loads.rows, dtype=np.float64)
 
     def split(self, load: Load) -> float:
         """The real rows, and two calls."""
@@ -72,33 +102,73 @@ class CostTable:
     def replay(self, budget: Budget, load: Load) -> float:
         """The padded rows, and attention for the segments that are there."""
         attention = self.row_ms * load.rows + self.area_ms * load.area
-        return self.empty_ms[budget] + attention + self.replay_host_ms
+        return self.empty(budget) + attention
+
+    def empty(self, budget: Budget) -> float:
+        """The padded rows."""
+        return self.empty_ms[budget] + self.replay_host_ms
+
+    def work(self, loads: Loads) -> Floats:
+        """Attention for the segments that are there."""
+        return self.row_ms * loads.rows + self.area_ms * loads.area
 
     def eager(self, load: Load) -> float:
         """The same without padding, but never under the host's floor."""
         attention = self.row_ms * load.rows + self.area_ms * load.area
         return max(self.device(load.rows) + attention + self.eager_gap_ms, self.eager_floor_ms)
 
+    def eager_all(self, loads: Loads) -> Floats:
+        """The same for every load."""
+        device = np.interp(loads.rows, *self._curve)
+        return np.maximum(device + self.work(loads) + self.eager_gap_ms, self.eager_floor_ms)
+
     def split(self, load: Load) -> float:
-        """No padding at all, but twice what a run costs before its first row."""
+        """No padding at all, twice the start of a run, by the line that says most."""
         attention = self.row_ms * load.rows + self.area_ms * load.area
-        return self.device(load.rows) + self.device(0) + attention
+        host = 2 * min(self.replay_host_ms, self.eager_gap_ms)
+        return host + attention + max(2 * start + slope * load.rows for start, slope in self._below)
+
+    @cached_property
+    def _below(self) -> list[tuple[float, float]]:
+        """Lines (milliseconds at no rows, a row) that no run lies below, of two or more together.
+
+        The edges of the lower hull of everything measured: with neither part negative, the runs of
+        a split cost at least the line's start each, and its slope for all their rows.
+        """
+        lowest = {0: self._curve[1][0]}
+        for budget, cost in self.empty_ms.items():
+            lowest[budget.rows] = min(cost, lowest.get(budget.rows, cost))
+        corners = sorted(lowest.items())
+        edges = [(min(lowest.values()), 0.0)]
+        at = 0
+        while at < len(corners) - 1:
+            rows, cost = corners[at]
+            slope, at = min(
+                ((more - cost) / (further - rows), k)
+                for k, (further, more) in enumerate(corners)
+                if k > at
+            )
+            start = cost - slope * rows
+            if start >= 0 and slope >= 0:
+                edges.append((start, slope))
+        return edges
 
     def device(self, rows: int) -> float:
         """Milliseconds of rows without attention: between budgets a line, beyond in proportion."""
         held, ms = self._curve
-        if len(held) == 1:
-            return ms[0] * rows / held[0]
-        if rows > held[-1]:
-            return ms[-1] * rows / held[-1]
-        at = min(max(bisect_left(held, rows), 1), len(held) - 1)
+        at = min(bisect_left(held, rows, 1), len(held) - 1)
         share = (rows - held[at - 1]) / (held[at] - held[at - 1])
-        return max(ms[at - 1] + (ms[at] - ms[at - 1]) * share, 0.0)
+        return ms[at - 1] + (ms[at] - ms[at - 1]) * share
 
     @cached_property
     def _curve(self) -> tuple[list[int], list[float]]:
+        """Corners of the line: no rows, every budget's, and a point far beyond."""
         by_rows = {budget.rows: ms for budget, ms in sorted(self.empty_ms.items())}
-        return sorted(by_rows), [by_rows[rows] for rows in sorted(by_rows)]
+        held = sorted(by_rows)
+        ms = [by_rows[rows] for rows in held]
+        slope = (ms[1] - ms[0]) / (held[1] - held[0]) if len(held) > 1 else ms[0] / held[0]
+        start = max(ms[0] - slope * held[0], 0.0)
+        return [0, *held, held[-1] * FAR], [start, *ms, ms[-1] * FAR]
 
     def save(self, path: str | os.PathLike[str], fingerprint: Mapping[str, str]) -> None:
         """Write the table as JSON, with what it was measured on."""

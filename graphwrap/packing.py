@@ -1,9 +1,9 @@
 """Packing items into replays: every capacity kept, the cheapest by measured cost, deterministic.
 
 One run of everything is taken where no split could cost less. Else, up to ``EXACT_ITEMS`` items,
-the cheapest cut of the items in sorted order is found (one pass of dynamic programming over its
-stretches), then items move into room that budgets have left; beyond, groups are filled one after
-another. Inside a group, items keep the caller's order.
+the cheapest of all divisions into groups is found; beyond, groups are filled one after another, and
+the last, which may be half empty, is divided so in bundles.
+Inside a group, items keep the caller's order.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from encoders.contract import EncoderItemSpec
 
 from .budgets import Budget, Load
 from .costs import Costs
+from .subsets import Floats, Ints, Loads, cheapest_division
 
 EXACT_ITEMS = 12
 
@@ -42,6 +45,7 @@ class Packer:
         for chain in self._chains:
             chain.rank(costs)
         self._widest = _widest(self.budgets)
+        cheapest_division(np.zeros(1 << EXACT_ITEMS))  # its tables are made once a process: here
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Groups that cover every item once, in the order of their first items.
@@ -104,77 +108,37 @@ class Packer:
     def _pack_fitting(self, items: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         if not items:
             return []
+        if len(items) <= EXACT_ITEMS:
+            return self._divide([[item] for item in items], specs)
         tokens = [spec.output_tokens for spec in specs]
-        ordered = sorted(items, key=tokens.__getitem__, reverse=True)  # equal ones keep their order
-        if len(items) > EXACT_ITEMS:
-            return self._fill(ordered, specs)
-        load = Load.of([specs[item] for item in items])
+        groups = self._fill(sorted(items, key=tokens.__getitem__, reverse=True), specs)
+        last = groups.pop().items
+        size = -(-len(last) // EXACT_ITEMS)
+        return groups + self._divide(
+            [last[at : at + size] for at in range(0, len(last), size)], specs
+        )
+
+    def _divide(
+        self, bundles: Sequence[Sequence[int]], specs: Sequence[EncoderItemSpec]
+    ) -> list[Group]:
+        """The cheapest division of a few bundles of items into groups, of all there are."""
+        load = Load.of([specs[item] for bundle in bundles for item in bundle])
         price, budget = self.best(load)
         if price <= self.costs.split(load):
-            return [_group(items, budget, price)]
-        return self._cut(ordered, specs)
-
-    def _cut(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """The cheapest cut of ``ordered`` into stretches."""
-        count = len(ordered)
-        cost: list[float] = [0.0] * (count + 1)
-        step: list[tuple[int, Budget | None, float]] = [(0, None, 0.0)] * (count + 1)
-        for end in range(1, count + 1):
-            cost[end] = float("inf")
-            load = _Running()
-            for start in range(end - 1, -1, -1):
-                load.add(specs[ordered[start]])
-                price, budget = self.best(load.freeze())
-                if cost[start] + price < cost[end]:
-                    cost[end], step[end] = cost[start] + price, (start, budget, price)
-        groups, end = [], count
-        while end:
-            start, budget, price = step[end]
-            groups.append(_group(ordered[start:end], budget, price))
-            end = start
-        return self._refine(groups, specs) if len(groups) > 1 else groups
-
-    def _refine(self, groups: list[Group], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Move items into the room that other groups' budgets leave, where that is cheaper."""
-        loads = [Load.of([specs[item] for item in group.items]) for group in groups]
-        for target in range(len(groups)):
-            for source in range(len(groups)):
-                into = groups[target].budget
-                if into is None or source == target or not groups[source].items:
-                    continue
-                moved = self._fitting(groups[source].items, specs, loads[target], into)
-                if not moved:
-                    continue
-                pair = groups[source].items + groups[target].items
-                left = [item for item in groups[source].items if item not in moved]
-                taken = [item for item in pair if item not in left]
-                shrunk, grown = (Load.of([specs[i] for i in part]) for part in (left, taken))
-                price, budget = self.best(shrunk) if left else (0.0, None)
-                full = self.costs.replay(into, grown)
-                if price + full < groups[source].cost + groups[target].cost:
-                    groups[source], loads[source] = _group(left, budget, price), shrunk
-                    groups[target], loads[target] = _group(taken, into, full), grown
-        return [group for group in groups if group.items]
-
-    def _fitting(
-        self, items: Sequence[int], specs: Sequence[EncoderItemSpec], load: Load, budget: Budget
-    ) -> set[int]:
-        """Items, large ones first, that fit the room a load leaves in its budget."""
-        count, tokens = self.max_batch_size - load.items, budget.tokens - load.tokens
-        segments, windows = budget.segments - load.segments, budget.windows - load.windows
-        chosen = set[int]()
-        for item in sorted(items, key=lambda item: -specs[item].output_tokens):
-            _, more, frames, longest, tiles = specs[item]
-            if (
-                len(chosen) < count
-                and more <= tokens
-                and frames <= segments
-                and longest <= budget.longest_segment
-                and tiles <= windows
-            ):
-                chosen.add(item)
-                tokens, segments, windows = tokens - more, segments - frames, windows - tiles
-        return chosen
+            return [_group([item for bundle in bundles for item in bundle], budget, price)]
+        loads = Loads.of_subsets([Load.of([specs[item] for item in bundle]) for bundle in bundles])
+        replays = np.full(len(loads.items), np.inf)
+        for chain in self._chains:
+            np.minimum(replays, chain.empties(loads), out=replays)
+        replays[loads.items > self.max_batch_size] = np.inf
+        prices = np.minimum(replays + self.costs.work(loads), self.costs.eager_all(loads))
+        groups = []
+        for subset in cheapest_division(prices):
+            taken = [bundle for bit, bundle in enumerate(bundles) if subset >> bit & 1]
+            members = [item for bundle in taken for item in bundle]
+            price, budget = self.best(Load.of([specs[item] for item in members]))
+            groups.append(_group(members, budget, price))
+        return groups
 
     def _fill(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Fill the widest budgets one after another, large items first.
@@ -226,20 +190,26 @@ class _Chain:
     def __init__(self, first: Budget) -> None:
         self.budgets = [first]
         self._cheapest = [first]
+        self._empties = np.empty(0)
+        self._first: list[Ints] = []
 
     def takes(self, budget: Budget) -> bool:
         """Whether a budget continues the chain."""
         return all(ours <= its for ours, its in zip(self.budgets[-1], budget, strict=True))
 
     def rank(self, costs: Costs) -> None:
-        """Note which budget from each on is cheapest: a measured table need not grow with size."""
-        nothing = Load.of([])
+        """Note which budget from each on is cheapest: a measured table need not grow with size.
+
+        And, for every load there can be, where its first budget lies.
+        """
         best = self.budgets[-1]
         self._cheapest = []
         for budget in reversed(self.budgets):
-            if costs.replay(budget, nothing) <= costs.replay(best, nothing):
+            if costs.empty(budget) <= costs.empty(best):
                 best = budget
             self._cheapest.insert(0, best)
+        self._empties = np.array([*map(costs.empty, self._cheapest), np.inf])
+        self._first = [_look_up(capacity) for capacity in self._capacities]
 
     @cached_property
     def _capacities(self) -> list[tuple[int, ...]]:
@@ -257,6 +227,25 @@ class _Chain:
         )
         return self._cheapest[at] if at < len(self.budgets) else None
 
+    def empties(self, loads: Loads) -> Floats:
+        """For each load, what a replay of the cheapest budget that holds it costs beside its work.
+
+        Infinite where none does.
+        """
+        tokens, rows, segments, longest, windows = self._first
+        at = tokens.take(loads.tokens, mode="clip")
+        np.maximum(at, rows.take(loads.rows, mode="clip"), out=at)
+        np.maximum(at, segments.take(loads.segments, mode="clip"), out=at)
+        np.maximum(at, longest.take(loads.longest_segment, mode="clip"), out=at)
+        np.maximum(at, windows.take(loads.windows, mode="clip"), out=at)
+        return self._empties.take(at)
+
+
+def _look_up(capacities: Sequence[int]) -> Ints:
+    """For 0, 1, 2 ... up to one over the largest: the first of the ascending capacities there."""
+    below = np.array([-1, *capacities, capacities[-1] + 1])
+    return np.repeat(np.arange(len(capacities) + 1), np.diff(below))
+
 
 def _chains(budgets: Sequence[Budget]) -> list[_Chain]:
     """Ascending budgets sorted into as few chains as come naturally: one for each shape."""
@@ -268,32 +257,6 @@ def _chains(budgets: Sequence[Budget]) -> list[_Chain]:
         else:
             chain.budgets.append(budget)
     return chains
-
-
-class _Running:
-    """A load that grows item by item."""
-
-    __slots__ = ("area", "items", "longest", "rows", "segments", "tokens", "windows")
-
-    def __init__(self) -> None:
-        self.items = self.tokens = self.rows = self.segments = 0
-        self.longest = self.windows = self.area = 0
-
-    def add(self, spec: EncoderItemSpec) -> None:
-        rows, tokens, segments, longest, windows = spec
-        self.items += 1
-        self.tokens += tokens
-        self.rows += rows
-        self.segments += segments
-        self.windows += windows
-        self.area += segments * longest * longest
-        if longest > self.longest:
-            self.longest = longest
-
-    def freeze(self) -> Load:
-        return Load(
-            self.items, self.tokens, self.rows, self.segments, self.longest, self.windows, self.area
-        )
 
 
 def _widest(budgets: Sequence[Budget]) -> list[Budget]:
