@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -114,7 +115,16 @@ def measure(tower: Tower, runs: int) -> dict[str, Any]:
         "workloads": rows,
         "latency": latency,
         "memory_by_budgets": memory(encoder),
+        "prices": prices(graphed),
     }
+
+
+def prices(graphed: GraphedEncoder) -> dict[str, Any]:
+    """The table that routing goes by, as ``save_table`` writes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prices.json"
+        graphed.save_table(path)
+        return dict(json.loads(path.read_text()))
 
 
 def workload(
