@@ -39,12 +39,8 @@ class Costs(Protocol):
         """A replay before its first item: what is cheapest here is cheapest for any load."""
         ...
 
-    def work(self, loads: Loads) -> Floats:
-        """What the items of each load add to a replay, whatever its budget."""
-        ...
-
-    def eager_all(self, loads: Loads) -> Floats:
-        """:meth:`eager` of each load."""
+    def cheapest(self, loads: Loads, empty: Floats) -> Floats:
+        """The lesser of a replay and an eager run of each load; ``empty`` is the replay's part."""
         ...
 
     def split(self, load: Load) -> float:
@@ -66,17 +62,13 @@ class RowCosts:
         """Rows of the budget, and a call."""
         return budget.rows + self.CALL
 
-    def work(self, loads: Loads) -> Floats:
-        """Nothing: a row costs what a padded one does."""
-        return np.zeros(len(loads.rows))
-
     def eager(self, load: Load) -> float:
         """More than any replay."""
         return 1e12 + load.rows
 
-    def eager_all(self, loads: Loads) -> Floats:
-        """More than any replay."""
-        return np.add(1e12, loads.rows, dtype=np.float64)
+    def cheapest(self, loads: Loads, empty: Floats) -> Floats:
+        """Where there is a replay, it."""
+        return np.minimum(empty, 1e12 + loads.rows)
 
     def split(self, load: Load) -> float:
         """The real rows, and two calls."""
@@ -108,19 +100,17 @@ class CostTable:
         """The padded rows."""
         return self.empty_ms[budget] + self.replay_host_ms
 
-    def work(self, loads: Loads) -> Floats:
-        """Attention for the segments that are there."""
-        return self.row_ms * loads.rows + self.area_ms * loads.area
-
     def eager(self, load: Load) -> float:
         """The same without padding, but never under the host's floor."""
         attention = self.row_ms * load.rows + self.area_ms * load.area
         return max(self.device(load.rows) + attention + self.eager_gap_ms, self.eager_floor_ms)
 
-    def eager_all(self, loads: Loads) -> Floats:
-        """The same for every load."""
+    def cheapest(self, loads: Loads, empty: Floats) -> Floats:
+        """Both with attention for the segments that are there."""
+        attention = self.row_ms * loads.rows + self.area_ms * loads.area
         device = np.interp(loads.rows, *self._curve)
-        return np.maximum(device + self.work(loads) + self.eager_gap_ms, self.eager_floor_ms)
+        eager = np.maximum(device + attention + self.eager_gap_ms, self.eager_floor_ms)
+        return np.minimum(empty + attention, eager)
 
     def split(self, load: Load) -> float:
         """No padding at all, twice the start of a run, by the line that says most."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,12 @@ from encoders.contract import EncoderItemSpec
 
 from .budgets import Budget, Load
 from .costs import Costs
-from .subsets import Floats, Ints, Loads, cheapest_division
+from .subsets import Loads, Shelf, cheapest_division
 
 EXACT_ITEMS = 12
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Items that run together: through one budget, or (None) eagerly, and then why."""
 
     items: tuple[int, ...]
@@ -44,6 +43,7 @@ class Packer:
         self._chains = _chains(self.budgets)
         for chain in self._chains:
             chain.rank(costs)
+        self._shelf = Shelf([(chain.capacities, chain.empties) for chain in self._chains])
         self._widest = _widest(self.budgets)
         cheapest_division(np.zeros(1 << EXACT_ITEMS))  # its tables are made once a process: here
 
@@ -114,9 +114,11 @@ class Packer:
         groups = self._fill(sorted(items, key=tokens.__getitem__, reverse=True), specs)
         last = groups.pop().items
         size = -(-len(last) // EXACT_ITEMS)
-        return groups + self._divide(
-            [last[at : at + size] for at in range(0, len(last), size)], specs
-        )
+        bundles = [last[at : at + size] for at in range(0, len(last), size)]
+        groups += self._divide(bundles, specs)
+        whole = self.costs.eager(Load.of([specs[item] for item in items]))
+        cheaper = whole < sum(group.cost for group in groups)
+        return [_group(items, None, whole)] if cheaper else groups
 
     def _divide(
         self, bundles: Sequence[Sequence[int]], specs: Sequence[EncoderItemSpec]
@@ -126,18 +128,17 @@ class Packer:
         price, budget = self.best(load)
         if price <= self.costs.split(load):
             return [_group([item for bundle in bundles for item in bundle], budget, price)]
-        loads = Loads.of_subsets([Load.of([specs[item] for item in bundle]) for bundle in bundles])
-        replays = np.full(len(loads.items), np.inf)
-        for chain in self._chains:
-            np.minimum(replays, chain.empties(loads), out=replays)
-        replays[loads.items > self.max_batch_size] = np.inf
-        prices = np.minimum(replays + self.costs.work(loads), self.costs.eager_all(loads))
+        each = [(Load.of([specs[item] for item in bundle]), bundle) for bundle in bundles]
+        each.sort(key=lambda pair: pair[0].longest_segment)
+        loads = Loads.of_subsets([load for load, _ in each])
+        empty = self._shelf.empties(loads)
+        if load.items > self.max_batch_size:
+            empty[loads.items > self.max_batch_size] = np.inf
         groups = []
-        for subset in cheapest_division(prices):
-            taken = [bundle for bit, bundle in enumerate(bundles) if subset >> bit & 1]
-            members = [item for bundle in taken for item in bundle]
-            price, budget = self.best(Load.of([specs[item] for item in members]))
-            groups.append(_group(members, budget, price))
+        for subset in cheapest_division(self.costs.cheapest(loads, empty)):
+            taken = [bundle for bit, (_, bundle) in enumerate(each) if subset >> bit & 1]
+            price, budget = self.best(loads.of(subset))
+            groups.append(_group([item for bundle in taken for item in bundle], budget, price))
         return groups
 
     def _fill(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -152,7 +153,7 @@ class Packer:
             more_rows, more, frames, length, tiles = specs[item]
             length = max(length, longest)
             fits = len(held) < self.max_batch_size and self._takes(
-                tokens + more, segments + frames, length, windows + tiles
+                tokens + more, rows + more_rows, segments + frames, length, windows + tiles
             )
             if held and not fits:
                 load = Load(len(held), tokens, rows, segments, longest, windows, area)
@@ -167,11 +168,12 @@ class Packer:
         groups.append(self._close(held, load))
         return groups
 
-    def _takes(self, tokens: int, segments: int, longest: int, windows: int) -> bool:
+    def _takes(self, tokens: int, rows: int, segments: int, longest: int, windows: int) -> bool:
         """Whether one of the widest budgets takes so much."""
         for most in self._widest:
             if (
                 tokens <= most.tokens
+                and rows <= most.rows
                 and segments <= most.segments
                 and longest <= most.longest_segment
                 and windows <= most.windows
@@ -190,34 +192,31 @@ class _Chain:
     def __init__(self, first: Budget) -> None:
         self.budgets = [first]
         self._cheapest = [first]
-        self._empties = np.empty(0)
-        self._first: list[Ints] = []
+        self.empties = [0.0]
+        """What a replay of the cheapest budget from each on costs before its first item."""
 
     def takes(self, budget: Budget) -> bool:
         """Whether a budget continues the chain."""
         return all(ours <= its for ours, its in zip(self.budgets[-1], budget, strict=True))
 
     def rank(self, costs: Costs) -> None:
-        """Note which budget from each on is cheapest: a measured table need not grow with size.
-
-        And, for every load there can be, where its first budget lies.
-        """
+        """Note which budget from each on is cheapest: a measured table need not grow with size."""
         best = self.budgets[-1]
         self._cheapest = []
         for budget in reversed(self.budgets):
             if costs.empty(budget) <= costs.empty(best):
                 best = budget
             self._cheapest.insert(0, best)
-        self._empties = np.array([*map(costs.empty, self._cheapest), np.inf])
-        self._first = [_look_up(capacity) for capacity in self._capacities]
+        self.empties = [costs.empty(budget) for budget in self._cheapest]
 
     @cached_property
-    def _capacities(self) -> list[tuple[int, ...]]:
+    def capacities(self) -> list[tuple[int, ...]]:
+        """Tokens of every budget, rows of every budget, and so on."""
         return list(zip(*self.budgets, strict=True))
 
     def cheapest(self, load: Load) -> Budget | None:
         """The cheapest budget that holds a load: those before the first that fits do not."""
-        tokens, rows, segments, longest, windows = self._capacities
+        tokens, rows, segments, longest, windows = self.capacities
         at = max(
             bisect_left(tokens, load.tokens),
             bisect_left(rows, load.rows),
@@ -226,25 +225,6 @@ class _Chain:
             bisect_left(windows, load.windows),
         )
         return self._cheapest[at] if at < len(self.budgets) else None
-
-    def empties(self, loads: Loads) -> Floats:
-        """For each load, what a replay of the cheapest budget that holds it costs beside its work.
-
-        Infinite where none does.
-        """
-        tokens, rows, segments, longest, windows = self._first
-        at = tokens.take(loads.tokens, mode="clip")
-        np.maximum(at, rows.take(loads.rows, mode="clip"), out=at)
-        np.maximum(at, segments.take(loads.segments, mode="clip"), out=at)
-        np.maximum(at, longest.take(loads.longest_segment, mode="clip"), out=at)
-        np.maximum(at, windows.take(loads.windows, mode="clip"), out=at)
-        return self._empties.take(at)
-
-
-def _look_up(capacities: Sequence[int]) -> Ints:
-    """For 0, 1, 2 ... up to one over the largest: the first of the ascending capacities there."""
-    below = np.array([-1, *capacities, capacities[-1] + 1])
-    return np.repeat(np.arange(len(capacities) + 1), np.diff(below))
 
 
 def _chains(budgets: Sequence[Budget]) -> list[_Chain]:

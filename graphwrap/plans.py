@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from encoders.contract import EncoderItemSpec, Grid
+from encoders.contract import EncoderItemSpec, Grid, GridLike, read_grid
 
 from .budgets import Budget
 from .packing import Group
@@ -18,8 +17,7 @@ Key: TypeAlias = tuple[Grid, ...]
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Neighbouring items of a group: where they lie for the caller, and where in the group."""
 
     source: int
@@ -27,8 +25,7 @@ class Run:
     length: int
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One group with its places in the input rows and output tokens."""
 
     grids: Key
@@ -45,13 +42,39 @@ class Step:
         return len(self.grids)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """All groups of a call."""
 
     steps: tuple[Step, ...]
     rows: int
     tokens: int
+
+
+def quick_key(grid_thw: GridLike) -> object | None:
+    """What a grid seen before is found by: its numbers as they stand, unchecked; None if unusual.
+
+    Numbers that are equal find the same plan; what was never put there finds none.
+    """
+    rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
+    if type(rows) is not list and type(rows) is not tuple:
+        return None
+    key = tuple([tuple(row) if type(row) in (list, tuple) else row for row in rows])
+    try:
+        hash(key)
+    except TypeError:  # nested too deeply: read_key says so
+        return None
+    return key
+
+
+def read_key(grid_thw: GridLike | None) -> Key:
+    """The grid as it is kept, read and refused as encoders do; a flat ``(t, h, w)`` is one item.
+
+    Raises:
+        ValueError: no grid, or one that is not three positive integers an item.
+    """
+    if grid_thw is None:
+        raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) an item")
+    return tuple(read_grid(grid_thw))
 
 
 def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Plan:
