@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from graphwrap.budgets import Budget, Load, plan_ladder
 from graphwrap.costs import Costs, CostTable, RowCosts
 from graphwrap.packing import Group, Packer
 
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "graphs_h200.json"
 IMAGES = [(4, 4), (8, 8), (14, 18), (16, 16), (30, 46), (32, 32), (36, 64), (46, 82), (64, 64)]
 CLIPS = [(2, 16, 16), (4, 8, 8), (8, 16, 16), (16, 24, 32), (32, 16, 16), (16, 32, 32)]
 
@@ -137,6 +142,33 @@ def test_no_packing_is_cheaper(items: int, name: str, prices: str) -> None:
             check_optimal(packer, draw_specs(draw, items))
 
 
+def test_no_packing_is_cheaper_at_the_prices_measured_on_an_h200() -> None:
+    for tower in json.loads(RESULTS.read_text())["towers"]:
+        table = read_prices(tower["prices"])
+        windows = any(budget.windows for budget in table.empty_ms)
+        draw = random.Random(tower["tower"])
+        for most, items in [(64, 3), (64, 8), (3, 5), (3, 9)]:
+            packer = Packer(list(table.empty_ms), table, most)
+            for _ in range(3):
+                specs = draw_specs(draw, items)
+                if tower["tower"].startswith("Intern"):
+                    specs = [tiles(draw.randint(1, 13)) for _ in range(items)]
+                elif not windows:
+                    specs = [spec._replace(windows=0) for spec in specs]
+                check_optimal(packer, specs)
+
+
+def read_prices(body: dict[str, Any]) -> CostTable:
+    """A table as ``benchmarks/graphs.py`` keeps it."""
+    kept = {field.name: body[field.name] for field in fields(CostTable)}
+    rows = [dict(row) for row in kept.pop("empty_ms")]
+    return CostTable({Budget(**row): ms for row in rows for ms in [row.pop("ms")]}, **kept)
+
+
+def tiles(count: int) -> EncoderItemSpec:
+    return EncoderItemSpec(count, count * 256, count, 1025)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("prices", PRICES)
 @pytest.mark.parametrize("items", [9, 10, 11, 12])
@@ -191,6 +223,23 @@ def test_many_items_that_leave_a_large_budget_half_empty_go_into_smaller_ones() 
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
     assert [group.budget.tokens for group in groups if group.budget] == [1024] * 5
+
+
+def test_rows_are_a_capacity_of_their_own_beyond_twelve_items_too() -> None:
+    budgets = [Budget(8, 8, 8, 8, 0), Budget(64, 64, 64, 64, 0)]
+    packer = Packer(budgets, RowCosts(), 64)
+    specs = [EncoderItemSpec(4, 1, 1, 4, 0)] * 130  # the rows of a budget run out first
+    groups = packer.pack(specs)
+    check_groups(packer, specs, groups)
+    assert all(group.budget for group in groups)
+
+
+def test_beyond_twelve_items_too_one_eager_run_is_taken_where_it_is_cheaper() -> None:
+    (budget,) = [Budget(64, 256, 8, 256, 0)]
+    table = CostTable({budget: 2.0}, 0.0, 0.0, 0.1, eager_floor_ms=5.0, eager_gap_ms=-1.9)
+    specs = [EncoderItemSpec(256, 64, 1, 256, 0)] * 20
+    groups = Packer([budget], table, 8).pack(specs)
+    assert [(group.items, group.budget) for group in groups] == [(tuple(range(20)), None)]
 
 
 @pytest.mark.parametrize("prices", PRICES)
