@@ -2,10 +2,11 @@
 
     python benchmarks/never_slower.py --json benchmarks/results/never_slower_h200.json
 
-Every distinct token count of the 1,000 sizes in ``benchmarks/sizes.py`` singly, and the list cut
-into 125 batches of eight (images over one megapixel are scaled down to that: unscaled, a batch is
-half a second of attention on any path). Each case runs eager twice (A/A: the noise band), the
-chosen path, and replay of everything that fits, in turn; medians of at least nine.
+Every distinct token count of the 1,000 sizes in ``benchmarks/sizes.py`` singly (every tile count of
+InternViT), and the list cut into 125 batches of eight (images over one megapixel are scaled down to
+that: unscaled, a batch is half a second of attention on any path). Each case runs eager twice (A/A:
+the noise band), the chosen path, and replay of everything that fits, in turn; medians of at least
+nine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.graphs import draw  # noqa: E402
 from benchmarks.sizes import fixed_sizes  # noqa: E402
 from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
 from encoders.contract import VisionEncoder  # noqa: E402
-from encoders.images import smart_resize  # noqa: E402
+from encoders.image_sizes import best_tiling, smart_resize  # noqa: E402
 from graphwrap import GraphedEncoder  # noqa: E402
 from graphwrap.costs import RowCosts  # noqa: E402
 from graphwrap.packing import Packer  # noqa: E402
@@ -41,6 +42,10 @@ BATCH_PIXELS = 1024 * 1024
 
 def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
     """The grid of each of the 1,000 sizes, as the published processor resizes."""
+    if tower.family.startswith("intern"):
+        tilings = [best_tiling(*size, 1, 12, 448) for _, size in fixed_sizes()]
+        counts = [columns * rows for columns, rows in tilings]
+        return [[count + (count > 1), 32, 32] for count in counts]  # and a thumbnail
     low, largest = (65_536, 16_777_216) if tower.patch == 16 else (3_136, 12_845_056)
     pixels = low, most or largest
     grids = []
@@ -52,10 +57,10 @@ def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
 
 def singles(tower: Tower, encoder: VisionEncoder) -> list[Grids]:
     """One grid for every distinct token count within the ladder's range."""
-    by_tokens = {grid[1] * grid[2]: grid for grid in list_grids(tower)}
-    return [
-        [by_tokens[count]] for count in sorted(by_tokens) if count <= 4 * encoder.budget_range[1]
-    ]
+    grids = list_grids(tower)
+    tokens = [spec.output_tokens for spec in encoder.item_specs(grids)]
+    by_tokens = dict(zip(tokens, grids, strict=True))
+    return [[by_tokens[count]] for count in sorted(by_tokens) if count <= encoder.budget_range[1]]
 
 
 def batches(tower: Tower) -> list[Grids]:
@@ -166,6 +171,7 @@ def main() -> None:
     plan = [
         ("Qwen3-VL-8B", "single"),
         ("Qwen2.5-VL-7B", "single"),
+        ("InternViT-300M", "single"),
         ("Qwen3.5-0.8B", "batch of 8"),
     ]
     began, groups = time.perf_counter(), kept(options)
@@ -174,7 +180,13 @@ def main() -> None:
             if options.kind not in (None, kind):
                 continue
             rows = run(TOWERS[name], kind, options.runs)
-            groups.append({"tower": name, "kind": kind, "summary": summary(rows), "cases": rows})
+            spent = sum(row.pop("seconds") for row in rows)
+            groups.append(
+                {
+                    "tower": name, "kind": kind, "seconds": spent, "summary": summary(rows),
+                    "cases": rows,
+                }
+            )  # fmt: skip
             print(name, kind, groups[-1]["summary"], flush=True)
             if options.json:
                 body = {"about": about(options.runs), "groups": groups}
