@@ -33,7 +33,17 @@ class Layout:
 
     @classmethod
     def of(cls, metadata: Metadata) -> Layout:
-        """Lay out what ``prepare_encoder_metadata`` gives for a budget's capacities."""
+        """Lay out what ``prepare_encoder_metadata`` gives for a budget's capacities.
+
+        Raises:
+            ValueError: an entry that is no tensor.
+        """
+        for name, value in metadata.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"prepare_encoder_metadata gave {name}={value!r}: every entry must be a "
+                    "tensor, a number a 0-dim one"
+                )
         constants = {name: value for name, value in metadata.items() if value.ndim == 0}
         entries: dict[str, Place] = {ROWS: (0, (1,), torch.int32)}
         offset = ALIGN
@@ -54,21 +64,34 @@ class Layout:
         """Write a call's metadata into a block of bytes on the host.
 
         Raises:
-            ValueError: an entry whose shape, dtype or constant is not what the graph was made for.
+            ValueError: entries, or an entry's shape, dtype or constant, are not those that the
+                graph was made for.
         """
         views = self.views(block)
         views[ROWS].fill_(rows)
+        expected = {*self.constants, *views} - {ROWS}
+        if metadata.keys() != expected:
+            raise ValueError(
+                f"prepare_encoder_metadata gave the entries {sorted(metadata)} for this grid and "
+                f"{sorted(expected)} for an empty one: they must not depend on the grid"
+            )
         for name, value in metadata.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"prepare_encoder_metadata gave {name}={value!r} for this grid: every entry "
+                    "must be a tensor"
+                )
             if name in self.constants:
-                if not torch.equal(value, self.constants[name]):
+                if value.shape != () or not torch.equal(value, self.constants[name]):
                     raise ValueError(
-                        f"metadata {name}={value.item()}: the graph was captured with "
+                        f"prepare_encoder_metadata gave {name}={value.tolist()}: the graph has "
                         f"{self.constants[name].item()}; it must depend on the capacities alone"
                     )
                 continue
             if value.shape != views[name].shape or value.dtype != views[name].dtype:
                 raise ValueError(
-                    f"metadata {name} is {value.dtype} {tuple(value.shape)}, the graph has "
+                    f"prepare_encoder_metadata gave {name} as {value.dtype} "
+                    f"{tuple(value.shape)}, the graph has "
                     f"{views[name].dtype} {tuple(views[name].shape)}: shapes must depend on the "
                     "capacities alone"
                 )

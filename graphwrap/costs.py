@@ -10,13 +10,10 @@ in every process.
 
 from __future__ import annotations
 
-import json
-import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -159,48 +156,6 @@ class CostTable:
         slope = (ms[1] - ms[0]) / (held[1] - held[0]) if len(held) > 1 else ms[0] / held[0]
         start = max(ms[0] - slope * held[0], 0.0)
         return [0, *held, held[-1] * FAR], [start, *ms, ms[-1] * FAR]
-
-    def save(self, path: str | os.PathLike[str], fingerprint: Mapping[str, str]) -> None:
-        """Write the table as JSON, with what it was measured on."""
-        body = {
-            "fingerprint": dict(fingerprint),
-            "row_ms": self.row_ms,
-            "area_ms": self.area_ms,
-            "replay_host_ms": self.replay_host_ms,
-            "eager_floor_ms": self.eager_floor_ms,
-            "eager_gap_ms": self.eager_gap_ms,
-            "empty_ms": [{**b._asdict(), "ms": ms} for b, ms in sorted(self.empty_ms.items())],
-        }
-        Path(path).write_text(json.dumps(body, indent=1) + "\n")
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        fingerprint: Mapping[str, str],
-        budgets: Sequence[Budget],
-    ) -> CostTable:
-        """Read a table for these budgets.
-
-        Raises:
-            ValueError: a table measured on something else, or for other budgets.
-        """
-        body = json.loads(Path(path).read_text())
-        measured = body.pop("fingerprint")
-        for key, value in fingerprint.items():
-            if measured.get(key) != value:
-                raise ValueError(
-                    f"{path} was measured with {key}={measured.get(key)!r}, this is {value!r}: "
-                    "capture here and save_table again"
-                )
-        rows = [(row.pop("ms"), Budget(**row)) for row in body.pop("empty_ms")]
-        times = {budget: ms for ms, budget in rows}
-        missing = [budget.name for budget in budgets if budget not in times]
-        if missing:
-            raise ValueError(
-                f"{path} has no times for budgets {missing}: use the ladder it was for"
-            )
-        return cls({budget: times[budget] for budget in budgets}, **body)
 
 
 def fit_attention(points: Sequence[tuple[Load, float]]) -> tuple[float, float]:

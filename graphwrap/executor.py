@@ -10,11 +10,12 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
 
-from .budgets import Budget
+from .budgets import Budget, Load
 from .buffers import output_fields
-from .capture import capacity_metadata, poison_pool
+from .capture import Runner, capacity_metadata, poison_pool
 from .guards import WeightGuard
 from .plans import Cache, Plan, Step, copy_runs
+from .results import Face, by_row, face_of, own, read_out
 from .session import Session
 from .stats import GraphStats
 
@@ -37,26 +38,38 @@ class Executor:
     _eager: Cache[Metadata] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _written: object = None
     _used: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+    _face: Face | None = None
 
     def run(self, plan: Plan, pixels: Tensor, out: EncoderOutput | None) -> dict[str, Tensor]:
         """Every group of a plan; the wanted fields by name, items in the caller's order."""
+        given = self._read_out(plan, pixels, out) if out is not None else None
         self._order_streams()
-        fields = self._run(plan, pixels, out)
-        self._mark_stream()
-        return fields
+        try:
+            return self._run(plan, pixels, given)
+        finally:  # a call that failed half-way has used the arena, too
+            self.mark_stream()
 
-    def _run(self, plan: Plan, pixels: Tensor, out: EncoderOutput | None) -> dict[str, Tensor]:
-        given = output_fields(out, self.wanted) if out is not None else None
+    def _run(
+        self, plan: Plan, pixels: Tensor, given: dict[str, Tensor] | None
+    ) -> dict[str, Tensor]:
         results: dict[str, Tensor] = {}
         for step in plan.steps:
-            fields = self._eager_step(step, pixels)
-            if step.budget is not None:
+            if step.budget is None:
+                fields = self._eager_step(step, pixels)
+            else:
                 fields = self._replay_step(step, step.budget, pixels)
             if len(plan.steps) == 1 and given is None:
-                own = step.budget is None or not self.clone
-                return {name: field if own else field.clone() for name, field in fields.items()}
+                return self._single(step, fields, pixels)
             self._collect(step, plan, fields, results, given)
         return results
+
+    def _single(self, step: Step, fields: dict[str, Tensor], pixels: Tensor) -> dict[str, Tensor]:
+        """Results of a call of one group, which need no place beside others'."""
+        if not self.clone:
+            return fields
+        if step.budget is None:
+            return own(fields, pixels)
+        return {name: field.clone() for name, field in fields.items()}
 
     def _collect(
         self,
@@ -68,25 +81,58 @@ class Executor:
     ) -> None:
         """Copy a group's results to their places in the caller's order."""
         for name, field in fields.items():
-            by_row = name == "last_hidden_state"
-            shape = (plan.rows if by_row else plan.tokens, *field.shape[1:])
-            if name not in results:
-                results[name] = _target(name, given, shape, field)
-            copy_runs(field, results[name], step.rows if by_row else step.tokens, back=True)
+            rows = by_row(name)
+            if given is not None:
+                results[name] = given[name]
+            elif name not in results:
+                length = plan.rows if rows else plan.tokens
+                results[name] = field.new_empty(length, *field.shape[1:])
+            copy_runs(field, results[name], step.rows if rows else step.tokens, back=True)
+
+    def _read_out(self, plan: Plan, pixels: Tensor, out: EncoderOutput) -> dict[str, Tensor]:
+        """The caller's tensors, checked before anything runs."""
+        if self._face is None:
+            self._face = self._learn_face(pixels)
+        lent = []
+        if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
+            lent = [pixels, *(self.session.arena.outputs.values() if self.session else ())]
+        return read_out(out, self.wanted, self._face, (plan.rows, plan.tokens), lent)
+
+    def _learn_face(self, pixels: Tensor) -> Face:
+        """What results look like: as captured, else as an empty run shows."""
+        for runner in self.session.runners.values() if self.session else ():
+            return face_of(runner.outputs)
+        metadata = self.encoder.prepare_encoder_metadata([], device=self.device)
+        output = self.encoder(pixels[:0], encoder_metadata=metadata)
+        return face_of(output_fields(output, self.wanted))
 
     def _replay_step(self, step: Step, budget: Budget, pixels: Tensor) -> dict[str, Tensor]:
         assert self.session is not None
         runner = self.session.runners[budget]
         self._write_block(step, budget)
         copy_runs(pixels, runner.pixels, step.rows)
-        runner.run()
-        if self.guard is not None:
-            self.guard.check()  # while the device works; no result has left the arena yet
+        self._replay(runner)
         self._count_replay(step, budget)
         return {
-            name: field[: step.row_count if name == "last_hidden_state" else step.token_count]
+            name: field[: step.row_count if by_row(name) else step.token_count]
             for name, field in runner.outputs.items()
         }
+
+    def _replay(self, runner: Runner) -> None:
+        """A graph is checked while the device works (no result has left the arena yet).
+
+        A body without a graph is checked first: it would trip over what has changed.
+        """
+        if runner.graph is not None:
+            runner.run()
+            self._check()
+        else:
+            self._check()
+            runner.run()
+
+    def _check(self) -> None:
+        if self.guard is not None:
+            self.guard.check()
 
     def _write_block(self, step: Step, budget: Budget) -> None:
         """Bring the group's metadata into the arena: nothing if it is there, else one copy."""
@@ -97,9 +143,12 @@ class Executor:
         runner = self.session.runners[budget]
         block = self._blocks.get(key)
         if block is None:
-            host = torch.empty(
-                runner.layout.nbytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda"
-            )
+            load = Load.of(self.encoder.item_specs(list(step.grids)))
+            refused = budget.refuses(load)
+            assert refused is None, f"packing put {load} into {budget}: over its {refused}"
+            on_cuda = self.device.type == "cuda"
+            nbytes = runner.layout.nbytes
+            host = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=on_cuda)
             metadata = capacity_metadata(self.encoder, budget, list(step.grids))
             runner.layout.write(host, metadata, step.row_count)
             block = host.to(self.device, non_blocking=True)
@@ -110,24 +159,30 @@ class Executor:
         self._written = key
 
     def _eager_step(self, step: Step, pixels: Tensor) -> dict[str, Tensor]:
-        if step.budget is not None:
-            return {}
+        self._check()
         rows = pixels
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             copy_runs(pixels, rows, step.rows)
+        metadata = self._eager_metadata(step)
+        if step.items:
+            self.counts.eager_calls += 1
+            self.counts.eager_items += step.items
+            self.counts.eager_reasons[step.reason or "eager"] += step.items
+        output = self.encoder(rows, encoder_metadata=metadata)
+        return {n: f.contiguous() for n, f in output_fields(output, self.wanted).items()}
+
+    def _eager_metadata(self, step: Step) -> Metadata:
         metadata = self._eager.get(step.grids)
         if metadata is None:
             metadata = self.encoder.prepare_encoder_metadata(list(step.grids), device=self.device)
             size = sum(value.numel() * value.element_size() for value in metadata.values())
             self._eager.put(step.grids, metadata, size)
-        self.counts.eager_calls += 1
-        self.counts.eager_items += step.items
-        self.counts.eager_reasons[step.reason or "eager"] += step.items
-        output = self.encoder(rows, encoder_metadata=metadata)
-        if self.guard is not None:
-            self.guard.check()
-        return {n: f.contiguous() for n, f in output_fields(output, self.wanted).items()}
+            return metadata
+        for value in metadata.values():
+            if value.is_cuda:  # as in _write_block
+                value.record_stream(torch.cuda.current_stream(self.device))
+        return metadata
 
     def _order_streams(self) -> None:
         """The arena is shared: work on another stream waits for the last call's."""
@@ -138,7 +193,8 @@ class Executor:
         if current != stream:
             current.wait_event(event)
 
-    def _mark_stream(self) -> None:
+    def mark_stream(self) -> None:
+        """Note that the arena is in use by all that this stream has been given so far."""
         if self.device.type == "cuda":
             current = torch.cuda.current_stream(self.device)
             event = self._used[1] if self._used is not None else torch.cuda.Event()
@@ -167,20 +223,3 @@ class Executor:
         if self.session.pool is not None:
             torch.cuda.synchronize(self.device)
             poison_pool(self.session.pool, self.device)
-
-
-def _target(
-    name: str, given: dict[str, Tensor] | None, shape: tuple[int, ...], like: Tensor
-) -> Tensor:
-    """Where a field goes: the caller's tensor, checked, or a new one."""
-    if given is None:
-        return like.new_empty(shape)
-    if name not in given:
-        raise ValueError(f"out has no {name}: pass a tensor of shape {shape} for it")
-    target = given[name]
-    if tuple(target.shape) != shape or target.dtype != like.dtype or target.device != like.device:
-        raise ValueError(
-            f"out.{name} is {target.dtype} {tuple(target.shape)} on {target.device}: must be "
-            f"{like.dtype} {shape} on {like.device}"
-        )
-    return target

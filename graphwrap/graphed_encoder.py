@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,24 @@ from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
 from .budgets import plan_ladder
 from .buffers import as_output
 from .capture import Forward
-from .costs import Costs, CostTable, RowCosts
-from .guards import WeightGuard, check_pixels
+from .costs import Costs, RowCosts
 from .executor import Executor
+from .guards import (
+    BACKENDS,
+    WeightGuard,
+    check_pixels,
+    find_weights,
+    read_outputs,
+    require_choice,
+    resolve_backend,
+    settled,
+)
 from .packing import Packer
-from .plans import Cache, Key, Plan, make_plan
+from .plans import Cache, Plan, make_plan, quick_key, read_key, refuse_overflow
 from .session import Capturer, Session
 from .stats import GraphStats
+from .tables import SavedTable, fingerprint
 
-FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
-BACKENDS = ("auto", "cudagraph", "static", "eager")
 PLAN_ITEMS = 200_000
 """Items of all plans kept: a call with a grid seen before costs one look-up."""
 
@@ -35,20 +44,31 @@ class GraphedEncoder:
     """Wraps any encoder that keeps the contract of :class:`encoders.contract.GraphableEncoder`.
 
     Args:
-        encoder: the module; its parameters say device and dtype. Updated in place, the next replay
+        encoder: the module; its weights say device and dtype. Updated in place, the next replay
             sees it; rebound after capture, the next call raises.
-        budgets: output tokens of each graph, any order; None infers a ladder.
+        budgets: output tokens of each graph, any order; None infers a ladder. A budget may be
+            captured in two shapes: few long segments, and many short ones.
         max_batch_size: items a replay; by default min(64, smallest budget).
         max_frames_per_batch: attention segments a replay; by default 8 long or 64 short ones.
-        min_budget: smallest inferred budget.
-        max_budget: largest inferred budget; lowered (with a warning) to fit a third of free memory.
+        min_budget: smallest inferred budget; by default the smallest of ``encoder.budget_range``.
+        max_budget: largest inferred budget, taken as it is; by default the largest of
+            ``encoder.budget_range``, lowered (with a warning) to fit a third of free memory.
         max_graphs: how many graphs at most.
-        outputs: fields of :class:`EncoderOutput` to return; the others are None.
+        outputs: fields of :class:`EncoderOutput` to return, by default ``pooler_output`` [N, out]
+            and ``deepstack_features``, a tuple of [N, out], for N tokens; ``last_hidden_state`` is
+            [P, D] for P rows. The others are None and cost no memory.
         backend: "cudagraph", "static" (same buffers, padding and packing, no graph, any device),
             "eager" (no padding), or "auto": cudagraph on CUDA, eager elsewhere.
         compile: capture what ``torch.compile`` makes of the encoder, compiled once a budget.
         on_overflow: an item over every budget runs eagerly ("eager") or raises ("raise").
         clone: results are the caller's own; False returns views that the next call overwrites.
+
+    Attributes:
+        encoder: the module.
+        ladder: the budgets to capture, and how many items a replay takes.
+        backend: what "auto" came to.
+        device, dtype: where graphs run, and in what.
+        outputs, on_overflow, clone: as given.
 
     Raises:
         ValueError: a configuration that cannot work, before anything is allocated.
@@ -70,12 +90,11 @@ class GraphedEncoder:
         on_overflow: str = "eager",
         clone: bool = True,
     ) -> None:
-        _require_choice("backend", backend, BACKENDS)
-        _require_choice("on_overflow", on_overflow, ("eager", "raise"))
-        for name in outputs:
-            _require_choice("outputs entry", name, FIELDS)
-        if not outputs:
-            raise ValueError(f"outputs is empty: name at least one of {', '.join(FIELDS)}")
+        require_choice("backend", backend, BACKENDS)
+        require_choice("on_overflow", on_overflow, ("eager", "raise"))
+        require_choice("clone", clone, (True, False))
+        require_choice("compile", compile, (True, False))
+        self.outputs = read_outputs(outputs)
         self.encoder = encoder
         self._contract = cast(GraphableEncoder, encoder)
         self.ladder = plan_ladder(
@@ -87,28 +106,30 @@ class GraphedEncoder:
             max_budget=max_budget,
             max_graphs=max_graphs,
         )
+        self._row_shape = tuple(self._contract.row_shape)
+        self._bounded = self.ladder.inferred and max_budget is None
         self._asked_backend = backend
         self._locate()
-        self.outputs = tuple(outputs)
         self.on_overflow, self.clone = on_overflow, clone
         self._compile = compile
         self._lock = threading.RLock()
-        self._table: str | os.PathLike[str] | None = None
+        self._table: SavedTable | None = None
         self._plans: Cache[Plan] = Cache(PLAN_ITEMS)
         self._clear()
 
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a GraphedEncoder cannot be copied or pickled, its graphs belong to this process: copy "
+            "its encoder and wrap that: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
+        )
+
     def _locate(self) -> None:
         """Where the weights are, and in which dtype: read again until they are captured."""
-        weight = next(self.encoder.parameters(), None)
-        if weight is None:
-            raise ValueError(
-                f"{type(self.encoder).__name__} has no parameters: they say on which device and in "
-                "which dtype its graphs run"
-            )
-        self.device, self.dtype = weight.device, weight.dtype
-        self.backend = _resolve_backend(self._asked_backend, self.device)
+        self.device, self.dtype = find_weights(self.encoder)
+        self.backend = resolve_backend(self._asked_backend, self.device)
 
     def _clear(self) -> None:
+        self._plans.clear()
         self._session: Session | None = None
         self._packer: Packer | None = None
         self._guard: WeightGuard | None = None
@@ -117,19 +138,31 @@ class GraphedEncoder:
     def capture(self, progress: bool = True) -> GraphedEncoder:
         """Capture the whole ladder, largest first, and measure it; does nothing if that is done.
 
+        Runs without autocast, gradients and inference mode, whatever is set around it.
+
         Args:
             progress: show a bar with budgets, seconds and MiB.
 
         Returns:
             self.
+
+        Raises:
+            ValueError: a table loaded that was measured on something else, or metadata that
+                depends on more than the capacities.
+            RuntimeError: every budget failed, and not for want of memory: the encoder's own error.
+
+        Warns:
+            UserWarning: the largest budget was lowered to fit memory, or a budget was dropped.
         """
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock:
             if self._packer is not None:
                 return self
             self._locate()
             try:
-                self._capture(progress)
-            except BaseException:  # an interrupt too: leave it as it was before
+                with settled(self.device):
+                    self._capture(progress)
+            except BaseException as error:  # an interrupt too: leave it as it was before
+                traceback.clear_frames(error.__traceback__)  # they hold the buffers
                 self.release()
                 raise
         return self
@@ -139,16 +172,15 @@ class GraphedEncoder:
         if self.backend == "eager":
             self._start(Packer((), RowCosts(), self.ladder.max_batch_size), None)
             return
+        graphs = self.backend == "cudagraph"
+        if graphs and self._table is not None:
+            self._table.check(self._fingerprint())
         capturer = Capturer(
             self._contract, self._captured_forward(), self.device, self.dtype, self.outputs,
-            graphs=self.backend == "cudagraph", progress=progress,
+            graphs, progress, self._table if graphs else None, self._bounded,
         )  # fmt: skip
-        session = capturer.run(self.ladder, measure=self._table is None)
+        session = capturer.run(self.ladder)
         costs: Costs = session.costs or RowCosts()
-        if self._table is not None and self.backend == "cudagraph":
-            session.costs = costs = CostTable.load(
-                self._table, self._fingerprint(), list(session.runners)
-            )
         self._start(Packer(list(session.runners), costs, self.ladder.max_batch_size), session)
 
     def _captured_forward(self) -> Forward:
@@ -166,11 +198,11 @@ class GraphedEncoder:
             self._contract, self.device, self.outputs, self.clone, session,
             self._fresh_stats(), self._guard if session is not None else None,
         )  # fmt: skip
+        self._executor.mark_stream()
 
     def release(self) -> None:
         """Give back graphs, pool, buffers and measured times; the next call captures again."""
         with self._lock:
-            self._plans.clear()
             self._clear()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
@@ -183,53 +215,80 @@ class GraphedEncoder:
             ValueError: nothing was measured (no capture yet, or a backend without graphs).
         """
         with self._lock:
-            costs = self._session.costs if self._session is not None else None
-            if costs is None:
+            session = self._session
+            if session is None or session.costs is None:
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
-            costs.save(path, self._fingerprint())
+            times = {
+                budget: ms
+                for budget, at in session.places.items()
+                if (ms := session.stats[at].replay_ms) is not None
+            }
+            made_on = dict[str, object](self._fingerprint())
+            SavedTable(os.fspath(path), made_on, session.costs, times).write()
 
-    def load_table(self, path: str | os.PathLike[str]) -> None:
+    def load_table(self, path: str | os.PathLike[str] | None) -> None:
         """Use saved times instead of measuring; call it before capture.
 
+        The file is read here, once; what it says serves every capture of this object, also after
+        ``release()``, until another is loaded. An inferred ladder ends where the table does.
+
+        Args:
+            path: what ``save_table`` wrote; None forgets a table loaded before.
+
         Raises:
-            ValueError: already captured; at capture, a table for other budgets or another device.
+            ValueError: already captured, or no such table; at capture, before anything is
+                captured, a table for other budgets or measured on something else.
         """
         with self._lock:
             if self._packer is not None:
                 raise ValueError("already captured: release() first, then load_table, then capture")
-            self._table = path
+            self._table = None if path is None else SavedTable.read(path)
 
     def _fingerprint(self) -> dict[str, str]:
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        rows = "x".join(map(str, self._contract.row_shape))
-        kind = type(self.encoder).__name__
-        return {"encoder": kind, "rows": rows, "dtype": str(self.dtype), "device": name}
+        return fingerprint(self.encoder, self.device, self.dtype, self._compile, self.outputs)
 
     def __call__(
         self, pixel_values: Tensor, grid_thw: GridLike, *, out: EncoderOutput | None = None
     ) -> EncoderOutput:
         """Encode a batch of items.
 
+        Runs without autocast, whatever is set around it: eager runs give what replays give.
+
         Args:
-            pixel_values: the rows of all items, any floating dtype, on the CPU or the encoder's
-                device. A pinned CPU tensor is read asynchronously.
+            pixel_values: the rows of all items, [P, *row_shape], any floating dtype, on the CPU or
+                the encoder's device. A pinned CPU tensor is read asynchronously: do not overwrite
+                it before the device has done the work.
             grid_thw: [items, 3], as the encoder takes it; read on the host.
-            out: tensors to write the results into, instead of new ones.
+            out: tensors to write the results into, instead of new ones; None where ``outputs`` has
+                no such field.
 
         Returns:
             :class:`EncoderOutput`, items in the caller's order; fields not in ``outputs`` are None.
 
         Raises:
-            ValueError: pixels or a grid that the encoder would refuse, gradients wanted, or (with
+            TypeError: pixels that are no tensor, or an ``out`` that is no :class:`EncoderOutput`.
+            ValueError: pixels, a grid or an ``out`` that cannot be, gradients wanted, or (with
                 ``on_overflow="raise"``) an item over every budget.
             RuntimeError: weights were rebound after capture.
         """
         with self._lock:
-            if self._packer is None:
-                self._locate()
-            check_pixels(pixel_values, self._contract.row_shape, self.device)
+            self._follow()
+            check_pixels(pixel_values, self._row_shape, self.device)
             self._ready().check_gradients(pixel_values)
             return self._call(pixel_values, grid_thw, out)
+
+    def _follow(self) -> None:
+        """Go where the weights are, as long as nothing is captured that reads them elsewhere."""
+        if self._packer is None:
+            self._locate()
+        elif self.backend == "eager" and self._guard is not None and not self._guard.holds():
+            counts = self.stats()
+            self._clear()
+            self._locate()
+            if self.backend == "eager":
+                self._ready()
+                assert self._executor is not None
+                self._executor.counts = counts
 
     def _ready(self) -> WeightGuard:
         if self._guard is None or self._executor is None:
@@ -240,7 +299,7 @@ class GraphedEncoder:
     def _call(
         self, pixel_values: Tensor, grid_thw: GridLike, out: EncoderOutput | None
     ) -> EncoderOutput:
-        with torch.inference_mode(False), torch.no_grad():
+        with settled(self.device):
             assert self._executor is not None
             plan = self._plan(grid_thw)
             if pixel_values.shape[0] != plan.rows:
@@ -262,9 +321,22 @@ class GraphedEncoder:
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> list[EncoderOutput]:
-        """Encode images and videos: one :class:`EncoderOutput` an item, images first.
+        """Encode images and videos, through ``encoder.preprocess``.
 
-        Takes the keywords of ``encoder.preprocess``.
+        Args:
+            images: as ``preprocess`` takes them: PIL, numpy [H, W, C] or uint8 tensors [C, H, W].
+            videos: each a sequence of such frames, or one array or tensor of them.
+            min_pixels: smallest area in pixels.
+            max_pixels: largest area.
+            max_tiles: most tiles an image is cut into, for families that tile.
+            fps: sample videos to this many frames a second; by default every frame is used.
+            num_frames: sample videos to this many frames.
+
+        Returns:
+            One :class:`EncoderOutput` an item, images first, then videos, each in the order given.
+
+        Raises:
+            ValueError: what ``preprocess`` or a call raises.
         """
         preprocess = cast(Any, self.encoder).preprocess
         inputs = preprocess(
@@ -275,8 +347,10 @@ class GraphedEncoder:
         return self._contract.split(output, inputs.grid_thw)
 
     def _plan(self, grid_thw: GridLike) -> Plan:
-        key = _read_key(grid_thw)
-        plan = self._plans.get(key)
+        plan = self._plans.get(quick_key(grid_thw))
+        if plan is None:
+            key = read_key(grid_thw)
+            plan = self._plans.get(key)
         if plan is None:
             assert self._packer is not None
             specs = self._contract.item_specs(list(key))
@@ -286,16 +360,8 @@ class GraphedEncoder:
             plan = make_plan(key, specs, groups)
             self._plans.put(key, plan, max(len(key), 1))
         if self.on_overflow == "raise":
-            self._refuse_overflow(plan)
+            refuse_overflow(plan, bool(self._packer and self._packer.budgets))
         return plan
-
-    def _refuse_overflow(self, plan: Plan) -> None:
-        for step in plan.steps:
-            if step.reason is not None and step.reason.startswith("over "):
-                raise ValueError(
-                    f"item with grid {step.grids[0]} is over every budget ({step.reason[5:]}): "
-                    'raise max_budget or max_frames_per_batch, or use on_overflow="eager"'
-                )
 
     def stats(self) -> GraphStats:
         """A copy of the counters; prints as a table, ``.to_dict()`` is plain data."""
@@ -318,7 +384,7 @@ class GraphedEncoder:
             return GraphStats(self.backend)
         return GraphStats(
             self.backend,
-            [type(budget)(**{**vars(budget), **_ZERO}) for budget in session.stats],
+            [budget.fresh() for budget in session.stats],
             arena_bytes=session.arena.nbytes,
             pool_bytes=session.pool_bytes,
             capture_seconds=session.seconds,
@@ -330,29 +396,3 @@ class GraphedEncoder:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""
         if self._executor is not None:
             self._executor.poison()
-
-
-_ZERO = {"hits": 0, "items": 0, "real_tokens": 0, "padded_tokens": 0}
-
-
-def _read_key(grid_thw: GridLike) -> Key:
-    """The grid as it is looked up; one flat ``(t, h, w)`` is one item, as it is for the encoder."""
-    raw = cast(Any, grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw)
-    rows = [raw] if len(raw) == 3 and isinstance(raw[0], int) else raw
-    return cast(Key, tuple([tuple(map(int, row)) for row in rows]))
-
-
-def _resolve_backend(backend: str, device: torch.device) -> str:
-    if backend == "cudagraph" and device.type != "cuda":
-        raise ValueError(
-            f'backend="cudagraph" needs the encoder on CUDA, it is on {device}: move it, or use '
-            '"static" or "eager"'
-        )
-    if backend == "auto":
-        return "cudagraph" if device.type == "cuda" else "eager"
-    return backend
-
-
-def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")

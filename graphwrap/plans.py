@@ -90,6 +90,31 @@ def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group
     return Plan(tuple(steps), sum(row_sizes), sum(token_sizes))
 
 
+def refuse_overflow(plan: Plan, captured: bool) -> None:
+    """Raise on the first item that no budget holds.
+
+    Args:
+        plan: of a call.
+        captured: whether there is any budget at all.
+
+    Raises:
+        ValueError: there is such an item.
+    """
+    for step in plan.steps:
+        if step.reason is None or not step.reason.startswith("over "):
+            continue
+        item = f"item with grid {step.grids[0]}"
+        if not captured:
+            raise ValueError(
+                f"{item} has no graph: no budget could be captured (the warnings say why); free "
+                'memory, release() and capture() again, or use on_overflow="eager"'
+            )
+        raise ValueError(
+            f"{item} is over every budget ({step.reason[5:]}): raise max_budget or "
+            'max_frames_per_batch, give larger budgets, or use on_overflow="eager"'
+        )
+
+
 def _runs(items: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[Run, ...], int]:
     """Runs of ascending ``items``, neighbours joined, and their total length."""
     starts = [0]

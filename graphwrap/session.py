@@ -1,10 +1,12 @@
-"""Capturing a ladder: arena, pool, one runner a budget, largest first, and the measured costs."""
+"""Capturing a ladder: arena, pool, one runner a budget, largest first, and its prices."""
 
 from __future__ import annotations
 
+import math
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,24 +14,20 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from encoders.contract import GraphableEncoder, Grid
+from encoders.contract import GraphableEncoder
 
-from .budgets import LONG_SEGMENTS, Budget, Ladder, Load
+from .budgets import Budget, Ladder
 from .buffers import Arena, Layout
-from .capture import (
-    Forward,
-    Runner,
-    capacity_metadata,
-    capture,
-    make_runner,
-    pool_bytes,
-    time_replays,
-)
-from .costs import CostTable, fit_attention
+from .capture import Forward, Runner, capacity_metadata, capture, make_runner, pool_bytes
+from .costs import CostTable
+from .measure import Meter
 from .stats import BudgetStats
+from .tables import SavedTable
 
 MEMORY_SHARE = 3
 """Arena and pool of an inferred ladder take at most one part in this many of free memory."""
+MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
+"""What a plain RuntimeError says when memory ran out: allocators' own assertions have no class."""
 
 
 @dataclass
@@ -60,34 +58,66 @@ class Capturer:
     wanted: tuple[str, ...]
     graphs: bool
     progress: bool
-    dropped: list[str] = field(default_factory=list)
+    table: SavedTable | None = None
+    """Prices of another process, instead of measured ones."""
+    bounded: bool = False
+    """Whether the ladder is lowered to fit its share of memory."""
+    _failed: dict[Budget, Exception] = field(default_factory=dict)
 
-    def run(self, ladder: Ladder, measure: bool) -> Session:
-        """Capture every budget, largest first; those that fail are dropped with a warning each."""
+    def run(self, ladder: Ladder) -> Session:
+        """Capture every budget, largest first; those that fail are dropped with a warning each.
+
+        Raises:
+            RuntimeError: all of them failed, and not for want of memory: what the encoder raised.
+        """
         began = time.perf_counter()
-        if self.graphs and ladder.inferred:
+        if self.graphs and self.table is not None:
+            ladder = self.table.timed(ladder)
+        if self.graphs and self.bounded:
             ladder = self._fit_memory(ladder)
-        layouts = {budget: self._layout(budget) for budget in ladder.budgets}
+        layouts = self._layouts(ladder)
         arena = self._arena(layouts)
         pool = torch.cuda.graph_pool_handle() if self.graphs else None
         stream = torch.cuda.Stream(self.device) if self.graphs else None
-        session = Session({}, arena, [], self.dropped, 0.0, pool, stream)
+        session = Session({}, arena, [], [], 0.0, pool, stream)
         with self._bar(len(layouts)) as bar:
             for budget in sorted(layouts, key=lambda budget: (-budget.rows, -budget.segments)):
                 self._capture_one(session, budget, layouts[budget])
                 bar.set_postfix_str(f"{budget.tokens} tokens, {session.pool_bytes / 2**20:.0f} MiB")
                 bar.update()
-        if stream is not None:
+        self._report(session)
+        if stream is not None and session.runners:
+            self._price(session, stream)
             torch.cuda.current_stream(self.device).wait_stream(stream)
-            if measure and session.runners:
-                session.costs = self._measure(session)
         session.stats.reverse()
         session.places = {budget: at for at, budget in enumerate(reversed(session.runners))}
         session.seconds = time.perf_counter() - began
         return session
 
+    def _price(self, session: Session, stream: torch.cuda.Stream) -> None:
+        """Prices for routing: from the table given, else measured."""
+        if self.table is not None:
+            session.costs = self.table.prices(list(session.runners))
+            replay_ms = self.table.replay_ms
+        else:
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            meter = Meter(self.encoder, session.runners, stream, self.device)
+            session.costs, replay_ms = meter.measure()
+        for entry, budget in zip(session.stats, session.runners, strict=True):
+            entry.replay_ms = replay_ms.get(budget)
+
     def _layout(self, budget: Budget) -> Layout:
         return Layout.of(capacity_metadata(self.encoder, budget, []))
+
+    def _layouts(self, ladder: Ladder) -> dict[Budget, Layout]:
+        """Where metadata lies, for every budget whose metadata the host can hold."""
+        layouts = {}
+        for budget in ladder.budgets:
+            try:
+                layouts[budget] = self._layout(budget)
+            except (RuntimeError, MemoryError) as error:
+                self._drop(budget, error)
+        return layouts
 
     def _arena(self, layouts: dict[Budget, Layout]) -> Arena:
         """The arena of the largest budget; where that does not fit, of the next smaller."""
@@ -95,7 +125,7 @@ class Capturer:
             rows = max((budget.rows for budget in layouts), default=0)
             block = max((layout.nbytes for layout in layouts.values()), default=0)
             try:
-                return Arena(rows, self.encoder.row_shape, self.dtype, self.device, block)
+                return self._new_arena(rows, block)
             except RuntimeError as error:
                 if not layouts:
                     raise
@@ -103,10 +133,13 @@ class Capturer:
                 del layouts[largest]
                 self._drop(largest, error)
 
+    def _new_arena(self, rows: int, block: int) -> Arena:
+        return Arena(rows, tuple(self.encoder.row_shape), self.dtype, self.device, block)
+
     def _capture_one(self, session: Session, budget: Budget, layout: Layout) -> None:
         began = time.perf_counter()
         runner = make_runner(self.forward, budget, layout, session.arena, self.wanted)
-        empty = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        empty = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
         try:
             layout.write(empty, capacity_metadata(self.encoder, budget, []), rows=0)
             runner.block.copy_(empty)
@@ -135,110 +168,70 @@ class Capturer:
             )
         )
 
-    def _drop(self, budget: Budget, error: RuntimeError) -> None:
-        self.dropped.append(budget.name)
+    def _drop(self, budget: Budget, error: Exception) -> None:
+        """Note a budget that failed, and free what its frames hold."""
+        traceback.clear_frames(error.__traceback__)
+        self._failed[budget] = error.with_traceback(None) if is_memory(error) else error
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        warnings.warn(
-            f"budget {budget.name} could not be captured and is dropped ({reason}); smaller ones "
-            "still serve, larger items run eagerly",
-            stacklevel=2,
-        )
 
-    def _measure(self, session: Session) -> CostTable:
-        """Time every budget empty and filled, and eager on a small and on a middling load."""
-        assert session.stream is not None
-        session.arena.pixels.normal_()  # zeros would run faster than real pixels
-        session.stream.wait_stream(torch.cuda.current_stream(self.device))
-        empty: dict[Budget, float] = {}
-        filled: dict[Budget, tuple[list[Grid], Load, float]] = {}
-        by_rows: dict[int, float] = {}  # the two shapes of a token count cost the same empty
-        for budget, runner in session.runners.items():
-            if budget.rows not in by_rows:
-                by_rows[budget.rows] = self._time_grids(session, runner, [])
-            empty[budget] = by_rows[budget.rows]
-            grids = filling(self.encoder, budget)
-            load = Load.of(self.encoder.item_specs(grids))
-            filled[budget] = (grids, load, self._time_grids(session, runner, grids))
-        for entry, budget in zip(session.stats, session.runners, strict=True):
-            entry.replay_ms = filled[budget][2]
-        points = [(load, ms - empty[budget]) for budget, (_, load, ms) in filled.items()]
-        row_ms, area_ms = fit_attention(points)
-        smallest = min(session.runners)
-        floor = self._eager_wall(session.arena, [self.encoder.grid_for(smallest.tokens)])
-        host = self._replay_host(session, smallest, filled[smallest][2])
-        table = CostTable(empty, row_ms, area_ms, host, floor, eager_gap_ms=0.0)
-        bound = [budget for budget, ms in empty.items() if ms > 2.5 * floor]
-        if not bound:
-            return table
-        grids, load, _ = filled[min(bound)]  # the smallest that surely binds the device
-        gap = self._eager_wall(session.arena, grids) - table.eager(load)
-        return replace(table, eager_gap_ms=max(gap, 0.0))
-
-    def _time_grids(self, session: Session, runner: Runner, grids: list[Grid]) -> float:
-        assert session.stream is not None
-        rows = sum(spec.input_size for spec in self.encoder.item_specs(grids))
-        block = torch.zeros(runner.layout.nbytes, dtype=torch.uint8)
-        runner.layout.write(block, capacity_metadata(self.encoder, runner.budget, grids), rows)
-        with torch.cuda.stream(session.stream):
-            runner.block.copy_(block)
-        return time_replays(runner, session.stream)
-
-    def _eager_wall(self, arena: Arena, grids: list[Grid]) -> float:
-        """Wall milliseconds of an eager run as a user calls it, metadata made on the way."""
-        rows = sum(spec.input_size for spec in self.encoder.item_specs(grids))
-        return self._wall(lambda: self.encoder(arena.pixels[:rows], grids))
-
-    def _replay_host(self, session: Session, budget: Budget, device_ms: float) -> float:
-        """Wall milliseconds of a call around its graph: copies in, launch, results out."""
-        runner = session.runners[budget]
-        pixels = torch.empty_like(runner.pixels)
-
-        def call() -> None:
-            runner.pixels.copy_(pixels)
-            runner.run()
-            for buffer in runner.outputs.values():
-                buffer.clone()
-
-        return max(self._wall(call) - device_ms, 0.0)
-
-    def _wall(self, call: Callable[[], object]) -> float:
-        """The median of seven."""
-        times = []
-        for _ in range(8):
-            torch.cuda.synchronize(self.device)
-            began = time.perf_counter()
-            call()
-            torch.cuda.synchronize(self.device)
-            times.append((time.perf_counter() - began) * 1e3)
-        return sorted(times[1:])[3]
+    def _report(self, session: Session) -> None:
+        """Warn of every budget lost; where all are, and not by memory, the encoder is broken."""
+        bugs = [error for error in self._failed.values() if not is_memory(error)]
+        if bugs and not session.runners:
+            raise bugs[-1]
+        for budget, error in self._failed.items():
+            session.dropped.append(budget.name)
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warnings.warn(
+                f"budget {budget.name} could not be captured and is dropped ({reason}); smaller "
+                "ones still serve, larger items run eagerly",
+                stacklevel=5,
+            )
+        self._failed.clear()
 
     def _fit_memory(self, ladder: Ladder) -> Ladder:
         """Lower the largest inferred budget until arena and pool fit their share of free memory."""
         free, _ = torch.cuda.mem_get_info(self.device)
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         share = (free + cached) // MEMORY_SHARE
-        middle = ladder.budgets[len(ladder.budgets) // 4]
-        each = self._bytes_a_row(middle)
+        each = self._bytes_a_row(ladder.budgets)
         kept = tuple(budget for budget in ladder.budgets if budget.rows * each <= share)
-        if len(kept) == len(ladder.budgets) or not kept:
+        if len(kept) == len(ladder.budgets):
             return ladder
-        warnings.warn(
-            f"largest budget lowered from {ladder.budgets[-1].tokens} to {kept[-1].tokens} tokens: "
-            f"arena and graph pool are to fit a third of free memory ({share / 2**20:.0f} MiB); "
-            "give max_budget to choose yourself",
-            stacklevel=4,
-        )
+        limit = f"arena and graph pool are to fit a third of free memory ({share / 2**20:.0f} MiB)"
+        if kept:
+            what = f"largest budget lowered from {ladder.budgets[-1].tokens} to {kept[-1].tokens}"
+        else:
+            kept = tuple(b for b in ladder.budgets if b.rows == ladder.budgets[0].rows)
+            what = f"no budget fits, only the smallest is captured: {kept[0].tokens}"
+        warnings.warn(f"{what} tokens: {limit}; give max_budget to choose yourself", stacklevel=5)
         return replace(ladder, budgets=kept)
 
-    def _bytes_a_row(self, budget: Budget) -> float:
-        """Peak bytes of an eager run over its rows: activations grow in proportion."""
-        arena = self._arena({budget: self._layout(budget)})
+    def _bytes_a_row(self, budgets: tuple[Budget, ...]) -> float:
+        """Peak bytes of an eager run over its rows: activations grow in proportion.
+
+        Infinite where not even the smallest budget's run fits.
+        """
+        at = len(budgets) // 4
+        while True:
+            try:
+                return self._probe(budgets[at])
+            except RuntimeError as error:
+                if not is_memory(error):
+                    raise
+                traceback.clear_frames(error.__traceback__)
+            if at == 0:
+                return math.inf
+            at //= 2
+
+    def _probe(self, budget: Budget) -> float:
+        layout = self._layout(budget)
+        arena = self._new_arena(budget.rows, layout.nbytes)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        make_runner(self.forward, budget, self._layout(budget), arena, self.wanted).body()
+        make_runner(self.forward, budget, layout, arena, self.wanted).body()
         peak = torch.cuda.max_memory_allocated(self.device) - before
         return (peak + arena.nbytes) / budget.rows
 
@@ -248,18 +241,7 @@ class Capturer:
             yield bar
 
 
-def filling(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
-    """Equal items that fill a budget, in eight segments or more: a typical load to time."""
-    whole = encoder.grid_for(budget.tokens)
-    spec = encoder.item_specs([whole])[0]
-    if spec.segments > 1 or budget.tokens < LONG_SEGMENTS:
-        return [whole]
-    tokens = budget.tokens // min(LONG_SEGMENTS, budget.segments)
-    while tokens:
-        part = encoder.grid_for(tokens)
-        spec = encoder.item_specs([part])[0]
-        count = min(budget.segments, budget.tokens // spec.output_tokens)
-        if count and budget.refuses(Load.of([spec] * count)) is None:
-            return [part] * count
-        tokens -= 1
-    return []
+def is_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out."""
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or any(word in str(error) for word in MEMORY_WORDS)

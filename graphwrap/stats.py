@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -17,13 +17,17 @@ class BudgetStats:
     windows: int
     capture_seconds: float = 0.0
     replay_ms: float | None = None
-    """Milliseconds of a full replay, measured at capture; None where nothing is timed."""
+    """Milliseconds of a full replay, measured at capture or in the table loaded; else None."""
     graph_bytes: int = 0
     """Bytes that capturing this budget added to the pool (later ones reuse the largest's)."""
     hits: int = 0
     items: int = 0
     real_tokens: int = 0
     padded_tokens: int = 0
+
+    def fresh(self) -> BudgetStats:
+        """The same budget with counters at zero."""
+        return replace(self, hits=0, items=0, real_tokens=0, padded_tokens=0)
 
 
 @dataclass

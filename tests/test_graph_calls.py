@@ -1,4 +1,4 @@
-"""One call: whose memory results are, one face whatever ran, empty calls, and what is refused."""
+"""One call: one face whatever ran, empty calls, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from graph_cases import OURS, mixes, new_tower, pixels_for, single, static, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from oracles import Grids
 from toy_encoder import ToyEncoder
-from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
@@ -27,77 +26,6 @@ ROUTES = {
     "eager": OVER,
     "both": [*SMALL, *OVER],
 }
-
-
-def spaces(output: EncoderOutput) -> list[tuple[int, int]]:
-    """First and last byte of every tensor."""
-    return [(v.data_ptr(), v.data_ptr() + v.nbytes) for v in fields(output).values()]
-
-
-def overlap(one: EncoderOutput, other: EncoderOutput) -> bool:
-    return any(a < d and c < b for a, b in spaces(one) for c, d in spaces(other))
-
-
-# --- ownership ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_results_are_the_callers_own_and_survive_any_later_call(route: str) -> None:
-    graphed = toy()
-    grids = ROUTES[route]
-    output = graphed(pixels_for(graphed.encoder, grids), grids)
-    kept = copy_of(output)
-    for later in (*ROUTES.values(), grids):
-        other = graphed(pixels_for(graphed.encoder, later, seed=9), later)
-        assert not overlap(output, other)
-    graphed._poison()
-    graphed.release()
-    assert_same_bits(output, kept)
-
-
-def test_without_clone_results_are_views_that_the_next_call_overwrites() -> None:
-    graphed = toy(clone=False)
-    first = graphed(pixels_for(graphed.encoder, SMALL, 1), SMALL)
-    kept = copy_of(first)
-    second = graphed(pixels_for(graphed.encoder, SMALL, 2), SMALL)
-    assert overlap(first, second)
-    assert_same_bits(first, second)
-    assert worst_distance(first, kept) > 0.1
-
-
-@pytest.mark.parametrize("clone", [True, False])
-@pytest.mark.parametrize("route", ROUTES)
-def test_out_is_written_and_returned_whatever_ran(route: str, clone: bool) -> None:
-    graphed, grids = toy(clone=clone), ROUTES[route]
-    pixels = pixels_for(graphed.encoder, grids)
-    expected = graphed.encoder(pixels, grids)
-    nan = [torch.full_like(value, float("nan")) for value in fields(expected).values()]
-    out = EncoderOutput(nan[0], nan[1], tuple(nan[2:]))
-    output = graphed(pixels, grids, out=out)
-    assert_same_bits(out, expected)
-    assert spaces(output) == spaces(out)
-
-
-def test_out_may_lie_inside_a_larger_tensor_of_the_callers() -> None:
-    graphed = toy()
-    pixels = pixels_for(graphed.encoder, SMALL)
-    expected = graphed.encoder(pixels, SMALL)
-    store = torch.zeros(5, 20, 3)
-    out = EncoderOutput(store[0, 4:10], store[1, 4:7], (store[2, 4:7], store[3, 4:7]))
-    graphed(pixels, SMALL, out=out)
-    assert_same_bits(out, expected)
-    assert float(store[4].abs().sum() + store[:, :4].abs().sum() + store[:, 10:].abs().sum()) == 0
-
-
-@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x.double()], ids=["rows", "dtype"])
-def test_out_that_does_not_fit_is_refused(change: Callable[[Tensor], Tensor]) -> None:
-    graphed = toy()
-    pixels = pixels_for(graphed.encoder, SMALL)
-    hidden, pooled, deep = graphed.encoder(pixels, SMALL)
-    with pytest.raises(ValueError, match=r"out.pooler_output is .*: must be torch.float32 \(3, 3"):
-        graphed(pixels, SMALL, out=EncoderOutput(hidden, change(pooled), deep))
-    with pytest.raises(ValueError, match="out has no last_hidden_state"):
-        graphed(pixels, SMALL, out=EncoderOutput(None, pooled, deep))
 
 
 # --- one face -------------------------------------------------------------------------------------

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from graph_cases import is_tiled, pixels_for, static, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
 from oracles import Grids
 from photographs import china, flower, panning_clip
-from test_graph_packing import ladder, measured
 
 from graphwrap import BudgetStats, GraphedEncoder, GraphStats
-from graphwrap.budgets import Load
-from graphwrap.costs import CostTable
 
 SMALL: Grids = [[1, 1, 6]]
 OVER: Grids = [[1, 10, 10]]
@@ -53,6 +50,13 @@ def test_eager_items_are_counted_with_their_reason() -> None:
     wholly = GraphedEncoder(graphed.encoder, [16], backend="eager")
     call(wholly, [*SMALL, *OVER])
     assert wholly.stats().eager_reasons == {"eager backend": 2}
+
+
+def test_a_call_of_nothing_counts_as_no_eager_run() -> None:
+    graphed = toy()
+    graphed(torch.zeros(0, 3), [])
+    stats = graphed.stats()
+    assert (stats.eager_calls, stats.eager_items, dict(stats.eager_reasons)) == (0, 0, {})
 
 
 def test_what_capture_did_is_there_before_any_call() -> None:
@@ -150,56 +154,6 @@ def test_without_progress_and_at_a_first_call_nothing_is_shown(
     toy().capture(progress=False)
     call(toy(), SMALL)
     assert capfd.readouterr() == ("", "")
-
-
-# --- saved prices ---------------------------------------------------------------------------------
-
-MADE_ON = {"encoder": "Tower", "rows": "1176", "dtype": "torch.bfloat16", "device": "H200"}
-
-
-def test_a_table_saved_and_loaded_prices_alike(tmp_path: Path) -> None:
-    budgets = ladder("qwen2_5_vl")
-    table = measured(budgets)
-    table.save(tmp_path / "table.json", MADE_ON)
-    loaded = CostTable.load(tmp_path / "table.json", MADE_ON, budgets)
-    for budget in budgets:
-        load = Load(1, budget.tokens, budget.rows, 1, budget.rows, 0, budget.rows**2)
-        assert loaded.replay(budget, load) == table.replay(budget, load)
-        assert loaded.eager(load) == table.eager(load)
-
-
-@pytest.mark.parametrize("key", list(MADE_ON))
-def test_a_table_measured_on_something_else_is_refused(tmp_path: Path, key: str) -> None:
-    budgets = ladder("qwen2_5_vl")
-    measured(budgets).save(tmp_path / "table.json", MADE_ON)
-    with pytest.raises(ValueError, match=rf"table.json was measured with {key}='{MADE_ON[key]}'"):
-        CostTable.load(tmp_path / "table.json", {**MADE_ON, key: "other"}, budgets)
-
-
-def test_a_table_without_a_budgets_time_is_refused_by_its_name(tmp_path: Path) -> None:
-    budgets = ladder("qwen2_5_vl")
-    measured(budgets[1:]).save(tmp_path / "table.json", MADE_ON)
-    with pytest.raises(ValueError, match=r"no times for budgets \['64 \(8x256\)'\]"):
-        CostTable.load(tmp_path / "table.json", MADE_ON, budgets)
-
-
-def test_nothing_measured_cannot_be_saved_and_captured_cannot_be_loaded(tmp_path: Path) -> None:
-    graphed = toy()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="there are no measured times"):
-            graphed.save_table(tmp_path / "table.json")
-        graphed.capture(progress=False)
-    with pytest.raises(ValueError, match=r"already captured: release\(\) first"):
-        graphed.load_table(tmp_path / "table.json")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_static_never_routes_by_a_table(tmp_path: Path) -> None:
-    """It packs and pads every item within capacity, whatever a table says."""
-    graphed = toy()
-    graphed.load_table(tmp_path / "table.json")
-    call(graphed, SMALL)
-    assert graphed.stats().eager_items == 0
 
 
 # --- encode ---------------------------------------------------------------------------------------

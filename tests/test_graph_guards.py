@@ -1,0 +1,358 @@
+"""What is noticed before a wrong answer could come: weights, modes, settings, grids, copies."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graph_cases import new_tower, pixels_for, single, static, tower, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from torch import Tensor, nn
+from toy_encoder import WIDTH, ToyEncoder
+
+from encoders import Qwen2_5VLEncoder
+from encoders.contract import EncoderOutput
+from encoders.qwen2_5_vl import Qwen2_5VLConfig
+from graphwrap import GraphedEncoder
+from graphwrap.guards import WeightGuard
+
+SMALL = [[1, 1, 6]]
+OVER = [[1, 10, 10]]
+
+
+class DeepToy(ToyEncoder):
+    """A toy with what real towers have: submodules, an absent bias, a scalar, a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False))
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("offset", torch.zeros(WIDTH))
+        self.factor = torch.ones(WIDTH)
+        self.requires_grad_(False)
+
+    def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
+        rows = self.inner(pixel_values.to(self.scale)) * self.scale * self.factor + self.offset
+        return super().forward(rows, *args, **kwargs)
+
+
+def frozen(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.full(shape, 0.5), requires_grad=False)
+
+
+REBINDINGS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a submodule replaced": (
+        lambda e: setattr(e, "inner", nn.Sequential(nn.Linear(WIDTH, WIDTH))),
+        "module 'inner'",
+    ),
+    "a submodule of a submodule replaced": (
+        lambda e: e.inner.__setitem__(0, nn.Linear(WIDTH, WIDTH)),
+        "module 'inner.0'",
+    ),
+    "a submodule appended": (lambda e: e.inner.append(nn.ReLU()), "module 'inner.1'"),
+    "a submodule removed": (lambda e: e.inner.__delitem__(0), "module 'inner.0'"),
+    "a bias where there was none": (
+        lambda e: setattr(e.inner[0], "bias", frozen(WIDTH)),
+        "weight 'inner.0.bias'",
+    ),
+    "a weight taken away": (lambda e: setattr(e.inner[0], "weight", None), "'inner.0.weight'"),
+    "a parameter that is new": (lambda e: setattr(e, "gain", frozen(2)), "weight 'gain'"),
+    "a scalar rebound to an equal one": (
+        lambda e: setattr(e, "scale", nn.Parameter(torch.ones(1), requires_grad=False)),
+        "weight 'scale'|tensor 'scale'",
+    ),
+    "a buffer rebound": (lambda e: setattr(e, "offset", torch.zeros(WIDTH)), "weight 'offset'"),
+    "a plain tensor replaced": (
+        lambda e: setattr(e, "factor", torch.ones(WIDTH)),
+        "tensor 'factor'",
+    ),
+    ".to('meta')": (lambda e: e.to("meta"), "weight"),
+    ".double()": (lambda e: e.double(), "weight"),
+}
+
+
+@pytest.mark.parametrize("grids", [SMALL, OVER], ids=["replay", "eager"])
+@pytest.mark.parametrize("how", REBINDINGS)
+def test_whatever_was_rebound_after_capture_is_named(how: str, grids: list[list[int]]) -> None:
+    """Before ``forward``, which would raise less clearly."""
+    graphed = static(DeepToy(), [4], outputs=EVERY_FIELD)
+    pixels = pixels_for(graphed.encoder, grids)
+    graphed(pixels, grids)
+    rebind, name = REBINDINGS[how]
+    rebind(graphed.encoder)
+    with pytest.raises(RuntimeError, match=rf"({name}).* was rebound or moved .* release\(\)"):
+        graphed(pixels, grids)
+
+
+@pytest.mark.parametrize("how", [name for name in REBINDINGS if "meta" not in name])
+def test_after_release_what_was_rebound_serves(how: str) -> None:
+    graphed = static(DeepToy(), [4], outputs=EVERY_FIELD)
+    graphed.capture(progress=False)
+    REBINDINGS[how][0](graphed.encoder)
+    if graphed.encoder.inner and graphed.encoder.inner[0].weight is None:
+        return
+    graphed.encoder.requires_grad_(False)
+    graphed.release()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
+
+
+def test_weights_changed_in_place_are_no_rebinding() -> None:
+    graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
+    for tensor in [*graphed.encoder.state_dict().values(), graphed.encoder.factor]:
+        tensor.add_(0.25)
+    graphed.encoder.load_state_dict(DeepToy().state_dict())
+    graphed.encoder.train().eval()
+    pixels = pixels_for(graphed.encoder, SMALL)
+    assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
+
+
+@pytest.mark.slow
+def test_checking_thirty_two_blocks_costs_some_tens_of_microseconds() -> None:
+    with torch.device("meta"):
+        encoder = Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf({"hidden_size": 1280, "depth": 32,
+            "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}))  # fmt: skip
+    guard = WeightGuard(encoder)
+    best = float("inf")
+    for _ in range(300):
+        began = time.perf_counter()
+        guard.check()
+        best = min(best, time.perf_counter() - began)
+    assert best < 75e-6
+
+
+# --- without graphs, weights may move -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_without_graphs_a_cast_is_followed_in_full_precision(backend: str) -> None:
+    """Metadata kept from before is in the old precision: 1e-9 off."""
+    encoder, grids = new_tower("qwen2_vl"), single("qwen2_vl")[:1]
+    graphed = GraphedEncoder(encoder, [16], backend=backend, outputs=EVERY_FIELD)
+    pixels = pixels_for(encoder, grids).double() / 3
+    graphed(pixels, grids)
+    encoder.double()
+    output = graphed(pixels, grids)
+    assert_same_bits(output, encoder(pixels, grids))
+    assert output.pooler_output.dtype == graphed.dtype == torch.float64
+    assert graphed.stats().eager_calls == 2
+
+
+@pytest.mark.parametrize("how", [name for name in REBINDINGS if "meta" not in name])
+def test_without_graphs_what_is_rebound_serves_at_once(how: str) -> None:
+    graphed = GraphedEncoder(DeepToy(), [4], backend="eager", outputs=EVERY_FIELD)
+    pixels = pixels_for(graphed.encoder, SMALL)
+    graphed(pixels, SMALL)
+    REBINDINGS[how][0](graphed.encoder)
+    if graphed.encoder.inner and graphed.encoder.inner[0].weight is None:
+        return
+    graphed.encoder.requires_grad_(False)
+    assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
+
+
+def test_without_graphs_the_device_is_read_again() -> None:
+    graphed = GraphedEncoder(ToyEncoder(), [4], backend="eager")
+    graphed(pixels_for(graphed.encoder, SMALL), SMALL)
+    graphed.encoder.to("meta")
+    output = graphed(torch.zeros(6, WIDTH, device="meta"), [[1, 1, 6]])
+    assert output.pooler_output.device == graphed.device == torch.device("meta")
+
+
+def test_a_new_submodules_gradients_are_noticed() -> None:
+    graphed = GraphedEncoder(DeepToy(), [4], backend="eager")
+    pixels = pixels_for(graphed.encoder, SMALL)
+    graphed(pixels, SMALL)
+    graphed.encoder.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    with torch.enable_grad(), pytest.raises(ValueError, match="encoder parameters require grad"):
+        graphed(pixels, SMALL)
+
+
+# --- modes ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def default_device(name: str) -> Iterator[None]:
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("where", ["capture", "call", "both"])
+@pytest.mark.parametrize("backend", ["static", "eager"])
+def test_autocast_around_changes_nothing(backend: str, where: str) -> None:
+    encoder, grids = tower("qwen2_vl"), [[1, 4, 6], [1, 40, 40]]
+    pixels = pixels_for(encoder, grids)
+    graphed = GraphedEncoder(encoder, [16, 48], backend=backend, outputs=EVERY_FIELD)
+    expected = encoder(pixels, grids)
+    if where == "capture":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            graphed.capture(progress=False)
+    elif where == "call":
+        graphed.capture(progress=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=where != "capture"):
+        output = graphed(pixels, grids)
+        assert torch.is_autocast_enabled("cpu") is (where != "capture")
+    assert {value.dtype for value in fields(output).values()} == {torch.float32}
+    assert worst_distance(output, expected) <= 2e-6
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("name", ["toy", "qwen2_5_vl", "intern_vit_300m"])
+def test_a_default_device_changes_nothing(name: str, backend: str) -> None:
+    encoder: Any = ToyEncoder() if name == "toy" else tower(name)
+    grids = SMALL if name == "toy" else single(name)[:1]
+    pixels = pixels_for(encoder, grids)
+    graphed = GraphedEncoder(encoder, [16], backend=backend, outputs=EVERY_FIELD)
+    with default_device("meta"):
+        output = graphed(pixels, grids)
+    assert worst_distance(output, encoder(pixels, grids)) <= 2e-6
+
+
+# --- grids ----------------------------------------------------------------------------------------
+
+GRIDS: dict[str, Any] = {
+    "fractions": [[1.9, 8.5, 8.5], [1, 4, 6]],
+    "text": [["1", "8", "8"], ["1", "4", "6"]],
+    "one text": ["188", "146"],
+    "numpy": np.array([[1, 8, 8], [1, 4, 6]]),
+    "numpy rows": [np.array([1, 8, 8]), np.array([1, 4, 6])],
+    "flat numpy": np.array([1, 8, 8]),
+    "flat of numpy": [np.int64(1), np.int64(8), np.int64(8)],
+    "numpy numbers": [[np.int64(1), np.int64(8), 8], [1, 4, np.int32(6)]],
+    "whole floats": [[1.0, 8, 8.0], [1, 4, 6]],
+    "a float tensor": torch.tensor([[1.0, 8.0, 8.0], [1.0, 4.0, 6.0]]),
+    "a fractional tensor": torch.tensor([[1.0, 8.5, 8.0], [1.0, 4.0, 6.0]]),
+    "row tensors": [torch.tensor([1, 8, 8]), torch.tensor([1, 4, 6])],
+    "true": [[True, 8, 8], [1, 4, 6]],
+    "one too deep": [[[1, 8, 8]], [[1, 4, 6]]],
+    "two numbers": [[8, 8], [4, 6]],
+    "zeros": [[0, 8, 8], [1, 4, 6]],
+    "odd": [[1, 8, 8], [1, 3, 8]],
+}
+
+
+def answer_of(run: Any, pixels: Tensor, grid: Any) -> Any:
+    """The output, or what the refusal says."""
+    try:
+        return run(pixels, grid)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "new"])
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_grid_is_taken_or_refused_as_the_encoder_does(
+    name: str, seen: bool, backend: str
+) -> None:
+    """Also where an equal one was seen before, and found by its numbers."""
+    encoder, grid = tower("qwen2_vl"), GRIDS[name]
+    graphed = GraphedEncoder(encoder, [16, 48], backend=backend, outputs=EVERY_FIELD)
+    proper = [[1, 8, 8], [1, 4, 6]]
+    if "flat" in name:
+        proper = proper[:1]
+    pixels = pixels_for(encoder, proper)
+    if seen:
+        graphed(pixels, proper)
+    expected, answer = (answer_of(run, pixels, grid) for run in (encoder, graphed))
+    if isinstance(expected, str):
+        assert answer == expected
+    else:
+        assert worst_distance(answer, expected) <= 2e-6
+
+
+def test_a_generator_of_grids_is_read_and_none_is_refused() -> None:
+    graphed, grids = toy(), [[1, 1, 6], [1, 2, 4]]
+    pixels = pixels_for(graphed.encoder, grids)
+    for _ in range(2):
+        output = graphed(pixels, (row for row in grids))
+        assert_same_bits(output, graphed.encoder(pixels, grids))
+    with pytest.raises(ValueError, match=r"grid_thw is None: pass \[items, 3\]"):
+        graphed(pixels, None)
+
+
+# --- pixels, settings, copies ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("convert", [Tensor.numpy, Tensor.tolist])
+def test_pixels_that_are_no_tensor_are_refused_with_the_fix(convert: Any) -> None:
+    graphed = toy()
+    with pytest.raises(TypeError, match=r"not a tensor: pass torch.as_tensor\(pixel_values\)"):
+        graphed(convert(pixels_for(graphed.encoder, SMALL)), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"outputs": "pooler_output"}, r"outputs='pooler_output': give a tuple of fields"),
+        ({"outputs": None}, "outputs=None: give a tuple of fields"),
+        ({"outputs": ()}, "outputs is empty"),
+        ({"outputs": ("pooler",)}, "outputs entry='pooler': must be one of last_hidden_state"),
+        ({"outputs": (3,)}, "outputs entry=3: must be one of"),
+        ({"clone": "no"}, "clone='no': must be one of True, False"),
+        ({"clone": 1}, "clone=1: must be one of True, False"),
+        ({"compile": None}, "compile=None: must be one of"),
+        ({"backend": None}, "backend=None: must be one of auto"),
+        ({"on_overflow": True}, "on_overflow=True: must be one of eager, raise"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GraphedEncoder(ToyEncoder(), [4], **settings)
+
+
+def test_a_field_named_twice_is_one() -> None:
+    graphed = GraphedEncoder(ToyEncoder(), [4], outputs=["pooler_output", "pooler_output"])
+    assert graphed.outputs == ("pooler_output",)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_copy_is_refused_and_the_error_says_how(how: Any, captured: bool) -> None:
+    graphed = toy()
+    if captured:
+        graphed.capture(progress=False)
+    with pytest.raises(TypeError, match=r"GraphedEncoder\(copy.deepcopy\(graphed.encoder\)"):
+        how(graphed)
+    twin = static(copy.deepcopy(graphed.encoder), [4], outputs=EVERY_FIELD)
+    pixels = pixels_for(twin.encoder, SMALL)
+    assert_same_bits(twin(pixels, SMALL), graphed(pixels, SMALL))
+
+
+class BufferToy(ToyEncoder):
+    """Its weight is a buffer, after one of integers; its rows are given as a list."""
+
+    row_shape = [WIDTH]  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.weight.data
+        del self.weight
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("weight", weight)
+
+
+def test_a_module_of_buffers_alone_and_a_row_shape_in_a_list_serve() -> None:
+    graphed = static(BufferToy().double(), [4], outputs=EVERY_FIELD)
+    pixels = torch.rand(6, WIDTH, dtype=torch.float64)
+    assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
+    assert graphed.dtype == torch.float64
+
+
+def test_a_module_without_weights_is_refused() -> None:
+    class Weightless(ToyEncoder):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.weight
+
+    with pytest.raises(ValueError, match="Weightless has no floating-point parameters or buffers"):
+        static(Weightless(), [4])
