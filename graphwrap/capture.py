@@ -54,6 +54,33 @@ def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: list[Gri
     )
 
 
+@dataclass(frozen=True)
+class Body:
+    """What a graph captures: clear the padding, run the encoder, put results into the arena.
+
+    It knows nothing of its runner: a cycle would outlive ``release()`` until garbage is collected,
+    and the arena and the graph's pool with it. Nor is it a closure: an error that somebody holds
+    keeps the closures of its frames.
+    """
+
+    forward: Forward
+    arena: Arena
+    wanted: tuple[str, ...]
+    pixels: Tensor
+    real_rows: Tensor
+    metadata: Metadata
+    outputs: dict[str, Tensor]
+
+    def __call__(self) -> None:
+        index = torch.arange(len(self.pixels), device=self.pixels.device)
+        padding = (index >= self.real_rows).view(-1, *[1] * (self.pixels.ndim - 1))
+        self.pixels.masked_fill_(padding, 0.0)  # stale rows of an earlier call, whatever they held
+        output = self.forward(self.pixels, encoder_metadata=self.metadata)
+        for name, field in output_fields(output, self.wanted).items():
+            self.outputs[name] = self.arena.output(name, field)
+            self.outputs[name].copy_(field)
+
+
 def make_runner(
     forward: Forward, budget: Budget, layout: Layout, arena: Arena, wanted: tuple[str, ...]
 ) -> Runner:
@@ -63,20 +90,8 @@ def make_runner(
     real_rows = views.pop(ROWS)
     metadata = {**views, **layout.constants}
     pixels = arena.pixels[: budget.rows]
-    outputs: dict[str, Tensor] = {}
-
-    def body() -> None:
-        index = torch.arange(budget.rows, device=pixels.device)
-        padding = (index >= real_rows).view(-1, *[1] * (pixels.ndim - 1))
-        pixels.masked_fill_(padding, 0.0)  # stale rows of an earlier call, whatever they held
-        fields = output_fields(forward(pixels, encoder_metadata=metadata), wanted)
-        for name, field in fields.items():
-            outputs[name] = arena.output(name, field)
-            outputs[name].copy_(field)
-
-    # The body knows nothing of its runner: a cycle would outlive release() until garbage is
-    # collected, and the arena and the graph's pool with it.
-    return Runner(budget, layout, pixels, block, body, outputs)
+    body = Body(forward, arena, wanted, pixels, real_rows, metadata, {})
+    return Runner(budget, layout, pixels, block, body, body.outputs)
 
 
 def capture(

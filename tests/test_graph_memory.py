@@ -1,0 +1,316 @@
+"""How much memory a ladder may take, what is done where there is less, and what an error keeps."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graph_cases import pixels_for, static, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits
+from test_graph_failures import ERRORS, FailingEncoder, failing
+from torch import Tensor
+from toy_encoder import ToyEncoder
+
+from encoders.contract import EncoderOutput, Metadata
+from graphwrap import GraphedEncoder, session
+from graphwrap.buffers import Arena
+from graphwrap.budgets import Ladder, plan_ladder
+from graphwrap.session import Capturer
+
+CPU = torch.device("cpu")
+
+
+def lowered(
+    monkeypatch: pytest.MonkeyPatch, free: int, encoder: ToyEncoder | None = None
+) -> tuple[Ladder, Ladder]:
+    """The toy's ladder before and after it is fitted to a device of 1,000 bytes a row."""
+    encoder = encoder or ToyEncoder()
+    rows = [0]
+    forward = encoder.forward
+
+    def counted(pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
+        rows[0] = len(pixel_values)
+        return forward(pixel_values, *args, **kwargs)
+
+    for name, value in {
+        "mem_get_info": lambda device: (free, free),
+        "memory_reserved": lambda device: 0,
+        "memory_allocated": lambda device: 0,
+        "reset_peak_memory_stats": lambda device: None,
+        "max_memory_allocated": lambda device: 1000 * rows[0],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(encoder, "forward", counted)
+    ladder = plan_ladder(encoder, max_frames_per_batch=2)
+    capturer = Capturer(
+        encoder, encoder, CPU, torch.float32, EVERY_FIELD, graphs=True, progress=False, bounded=True
+    )
+    return ladder, capturer._fit_memory(ladder)
+
+
+# --- a third of free memory -----------------------------------------------------------------------
+
+
+def test_a_ladder_that_fits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before, after = lowered(monkeypatch, free=10**9)
+    assert before == after
+
+
+def test_the_largest_budget_is_lowered_to_fit_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.warns(UserWarning, match=r"lowered from 64 to \d+ tokens.*give max_budget") as said:
+        before, after = lowered(monkeypatch, free=3 * 1100 * 64)
+    assert len(said) == 1
+    assert after.budgets == before.budgets[: len(after.budgets)]
+    assert 56 <= after.budgets[-1].rows <= 70
+
+
+def test_where_no_budget_fits_only_the_smallest_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.warns(UserWarning, match="no budget fits, only the smallest is captured: 4 tokens"):
+        before, after = lowered(monkeypatch, free=3)
+    assert {budget.tokens for budget in after.budgets} == {4} == {before.budgets[0].tokens}
+
+
+def test_a_trial_that_runs_out_of_memory_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def fails(rows: int) -> bool:
+        seen.append(rows)
+        return rows > 10
+
+    encoder = FailingEncoder(ERRORS["out of memory"], fails)
+    before, after = lowered(monkeypatch, 10**9, encoder)
+    assert before == after
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] <= 10 < seen[0]
+
+
+def test_a_trial_that_never_fits_leaves_the_smallest_and_a_bug_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.warns(UserWarning, match="only the smallest is captured"):
+        _, after = lowered(monkeypatch, 10**9, FailingEncoder(ERRORS["out of memory"], bool))
+    assert {budget.tokens for budget in after.budgets} == {4}
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        lowered(monkeypatch, 10**9, FailingEncoder(BUG, bool))
+
+
+@pytest.mark.parametrize(
+    ("settings", "bounded"),
+    [({}, True), ({"min_budget": 8}, True), ({"max_budget": 32}, False), ({"budgets": [8]}, False)],
+)
+def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
+    settings: dict[str, Any], bounded: bool
+) -> None:
+    assert GraphedEncoder(ToyEncoder(), **settings)._bounded is bounded
+
+
+# --- budgets that cannot be -----------------------------------------------------------------------
+
+BUG = RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x5 and 3x3)")
+
+
+class SmallHost(ToyEncoder):
+    """As on a host without room for the metadata of a large budget."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def prepare_encoder_metadata(self, grid_thw: Any, **capacities: Any) -> Metadata:
+        if (capacities.get("max_input_size") or 0) > 10**6:
+            raise self.error
+        return super().prepare_encoder_metadata(grid_thw, **capacities)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("[enforce fail at alloc_cpu.cpp:127] can't allocate memory"), MemoryError()],
+    ids=["allocator", "host"],
+)
+def test_a_budget_whose_metadata_the_host_cannot_hold_is_dropped(error: Exception) -> None:
+    graphed = static(SmallHost(error), [8, 10**9], max_frames_per_batch=1, outputs=EVERY_FIELD)
+    with pytest.warns(UserWarning, match=r"budget 1000000000 .* is dropped") as said:
+        graphed.capture(progress=False)
+    assert len(said) == 1
+    pixels = pixels_for(graphed.encoder, [[1, 1, 8]])
+    assert_same_bits(graphed(pixels, [[1, 1, 8]]), graphed.encoder(pixels, [[1, 1, 8]]))
+    assert [budget.hits for budget in graphed.stats().budgets] == [1]
+
+
+def test_where_every_budget_fails_by_a_bug_of_the_encoder_it_is_raised() -> None:
+    graphed = failing(BUG, lambda rows: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            graphed.capture(progress=False)
+    assert graphed.stats().budgets == []
+
+
+def test_a_budget_that_fails_alone_is_dropped_whatever_it_says() -> None:
+    graphed = failing(BUG, lambda rows: rows == 32)
+    with pytest.warns(UserWarning, match="shapes cannot be multiplied"):
+        graphed.capture(progress=False)
+    assert [budget.tokens for budget in graphed.stats().budgets] == [4, 8]
+
+
+def test_with_every_budget_lost_an_overflow_error_says_so() -> None:
+    graphed = failing(ERRORS["out of memory"], lambda rows: True, on_overflow="raise")
+    with pytest.warns(UserWarning, match="is dropped"):
+        graphed.capture(progress=False)
+    graphed.encoder.fails = lambda rows: False
+    with pytest.raises(ValueError, match=r"\(1, 1, 6\) has no graph: no budget could be captured"):
+        graphed(pixels_for(graphed.encoder, [[1, 1, 6]]), [[1, 1, 6]])
+
+
+# --- what an error keeps --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [32, 8], ids=["the first", "the last"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TypeError])
+def test_an_error_held_keeps_no_buffers(
+    error: type[BaseException], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook holds the last error for as long as it runs."""
+    refs: list[weakref.ref[Tensor]] = []
+
+    class Seen(Arena):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            refs.extend(map(weakref.ref, (self.pixels, self.block)))
+
+    monkeypatch.setattr(session, "Arena", Seen)
+    graphed = failing(error(), lambda count: count == rows)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(error) as held:
+            graphed.capture(progress=False)
+        assert [ref() for ref in refs] == [None, None]
+    finally:
+        gc.enable()
+    assert held.traceback[-1].name == "forward"
+
+
+# --- our own invariants ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capacity", "name"),
+    [("tokens", "tokens"), ("segments", "segments"), ("longest_segment", "longest segment"),
+     ("windows", "windows")],
+)  # fmt: skip
+def test_what_does_not_fit_a_budget_is_never_written_there(
+    monkeypatch: pytest.MonkeyPatch, capacity: str, name: str
+) -> None:
+    """As if packing were wrong: a graph would cut it off without a word."""
+    graphed = toy([8], max_frames_per_batch=4).capture(progress=False)
+    grids = [[2, 1, 6]]
+    pixels = pixels_for(graphed.encoder, grids)
+    specs = graphed.encoder.item_specs
+    graphed._plan(grids)  # packed before anything is wrong
+    field = {"tokens": "output_tokens"}.get(capacity, capacity)
+    monkeypatch.setattr(
+        graphed.encoder,
+        "item_specs",
+        lambda grid: [spec._replace(**{field: 1000}) for spec in specs(grid)],
+    )
+    with pytest.raises(AssertionError, match=rf"packing put Load\(.*\) into .*: over its {name}"):
+        graphed(pixels, grids)
+
+
+class Fickle(ToyEncoder):
+    """Metadata of a call that differ from the empty grid's in one way."""
+
+    def __init__(self, change: Callable[[Metadata], object]) -> None:
+        super().__init__()
+        self.change = change
+
+    def prepare_encoder_metadata(self, grid_thw: Any, **capacities: Any) -> Metadata:
+        metadata = super().prepare_encoder_metadata(grid_thw, **capacities)
+        if len(grid_thw):
+            self.change(metadata)
+        return metadata
+
+
+FICKLE: dict[str, tuple[Callable[[Any], object], str]] = {
+    "an entry less": (
+        lambda m: m.pop("first"),
+        r"gave the entries \['max_seqlen'\] for this grid and",
+    ),
+    "an entry more": (lambda m: m.update(extra=torch.zeros(2)), r"'extra'.* must not depend on"),
+    "a number": (lambda m: m.update(first=3), "gave first=3 for this grid: every entry must be"),
+    "a shape": (lambda m: m.update(first=m["first"][:2]), r"gave first as torch.int64 \(2,\)"),
+    "a constant": (lambda m: m["max_seqlen"].add_(1), "gave max_seqlen=17: the graph has 16"),
+    "a constant's shape": (lambda m: m.update(max_seqlen=torch.tensor([16])), r"gave max_seqlen="),
+}
+
+
+@pytest.mark.parametrize("how", FICKLE)
+def test_metadata_that_depend_on_more_than_capacities_are_refused(how: str) -> None:
+    change, message = FICKLE[how]
+    graphed = static(Fickle(change), [8], max_frames_per_batch=1)
+    with pytest.raises(ValueError, match=rf"prepare_encoder_metadata .*{message}"):
+        graphed(torch.zeros(6, 3), [[1, 1, 6]])
+
+
+def test_metadata_that_are_no_tensors_are_refused_at_capture() -> None:
+    class Plain(ToyEncoder):
+        def prepare_encoder_metadata(self, grid_thw: Any, **capacities: Any) -> Any:
+            return {**super().prepare_encoder_metadata(grid_thw, **capacities), "n": 3}
+
+    with pytest.raises(ValueError, match="prepare_encoder_metadata gave n=3: every entry must be"):
+        static(Plain(), [8]).capture(progress=False)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+class Stream:
+    """Stands in for a CUDA stream: notes which events it waits for."""
+
+    def __init__(self) -> None:
+        self.waits: list[object] = []
+
+    def wait_event(self, event: object) -> None:
+        self.waits.append(event)
+
+
+class Event:
+    def __init__(self) -> None:
+        self.recorded: list[object] = []
+
+    def record(self, stream: object) -> None:
+        self.recorded.append(stream)
+
+
+def test_a_call_on_another_stream_waits_for_capture_and_for_calls_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = [Stream() for _ in range(3)]
+    current = [streams[0]]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    graphed = toy().capture(progress=False)
+    graphed.device = torch.device("cuda", 0)
+    graphed._start(graphed._packer, graphed._session)  # as capture ends
+    executor = graphed._executor
+    (event,) = {executor._used[1]}
+    assert event.recorded == streams[:1]
+    monkeypatch.setattr(executor, "_run", lambda *args: 1 / 0)
+    for stream in streams[1:]:
+        current[0] = stream
+        with pytest.raises(ZeroDivisionError):
+            executor.run(graphed._plan([[1, 1, 6]]), torch.zeros(6, 3), None)
+        assert stream.waits == [event]
+    assert event.recorded == streams
