@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,7 +115,8 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shape of 2^60 rows": (rewrite_header(lambda h: h[NORM].update(shape=[1 << 60])), "needs"),
     "name twice": (name_twice, "occurs twice"),
     "config that is not JSON": (write("config.json", "{'a': 1}"), "not valid JSON"),
-    "config of nesting": (write("config.json", '{"a":' * 2_000_000), "not valid JSON"),
+    "config of nesting": (write("config.json", '{"a":' * 1_000_000), "not valid JSON"),
+    "config of more": (write("config.json", '{"a":' * 2_000_000), "2000000 objects and lists"),
     "config of a number of 10^6 digits": (write("config.json", '{"a":%s}' % ("9" * 10**6)), "not "),
     "a billion layers": (vision(depth=10**9), "config field depth=1000000000"),
     "too many taps": (vision(deepstack_visual_indexes=[0] * 50_000), "has 50000 entries"),
@@ -177,6 +181,43 @@ def test_an_index_without_end_is_not_fetched_to_its_end(
         load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False)
     cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in cached) < 1e5
+
+
+BULK = """
+import resource, sys, time
+from weights import CheckpointError, load_encoder
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.perf_counter()
+try:
+    load_encoder(sys.argv[1])
+except CheckpointError as error:
+    seconds = time.perf_counter() - start
+    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    print(str(error)[-300:])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB")
+@pytest.mark.parametrize("place", ["header", "index"])
+@pytest.mark.parametrize("part", ["[],", '"ab",'])
+def test_bulk_is_refused_in_little_time_and_memory(folder: Path, place: str, part: str) -> None:
+    """99 MB of empty lists took 16 s and 2.2 GB; only their own bytes are held now."""
+    bulk = part.encode() * (99_000_000 // len(part))
+    text = b'{"weight_map":[' + bulk + b"0]}"
+    if place == "index":
+        (folder / INDEX).write_bytes(text)
+    else:
+        raw = (folder / SHARD).read_bytes()
+        (folder / SHARD).write_bytes(struct.pack("<Q", len(text)) + text + raw)
+    shell = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[1]))
+    command = [sys.executable, "-c", BULK, str(folder)]
+    done = subprocess.run(command, env=shell, capture_output=True, text=True, check=True)
+    figures, message = done.stdout.split("\n", 1)
+    seconds, grown = map(float, figures.split())
+    assert "are read: not the file of a published checkpoint" in message
+    assert seconds < 4
+    assert grown * 1024 < 350e6
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json", INDEX])

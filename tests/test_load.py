@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import INDEX, edit_config, edit_tensors, read_json, same_weights
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
-from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+from weights import CheckpointError, inspect_checkpoint, load_encoder
 
 
 @pytest.fixture
@@ -252,30 +252,6 @@ def test_inspect_says_what_is_there(chat: Path) -> None:
     assert info.tensors == len(encoder.state_dict())
     assert info.checkpoint_tensors > info.tensors
     assert json.loads(json.dumps(info.to_dict()))["shards"] == list(info.shards)
-
-
-@pytest.mark.parametrize("family", RECIPES)
-def test_extracted_tower_loads_as_the_original(tmp_path: Path, family: str) -> None:
-    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)
-    out = extract_encoder(folder, tmp_path / "tower")
-    whole, tower = load_encoder(folder), load_encoder(out)
-    assert same_weights(whole, tower)
-    assert whole.preprocessor == tower.preprocessor
-    assert whole.config == tower.config
-    stored = load_file(out / "model.safetensors")
-    assert len(stored) == inspect_checkpoint(folder).tensors
-
-
-def test_extract_leaves_an_existing_folder_alone_unless_told(qwen3: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "precious").touch()
-    with pytest.raises(CheckpointError, match="exists already"):
-        extract_encoder(qwen3, out)
-    assert [path.name for path in out.iterdir()] == ["precious"]
-    extract_encoder(qwen3, out, overwrite=True)
-    assert load_encoder(out) is not None
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 GROWTH = """

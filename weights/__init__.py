@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from .errors import CheckpointError
 
 if TYPE_CHECKING:
+    from .extraction import extract_encoder
     from .families import FAMILIES, Family
-    from .inspection import CheckpointInfo, extract_encoder, inspect_checkpoint
+    from .inspection import CheckpointInfo, inspect_checkpoint
     from .layouts import LAYOUTS, Layout
     from .load import load_encoder
     from .published import PUBLISHED, PublishedModel
@@ -40,7 +41,7 @@ _HOMES = {
     "Family": "families",
     "Layout": "layouts",
     "PublishedModel": "published",
-    "extract_encoder": "inspection",
+    "extract_encoder": "extraction",
     "inspect_checkpoint": "inspection",
     "load_encoder": "load",
 }

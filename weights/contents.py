@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import CheckpointError
+from huggingface_hub.errors import RemoteEntryNotFoundError
+
+from .errors import CheckpointError, shown
 from .snapshot import FolderSnapshot, Snapshot, check_name
 from .tensor_file import Header
 
@@ -14,6 +16,9 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 """What a repo may say about preprocessing, each in a ``.json`` of that name."""
+
+LONGEST_PART = 255
+"""Bytes of a file's or folder's name."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
@@ -36,7 +41,14 @@ class Contents:
         for name, file in self.files.items():
             if file in lengths:
                 lengths[file] += len(name) + 88
-        return self.snapshot.headers(sorted(files), lengths)
+        if isinstance(self.snapshot, FolderSnapshot):
+            _require_files(self.snapshot, sorted(files))
+        try:
+            return self.snapshot.headers(sorted(files), lengths)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, RemoteEntryNotFoundError):
+                raise CheckpointError(f"{error}, which its index names") from error.__cause__
+            raise
 
     @property
     def label(self) -> str:
@@ -82,14 +94,32 @@ def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
     return dict.fromkeys(snapshot.header(name).tensors, name)
 
 
+def _require_files(snapshot: FolderSnapshot, files: list[str]) -> None:
+    """Raise a :class:`CheckpointError` that lists all files the index names and nobody copied."""
+    missing = [file for file in files if not snapshot.has(file)]
+    if missing:
+        listed = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
+        raise CheckpointError(
+            f"{snapshot.label}: the folder has no file {listed}, which its index names: download "
+            "it again, whole"
+        )
+
+
 def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:
     files = index.get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise CheckpointError(f"{label}: needs a weight_map of tensor names to file names")
-    for file in set(files.values()):
+    for file in sorted(set(files.values())):
         check_name(file, label)
+        if any(len(part.encode()) > LONGEST_PART for part in file.split("/")):
+            raise CheckpointError(
+                f"{label}: names the file {shown(file)!r}; no disk takes a name of over "
+                f"{LONGEST_PART} bytes"
+            )
         if not file.endswith(".safetensors"):
-            raise CheckpointError(f"{label}: names {file!r}, which is not a .safetensors file")
+            raise CheckpointError(
+                f"{label}: names {shown(file)!r}, which is not a .safetensors file"
+            )
     return files
 
 

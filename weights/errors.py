@@ -1,16 +1,41 @@
-"""The exceptions of this package: one to catch, one more that is handled inside."""
+"""The exceptions of this package: one to catch, one more that is handled inside; what they show."""
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DamagedError"]
+__all__ = ["CheckpointError", "DamagedError", "shown"]
+
+LONGEST_MESSAGE = 8000
+"""Characters of a message; names in a forged checkpoint have millions."""
+LONGEST_NAME = 200
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be found, or that does not hold exactly the tower it says it holds.
 
-    The message names the repo and revision (or folder), what is wrong with it, and what to do.
+    The message names the repo and revision (or folder), what is wrong with it, and what to do. It
+    can be printed whatever the checkpoint holds: at most 8,000 characters, no lone surrogates.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            _cut(message, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode()
+        )
 
 
 class DamagedError(CheckpointError):
     """A kept copy is no longer what was recorded of it; it is fetched again where that can be."""
+
+
+def shown(name: str) -> str:
+    """A name out of a checkpoint as messages show it: cut, and escaped where it would not print."""
+    short = _cut(name, LONGEST_NAME)
+    return short if short.isprintable() else ascii(short)
+
+
+def _cut(text: str, most: int) -> str:
+    """``text`` without its middle if it is longer than ``most``; the end often holds the fix."""
+    if len(text) <= most:
+        return text
+    tail = most // 4
+    left = f" ... ({len(text) - most} more characters) ... "
+    return text[: most - tail] + left + text[-tail:]

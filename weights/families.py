@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
@@ -22,7 +23,7 @@ from encoders import (
     VisionEncoder,
 )
 
-from .errors import CheckpointError
+from .errors import CheckpointError, shown
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Fields: TypeAlias = dict[tuple[str, ...], Any]
@@ -106,8 +107,13 @@ class _WithoutInit(TorchFunctionMode):
 
 
 def _depth(shapes: Shapes, blocks: str) -> int:
-    numbers = [int(name.split(".")[1]) for name in shapes if name.startswith(blocks)]
-    return max(numbers, default=-1) + 1
+    """One more than the highest number of a block; names without one are left over, and listed."""
+    words = [name.split(".")[1] for name in shapes if name.startswith(blocks)]
+    return max((int(word) for word in words if _NUMBER.fullmatch(word)), default=-1) + 1
+
+
+_NUMBER = re.compile(r"[0-9]{1,3}")
+"""Of a block; no tower has a thousand."""
 
 
 def _fields(shapes: Shapes, **wanted: tuple[str, int]) -> dict[str, int]:
@@ -230,7 +236,7 @@ def find_family(config: Mapping[str, Any], names: Iterable[str], label: str) -> 
     Raises:
         CheckpointError: a model type, or a timm architecture, that no encoder reads.
     """
-    section, parents = _vision_section(config)
+    section, parents = vision_section(config)
     types = [
         kind for part in (section, *parents) if isinstance(kind := part.get("model_type"), str)
     ]
@@ -238,12 +244,12 @@ def find_family(config: Mapping[str, Any], names: Iterable[str], label: str) -> 
     if not types and isinstance(architecture, str):
         if architecture in TIMM_ARCHITECTURES:
             return FAMILIES["intern_vit"]
-        raise _unsupported(label, f"timm architecture {architecture!r}")
+        raise _unsupported(label, f"timm architecture {shown(architecture)!r}")
     if types:
         for family in FAMILIES.values():
             if types[0] in family.model_types:
                 return family
-        raise _unsupported(label, f"model_type {types[0]!r}")
+        raise _unsupported(label, f"model_type {shown(types[0])!r}")
     return _sniff(names, label)
 
 
@@ -273,7 +279,7 @@ def _sniff(names: Iterable[str], label: str) -> Family:
     raise _unsupported(label, "a config.json without model_type, with tensors of no known tower,")
 
 
-def _vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
     """The tower's part of a config, and the parts around it from the inside out."""
     for path in SECTIONS:
         parents: list[Mapping[str, Any]] = [config]
@@ -312,7 +318,7 @@ def build_config(family: Family, config: Mapping[str, Any], shapes: Shapes, labe
 
 def _completed(family: Family, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     """``config`` with what its vision part leaves out, that part where encoders look first."""
-    section, parents = _vision_section(config)
+    section, parents = vision_section(config)
     full = _timm_section(config) or dict(section)
     for aliases, value in family.fields(shapes).items():
         if all(full.get(name) is None for name in aliases):

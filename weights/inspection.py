@@ -1,28 +1,23 @@
-"""Saying what a checkpoint holds without reading a tensor, and cutting the tower out of it."""
+"""Saying what a checkpoint holds without reading a tensor of it."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
-from zlib import crc32
+from typing import Any
 
-from .contents import PROCESSOR_FILES, SINGLE, read_contents
-from .errors import CheckpointError, DamagedError
-from .hub import open_snapshot
+from huggingface_hub import try_to_load_from_cache
+
+from .contents import read_contents
+from .hub import SAVING
 from .hub_options import HubOptions
 from .plan import Tower, build_encoder, find_tower
-from .snapshot import Located, Piece, Snapshot, with_located
-from .tower_cache import tower_header
-
-COPY_BYTES = 16 << 20
-"""Bytes moved at once; more is no faster."""
+from .snapshot import Traffic
+from .sources import open_source
+from .tower_cache import TowerCache, cache_root
 
 
 @dataclass(frozen=True)
@@ -55,9 +50,13 @@ class CheckpointInfo:
     bytes_as_ranges: int
     """What loading transfers of the weights as byte ranges, were nothing cached."""
     bytes_as_shards: int
-    """What it would transfer as whole files."""
+    """What it would transfer as whole files, were nothing cached."""
     cached: str
     """What is here: ``tower``, ``shards``, ``some shards``, ``nothing``; ``local`` for a folder."""
+    fetch: str
+    """What loading would fetch now: ``ranges``, ``shards`` or ``nothing``."""
+    unfinished: bool
+    """Whether an earlier fetch of ranges was cut off, and would be gone on with."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
@@ -90,7 +89,7 @@ def inspect_checkpoint(
         revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
         max_workers, progress,
     )  # fmt: skip
-    tower = find_tower(read_contents(open_snapshot(repo_id_or_path, options)))
+    tower = find_tower(read_contents(open_source(repo_id_or_path, options)))
     encoder = build_encoder(tower)
     by_dtype: Counter[str] = Counter()
     for source in tower.sources:
@@ -114,85 +113,37 @@ def inspect_checkpoint(
         bytes_as_ranges=traffic.ranges,
         bytes_as_shards=traffic.shards,
         cached=traffic.cached,
+        fetch=_way(tower, traffic, os.fspath(repo_id_or_path), options),
+        unfinished=_unfinished(tower, os.fspath(repo_id_or_path), options),
     )
 
 
-def extract_encoder(
-    repo_id_or_path: str | os.PathLike[str],
-    out_dir: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    revision: str | None = None,
-    subfolder: str | None = None,
-    cache_dir: str | Path | None = None,
-    token: bool | str | None = None,
-    local_files_only: bool = False,
-    force_download: bool = False,
-    fetch: str = "auto",
-    max_workers: int = 8,
-    progress: bool = True,
-) -> Path:
-    """Write the tower alone: the configs as published, and ``model.safetensors`` with its tensors.
-
-    Names, dtypes and bytes stay as published, so that what reads the original reads the tower. The
-    folder appears whole or not at all.
-
-    Args:
-        repo_id_or_path: as for :func:`load_encoder`, and so the other keywords.
-        out_dir: the folder to make.
-        overwrite: replace ``out_dir`` if it is there.
-
-    Returns:
-        ``out_dir``.
-
-    Raises:
-        CheckpointError: what ``load_encoder`` would raise, or ``out_dir`` is there already.
-    """
-    out = Path(out_dir)
-    if out.exists() and not overwrite:
-        raise CheckpointError(f"{out}: exists already; pass overwrite=True or another folder")
-    options = HubOptions(
-        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
-        max_workers, progress,
-    )  # fmt: skip
-    snapshot = open_snapshot(repo_id_or_path, options)
-    tower = find_tower(read_contents(snapshot))
-    build_encoder(tower)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
-        made = Path(folder) / "tower"
-        made.mkdir()
-        _copy_configs(snapshot, made)
-        with_located(snapshot, tower.pieces, lambda found: _write(tower, found, made / SINGLE))
-        if out.exists():
-            shutil.rmtree(out)
-        made.rename(out)
-    return out
+def _way(tower: Tower, traffic: Traffic, repo_id: str, options: HubOptions) -> str:
+    """What ``load_encoder`` would fetch."""
+    if traffic.cached in ("local", "tower", "shards"):
+        return "nothing"
+    if options.fetch != "auto":
+        return options.fetch
+    shards = traffic.shards
+    if traffic.cached == "some shards":
+        headers = tower.contents.headers(tower.files)
+        shards = sum(
+            header.file_bytes
+            for file, header in headers.items()
+            if not _is_cached(file, tower, repo_id, options)
+        )
+    return "ranges" if traffic.ranges <= SAVING * shards else "shards"
 
 
-def _copy_configs(snapshot: Snapshot, folder: Path) -> None:
-    for name in ("config", *PROCESSOR_FILES):
-        path = snapshot.optional(f"{name}.json")
-        if path is not None:
-            shutil.copyfile(path, folder / f"{name}.json")
+def _is_cached(file: str, tower: Tower, repo_id: str, options: HubOptions) -> bool:
+    name = f"{options.subfolder}/{file}" if options.subfolder else file
+    commit = tower.contents.snapshot.commit
+    found = try_to_load_from_cache(repo_id, name, options.cache_dir, revision=commit)
+    return isinstance(found, str)
 
 
-def _write(tower: Tower, found: Mapping[str, Located], path: Path) -> None:
-    with path.open("wb") as out:
-        out.write(tower_header(tower.pieces))
-        for piece in tower.pieces:
-            _copy_tensor(f"{tower.contents.label}: {piece.file}", piece, found[piece.name], out)
-
-
-def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:
-    left, value = piece.entry.nbytes, 0
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        while left and (chunk := file.read(min(left, COPY_BYTES))):
-            out.write(chunk)
-            value = crc32(chunk, value)
-            left -= len(chunk)
-    if left:
-        raise CheckpointError(f"{label}: ends inside {piece.name}")
-    if place.crc32 is not None and value != place.crc32:
-        raise DamagedError(f"{label}: {piece.name} is not what was fetched: damaged on this disk")
+def _unfinished(tower: Tower, repo_id: str, options: HubOptions) -> bool:
+    commit, root = tower.contents.snapshot.commit, cache_root(options.cache_dir)
+    if commit is None:
+        return False
+    return TowerCache.of(root, repo_id, commit, options.subfolder).partial.is_dir()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from .errors import CheckpointError
+from .errors import CheckpointError, shown
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ _QWEN_PLACES = (
 )
 _QWEN_IGNORED = ("rotary_pos_emb.inv_freq", "blocks.N.attn.rotary_emb.inv_freq", "attn_pool")
 _QWEN: dict[str, Any] = {"places": _QWEN_PLACES, "marks": ("blocks.",), "ignored": _QWEN_IGNORED}
-_HF_PLACES = (Place("model.", "vision_tower."), Place("", "vision_tower."))
+_HF_PLACES = (Place("model.", "vision_tower."), Place("", "vision_tower."), Place("", ""))
 _HF_RENAMES = {
     "embeddings.cls_token": "embeddings.class_embedding",
     "embeddings.position_embeddings": "embeddings.position_embedding",
@@ -206,10 +206,10 @@ def find_layout(family: str, names: Iterable[str], label: str) -> tuple[Layout, 
         if found:
             return layout, found[0]
     prefixes = dict.fromkeys(p.prefix or "(none)" for layout in candidates for p in layout.places)
-    shown = ", ".join(sorted({name.split(".")[0] for name in names})[:12])
+    first = ", ".join(shown(word) for word in sorted({name.split(".")[0] for name in names})[:12])
     raise CheckpointError(
         f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
-        f"prefixes {', '.join(prefixes)}; the names begin with {shown or 'nothing'}"
+        f"prefixes {', '.join(prefixes)}; the names begin with {first or 'nothing'}"
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from io import RawIOBase
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,14 @@ from encoders import VisionEncoder
 
 from .contents import PROCESSOR_FILES, read_contents
 from .errors import CheckpointError, DamagedError
-from .hub import open_snapshot
 from .hub_options import HubOptions
 from .plan import DTYPES, Source, Tower, build_encoder, find_tower
 from .snapshot import Located, Snapshot, with_located
+from .sources import open_source
 from .tensor_file import read_into
+
+MOST_READERS = 4
+"""Threads that read at once: reading and CRC-32 both let go of Python's lock."""
 
 
 def load_encoder(
@@ -49,14 +50,15 @@ def load_encoder(
     Args:
         repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file with its
             ``config.json`` beside it. An existing path wins.
-        revision: branch, tag or commit of the repo.
+        revision: branch, tag or commit of the repo; a path has none, and is refused with one.
         subfolder: folder inside the repo that holds the checkpoint.
         cache_dir: the Hub client's cache, if not its default.
         token: access token for private and gated repos, as the Hub client takes it.
         local_files_only: use the cache and send no request.
         force_download: fetch again what is cached.
         fetch: ``"ranges"``, ``"shards"``, or ``"auto"``: ranges if they transfer at most nine
-            tenths of what the shards would. What is cached either way is used.
+            tenths of what the shards would. What is cached either way is used. A path needs no
+            fetching: this, ``force_download`` and the cache mean nothing there.
         max_workers: requests in flight at once.
         progress: show progress bars, in bytes.
         dtype: floating dtype of the encoder; None keeps the stored one (if mixed, that with most
@@ -69,7 +71,8 @@ def load_encoder(
     Raises:
         CheckpointError: the checkpoint cannot be found or read, is an adapter, quantised or
             pickled, has an unsupported model type, or its tensors do not fit.
-        ValueError: ``dtype`` is not a floating dtype, or an unknown ``fetch``.
+        ValueError: ``dtype`` is not a floating dtype, ``device`` is not one of this machine, or an
+            unknown ``fetch``; nothing was fetched yet.
     """
     if dtype is not None and dtype not in DTYPES.values():
         known = ", ".join(str(kind) for kind in DTYPES.values())
@@ -78,19 +81,36 @@ def load_encoder(
         revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
         max_workers, progress,
     )  # fmt: skip
-    snapshot = open_snapshot(repo_id_or_path, options)
+    target = _check_device(device)
+    snapshot = open_source(repo_id_or_path, options)
     tower = find_tower(read_contents(snapshot))
     encoder = build_encoder(tower)
-    target = torch.get_default_device() if device is None else torch.device(device)
     encoder.load_state_dict(read_tensors(tower, dtype or tower.dtype, target), assign=True)
     everything = chain(encoder.named_parameters(), encoder.named_buffers())
     left = [name for name, value in everything if value.is_meta]
     assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
+    files = read_processor_files(snapshot)
     try:
-        encoder.preprocessor = encoder.preprocessor.with_files(read_processor_files(snapshot))
-    except (ValueError, TypeError) as error:
+        encoder.preprocessor = encoder.preprocessor.with_files(files)
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{snapshot.label}: processor files: {error}") from error
     return encoder.eval().requires_grad_(False)
+
+
+def _check_device(device: torch.device | str | None) -> torch.device:
+    """The device that tensors are made on, once it is known to be there."""
+    try:
+        target = torch.get_default_device() if device is None else torch.device(device)
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError) as error:  # the latter: torch without CUDA in it
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"device={str(device)!r} is not one of this machine ({reason}): pass one that is, or "
+            "leave it out for the CPU"
+        ) from error
+    if target.type == "meta":
+        raise ValueError("device='meta' holds no weights: pass cpu, cuda, cuda:1, mps, ...")
+    return target
 
 
 def read_processor_files(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
@@ -121,29 +141,36 @@ def _read(
     tower: Tower, found: Mapping[str, Located], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    by_path: dict[Path, list[tuple[int, Source]]] = {}
-    for source in tower.sources:
-        place = found[source.name]
-        by_path.setdefault(place.path, []).append((place.offset, source))
-    for path, sources in by_path.items():
-        try:
-            with path.open("rb", buffering=0) as raw:
-                for _, source in sorted(sources, key=itemgetter(0)):
-                    rows = _rows(tensors, source, dtype, device)
-                    _fill(rows, source, raw, found[source.name], tower.contents.label)
-        except FileNotFoundError as error:  # removed since it was located: fetched again if it can
-            raise DamagedError(f"{tower.contents.label}: {path}: removed while loading") from error
-        except OSError as error:
-            raise CheckpointError(f"{tower.contents.label}: {path}: {error.strerror}") from error
+    places = {source.name: (found[source.name], source) for source in tower.sources}
+    rows = {name: _rows(tensors, source, dtype, device) for name, (_, source) in places.items()}
+    order = sorted(places, key=lambda name: (str(places[name][0].path), places[name][0].offset))
+
+    def fill(name: str) -> None:
+        _fill(rows[name], places[name][1], places[name][0], tower.contents.label)
+
+    with ThreadPoolExecutor(_readers(device)) as pool:
+        for _ in pool.map(fill, order):
+            pass
     return tensors
 
 
-def _fill(rows: Tensor, source: Source, raw: RawIOBase, place: Located, label: str) -> None:
+def _readers(device: torch.device) -> int:
+    """Threads that read: more are no faster, and one is enough to keep a GPU's copies busy."""
+    return min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
+
+
+def _fill(rows: Tensor, source: Source, place: Located, label: str) -> None:
     stored = DTYPES[source.entry.dtype]
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
-    name = f"{label}: {place.path.name}"
-    value = read_into(raw, place.offset, _bytes_of(buffer), name, checked=place.crc32 is not None)
+    name, view, checked = f"{label}: {place.path.name}", _bytes_of(buffer), place.crc32 is not None
+    try:
+        with place.path.open("rb", buffering=0) as raw:
+            value = read_into(raw, place.offset, view, name, checked=checked)
+    except FileNotFoundError as error:  # removed since it was located: fetched again if it can
+        raise DamagedError(f"{label}: {place.path}: removed while loading") from error
+    except OSError as error:
+        raise CheckpointError(f"{label}: {place.path}: {error.strerror}") from error
     if value != place.crc32:
         raise DamagedError(f"{name}: {source.name} is not what was fetched: damaged on this disk")
     if not direct:

@@ -14,7 +14,7 @@ import torch
 from encoders import VisionEncoder
 
 from .contents import Contents, adapter_error, adapter_names
-from .errors import CheckpointError
+from .errors import CheckpointError, shown
 from .families import Family, build_config, find_family
 from .layouts import (
     Layout,
@@ -43,6 +43,8 @@ SHOWN = 8
 
 MOST_NEAR = 10_000
 """Names among which the nearest is looked for: 0.1 s each; forged checkpoints have more."""
+LONGEST_MATCHED = 256
+"""Characters of a name that has a nearest; matching takes the square of it."""
 MOST_IN_LIST = 1024
 """Entries of a list in a config; each may stand for a module of the tower."""
 
@@ -192,7 +194,7 @@ def _entries(
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
                 f"{contents.label}: the index and {file} disagree about {len(strays)} tensors, the "
-                f"first {strays[0]} ({found}): download both again from one revision"
+                f"first {shown(strays[0])} ({found}): download both again from one revision"
             )
         entries.update((name, tensors[name]) for name in named)
     return entries
@@ -222,8 +224,8 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
     found = [name for name, rest in local.items() if rest.rsplit(".", 1)[-1] in _QUANTISED_PARTS]
     if found:
         raise CheckpointError(
-            f"{label}: the tower is quantised ({len(found)} tensors like {found[0]}): load the "
-            "original repo, or a quantised one that leaves the vision tower in bf16"
+            f"{label}: the tower is quantised ({len(found)} tensors like {shown(found[0])}): load "
+            "the original repo, or a quantised one that leaves the vision tower in bf16"
         )
 
 
@@ -242,10 +244,10 @@ def _refuse_dtypes(entries: Mapping[str, TensorEntry], label: str) -> None:
 def _listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
     if not names:
         return ""
-    pool = list(islice(near, MOST_NEAR))
-    shown = []
+    pool = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_MATCHED]
+    listed = []
     for name in names[:SHOWN]:
-        close = get_close_matches(name, pool, n=1, cutoff=0.5)
-        shown.append(f"{name} ({word}: {close[0]})" if close else name)
+        nearest = get_close_matches(name[:LONGEST_MATCHED], pool, n=1, cutoff=0.5)
+        listed.append(shown(name) + (f" ({word}: {shown(nearest[0])})" if nearest else ""))
     more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{kind} ({len(names)}): {', '.join(shown)}{more}"
+    return f"{kind} ({len(names)}): {', '.join(listed)}{more}"

@@ -1,0 +1,245 @@
+"""Cutting the tower out of a checkpoint: a folder of its own, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+from zlib import crc32
+
+from .contents import PROCESSOR_FILES, SINGLE, read_contents
+from .errors import CheckpointError, DamagedError
+from .families import vision_section
+from .hub_options import HubOptions
+from .layouts import local_name
+from .plan import Tower, build_encoder, find_tower
+from .snapshot import FolderSnapshot, Located, Piece, Snapshot, with_located
+from .sources import open_source
+from .tower_cache import tower_header
+
+COPY_BYTES = 16 << 20
+"""Bytes moved at once; more is no faster."""
+WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE}
+"""The files of an extracted tower, at most."""
+
+
+def extract_encoder(
+    repo_id_or_path: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    revision: str | None = None,
+    subfolder: str | None = None,
+    cache_dir: str | Path | None = None,
+    token: bool | str | None = None,
+    local_files_only: bool = False,
+    force_download: bool = False,
+    fetch: str = "auto",
+    max_workers: int = 8,
+    progress: bool = True,
+) -> Path:
+    """Write the tower alone: the configs as published, and ``model.safetensors`` with its tensors.
+
+    Tensors keep their published dtypes and bytes, and their names but for the prefix of the tower,
+    so that not only ``load_encoder`` reads the folder: transformers' class of the tower alone does
+    (``Qwen3VLVisionModel.from_pretrained(out_dir)``), nothing missing and nothing left over, and
+    timm does (``local-dir:``) where the repo was in timm's layout. InternVL's projector is kept
+    under its own name for ``load_encoder``; ``InternVLVisionModel``, which has none, reports it as
+    unexpected and loads the tower whole. Omni's ``config.json`` gets a copy of the tower's part at
+    the top level, where transformers looks for it.
+
+    What was fetched for it stays in the cache too (``vitgraph cache remove`` frees that).
+
+    Args:
+        repo_id_or_path: as for :func:`load_encoder`, and so the other keywords.
+        out_dir: the folder to make; it may be there already if it is empty. It appears whole or not
+            at all.
+        overwrite: replace ``out_dir`` if it holds an extracted tower, and nothing else.
+
+    Returns:
+        ``out_dir``.
+
+    Raises:
+        CheckpointError: what ``load_encoder`` would raise, ``out_dir`` cannot be replaced or is or
+            touches the checkpoint itself, or the disk is full.
+    """
+    out = Path(os.path.abspath(out_dir))
+    options = HubOptions(
+        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
+        max_workers, progress,
+    )  # fmt: skip
+    _check_target(out, overwrite)
+    snapshot = open_source(repo_id_or_path, options)
+    if isinstance(snapshot, FolderSnapshot):
+        _check_apart(out, snapshot.folder)
+    tower = find_tower(read_contents(snapshot))
+    build_encoder(tower)
+    with_located(snapshot, tower.pieces, lambda found: _extract(tower, found, out, overwrite))
+    return Path(out_dir)
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    """Raise a :class:`CheckpointError` if ``out`` is something that may not be replaced."""
+    if out.is_symlink():
+        raise CheckpointError(f"{out}: is a link; pass the folder that it leads to, or another")
+    if out.exists() and not out.is_dir():
+        raise CheckpointError(f"{out}: is a file; pass a folder")
+    try:
+        present = sorted(out.iterdir()) if out.exists() else []
+        parent = next(folder for folder in out.parents if folder.exists())
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be read ({error.strerror})") from error
+    strangers = [path.name for path in present if path.name not in WRITTEN or not _plain(path)]
+    if strangers:
+        raise CheckpointError(
+            f"{out}: is not an extracted tower but holds {', '.join(strangers[:3])}"
+            f"{' and more' if len(strangers) > 3 else ''}, and is never replaced; pass another "
+            "folder"
+        )
+    if present and not overwrite:
+        raise CheckpointError(
+            f"{out}: exists already; pass overwrite=True (--force) to replace it, or another folder"
+        )
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise CheckpointError(f"{out}: cannot be made, as {parent} cannot be written to")
+
+
+def _plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _check_apart(out: Path, source: Path) -> None:
+    """Raise a :class:`CheckpointError` if ``out`` is the checkpoint, holds it or lies inside it."""
+    target, origin = out.resolve(), source.resolve()
+    if target == origin or target in origin.parents or origin in target.parents:
+        raise CheckpointError(
+            f"{out}: is the checkpoint itself, its parent or a folder inside it ({origin}), which "
+            "is left as it is; pass a folder beside it"
+        )
+
+
+def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: bool) -> None:
+    """Write a folder beside ``out``, then put it in its place by renaming."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(out.parent) as alone:
+            if alone:
+                _sweep(out)
+            _check_target(out, overwrite)
+            _check_space(tower, out.parent)
+            work = Path(tempfile.mkdtemp(dir=out.parent, prefix=_mark(out)))
+            try:
+                _write_folder(tower, found, work / "new")
+                if out.exists():
+                    out.rename(work / "old")
+                (work / "new").rename(out)
+            finally:
+                _restore(work, out)
+    except OSError as error:
+        raise CheckpointError(
+            f"{out}: could not be written ({error.strerror or error}); nothing was left behind"
+        ) from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Keep other extractions into ``folder`` out; yields False where that cannot be had."""
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            locked = True
+        except OSError:  # network disks may not lock a folder
+            locked = False
+        yield locked
+    finally:
+        os.close(handle)
+
+
+def _mark(out: Path) -> str:
+    """How the working folders for ``out`` begin."""
+    return f".{out.name}.extract-"
+
+
+def _sweep(out: Path) -> None:
+    """Remove what extractions that were killed have left beside ``out``."""
+    for work in out.parent.iterdir():
+        if work.name.startswith(_mark(out)) and work.is_dir() and not work.is_symlink():
+            _restore(work, out)
+
+
+def _restore(work: Path, out: Path) -> None:
+    """Remove a working folder; what it was about to replace goes back if nothing took its place."""
+    if (work / "old").is_dir() and not out.exists():
+        (work / "old").rename(out)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_space(tower: Tower, folder: Path) -> None:
+    needed = sum(source.entry.nbytes for source in tower.sources)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CheckpointError(
+            f"{folder}: the disk is full: the tower needs {needed / 1e6:,.1f} MB and "
+            f"{free / 1e6:,.1f} MB are free; nothing was left behind"
+        )
+
+
+def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> None:
+    folder.mkdir()
+    _write_configs(tower, tower.contents.snapshot, folder)
+    with (folder / SINGLE).open("wb") as out:
+        out.write(tower_header([_bare(tower, piece) for piece in tower.pieces]))
+        for piece in tower.pieces:
+            _copy_tensor(f"{tower.contents.label}: {piece.file}", piece, found[piece.name], out)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _write_configs(tower: Tower, snapshot: Snapshot, folder: Path) -> None:
+    for name in ("config", *PROCESSOR_FILES):
+        path = snapshot.optional(f"{name}.json")
+        if path is not None:
+            shutil.copyfile(path, folder / f"{name}.json")
+    config = tower.contents.config
+    section, parents = vision_section(config)
+    if len(parents) > 1:  # transformers' class of the tower looks for it at the top level only
+        text = json.dumps({**config, "vision_config": section}, indent=2)
+        (folder / "config.json").write_text(text)
+
+
+def _bare(tower: Tower, piece: Piece) -> Piece:
+    """The piece under the name that it has inside the tower."""
+    name = local_name(tower.layout, tower.place, piece.name)
+    assert name is not None, f"{piece.name} belongs to no tower"
+    return replace(piece, name=name)
+
+
+def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:
+    left, value = piece.entry.nbytes, 0
+    try:
+        file = place.path.open("rb")
+    except FileNotFoundError as error:  # removed since it was located: fetched again if it can
+        raise DamagedError(f"{label}: removed while it was being copied") from error
+    with file:
+        file.seek(place.offset)
+        while left and (chunk := file.read(min(left, COPY_BYTES))):
+            out.write(chunk)
+            value = crc32(chunk, value)
+            left -= len(chunk)
+    if left:
+        raise CheckpointError(f"{label}: ends inside {piece.name}")
+    if place.crc32 is not None and value != place.crc32:
+        raise DamagedError(f"{label}: {piece.name} is not what was fetched: damaged on this disk")
