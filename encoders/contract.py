@@ -35,8 +35,10 @@ from .grids import (
 )
 from .hf_config import (
     find_section,
+    read_epsilon,
     read_field,
     read_flag,
+    read_integer,
     read_size,
     require_divisible,
     require_value,
@@ -59,9 +61,11 @@ __all__ = [
     "find_section",
     "merge_order_positions",
     "raster_maps",
+    "read_epsilon",
     "read_field",
     "read_flag",
     "read_grid",
+    "read_integer",
     "read_size",
     "require_divisible",
     "require_value",

@@ -56,6 +56,22 @@ def read_flag(section: Mapping[str, Any], *names: str, default: bool) -> bool:
     return value
 
 
+def read_integer(section: Mapping[str, Any], *names: str, default: int) -> int:
+    """An integer field, of either sign."""
+    value = read_field(section, *names, default=default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
+    return value
+
+
+def read_epsilon(section: Mapping[str, Any], *names: str, default: float) -> float:
+    """What a norm adds to a variance: positive, or features that are all alike divide by zero."""
+    value = read_field(section, *names, default=default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 <= value <= 1:
+        raise ValueError(f"config field {names[0]}={value!r}: must be a number from 1e-12 to 1")
+    return float(value)
+
+
 def require_value(section: Mapping[str, Any], name: str, *allowed: Any) -> None:
     """Raise if the config has ``name`` with a value that this encoder does not implement."""
     value = section.get(name, allowed[0])

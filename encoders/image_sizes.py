@@ -16,6 +16,9 @@ import torch
 
 SamplingRule: TypeAlias = Literal["qwen2_vl", "qwen3_vl", "internvl"]
 
+MOST_TILES = 1024
+"""Of one image; published checkpoints make at most 40, and choosing takes time for each."""
+
 _MAX_ASPECT = 200
 
 
@@ -111,6 +114,8 @@ def best_tiling(
         raise ValueError(
             f"max_tiles={max_tiles}: it must be at least this checkpoint's min_tiles={min_tiles}"
         )
+    if max_tiles > MOST_TILES:
+        raise ValueError(f"max_tiles={max_tiles}: at most {MOST_TILES}; models were trained on 12")
     best, nearest = (1, 1), math.inf
     for columns, rows in _tile_grids(min_tiles, max_tiles):
         distance = abs(width / height - columns / rows)

@@ -35,7 +35,8 @@ from torch import Tensor
 
 from .contract import Grid, VisionInputs
 from .image_intake import ChooseFrames, Video, naming, read_images, read_videos, to_rgb
-from .image_sizes import SamplingRule, best_tiling, sample_frames, smart_resize, smart_resize_video
+from .image_sizes import MOST_TILES, SamplingRule, best_tiling, sample_frames
+from .image_sizes import smart_resize, smart_resize_video
 from .processor_files import IMAGENET_MEAN, IMAGENET_STD, QWEN2_IMAGES, QWEN2_VIDEOS, Stats
 from .processor_files import QWEN3_PUBLISHED_IMAGES, QWEN3_PUBLISHED_VIDEOS
 from .processor_files import PixelRules, ProcessorFiles, patch_rules, tile_rules
@@ -234,10 +235,10 @@ class TilePreprocessor:
     """Where sampling starts: True is half a step into the video, a number is a frame."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_tiles <= self.max_tiles:
+        if not 1 <= self.min_tiles <= self.max_tiles <= MOST_TILES:
             raise ValueError(
-                f"min_tiles={self.min_tiles}, max_tiles={self.max_tiles}: must be positive, the "
-                "least not over the most"
+                f"min_tiles={self.min_tiles}, max_tiles={self.max_tiles}: must be from 1 to "
+                f"{MOST_TILES}, the least not over the most"
             )
 
     def with_files(self, files: ProcessorFiles) -> TilePreprocessor:

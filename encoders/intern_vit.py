@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_rows, read_grid, stitch_tiles
-from .contract import find_section, read_field, read_flag, read_size, require_divisible
-from .contract import require_value
+from .contract import find_section, read_epsilon, read_field, read_flag, read_integer, read_size
+from .contract import require_divisible, require_value
 from .images import Preprocessor, TilePreprocessor
 
 
@@ -111,10 +111,10 @@ class InternViTConfig:
             qk_normalization=read_flag(vision, "qk_normalization", "use_qk_norm", default=qk_norm),
             norm_type=read_field(vision, "norm_type", default=kind),
             out_hidden_size=read_size(language, "hidden_size") if chat else None,
-            layer_norm_eps=float(read_field(vision, "layer_norm_eps", default=1e-6)),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
             patch_size=read_size(vision, "patch_size", default=14),
             in_channels=read_size(vision, "num_channels", "in_chans", default=3),
-            select_layer=read_field(config, "select_layer", "vision_feature_layer", default=-1),
+            select_layer=read_integer(config, "select_layer", "vision_feature_layer", default=-1),
             ps_version=read_field(config, "ps_version", default="v1" if tiling else "v2"),
             min_dynamic_patch=read_size(config, "min_dynamic_patch", default=1),
             max_dynamic_patch=read_size(config, "max_dynamic_patch", default=6 if tiling else 12),

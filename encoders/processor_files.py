@@ -8,10 +8,11 @@ another file.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+
+from .image_sizes import MOST_TILES
 
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, Any]]
 Section: TypeAlias = Mapping[str, Any]
@@ -24,6 +25,8 @@ IMAGENET_STD: Stats = (0.229, 0.224, 0.225)
 HALF: Stats = (0.5, 0.5, 0.5)
 
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
+_MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
+"""Of pixels from 0 to 1, generously; what is left stays finite in float16."""
 _MUST_BE: dict[str, Any] = {
     "do_resize": True,
     "do_rescale": True,
@@ -195,8 +198,8 @@ def _image_tile_rules(
         "mean": mean,
         "std": std,
         "dynamic": tiled or bool(section.get("crop_to_patches")),
-        "min_tiles": _positive(where, "min_patches", section.get("min_patches"), 1),
-        "max_tiles": _positive(where, "max_patches", section.get("max_patches"), 12),
+        "min_tiles": _positive(where, "min_patches", section.get("min_patches"), 1, MOST_TILES),
+        "max_tiles": _positive(where, "max_patches", section.get("max_patches"), 12, MOST_TILES),
         "use_thumbnail": True,
     }
 
@@ -210,7 +213,7 @@ def _video_tile_rules(
         _require_supported(where, section, do_center_crop=False)
     mean, std = _read_stats(where, section, mean, std)
     shift = True if section.get("initial_shift") is None else section["initial_shift"]
-    if not isinstance(shift, int | float) or shift < 0:
+    if not isinstance(shift, int | float) or not 0 <= shift < 1e9:
         raise ValueError(
             f"{where}: initial_shift={shift!r} must be a truth value or a frame number"
         )
@@ -262,35 +265,37 @@ def _require_supported(where: str, section: Section, **more: Any) -> None:
 def _read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
     """``image_mean`` and ``image_std`` of a file, or the defaults."""
     rescale = section.get("rescale_factor")
-    known = isinstance(rescale, int | float) and math.isclose(rescale * 255, 1, rel_tol=1e-6)
+    known = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
     if rescale is not None and not known:
         raise ValueError(
             f"{where}: rescale_factor={rescale!r} is not implemented: it must be 1/255"
         )
     return (
-        _triple(where, "image_mean", section.get("image_mean"), mean, zero=True),
-        _triple(where, "image_std", section.get("image_std"), std, zero=False),
+        _triple(where, "image_mean", section.get("image_mean"), mean, _MEANS),
+        _triple(where, "image_std", section.get("image_std"), std, _STDS),
     )
 
 
-def _triple(where: str, key: str, value: Any, default: Stats, *, zero: bool) -> Stats:
+def _triple(where: str, key: str, value: Any, default: Stats, bounds: tuple[float, float]) -> Stats:
     if value is None:
         return default
     numbers = [value] * 3 if isinstance(value, int | float) else value
     if (
         not isinstance(numbers, list | tuple)
         or len(numbers) != 3
-        or not all(isinstance(n, int | float) and (zero or n > 0) for n in numbers)
+        or not all(isinstance(n, int | float) and bounds[0] <= n <= bounds[1] for n in numbers)
     ):
-        rule = "three numbers" if zero else "three positive numbers"
+        rule = f"three numbers from {bounds[0]} to {bounds[1]}"
         raise ValueError(f"{where}: {key}={value!r} must be {rule}, one a channel")
     red, green, blue = (float(n) for n in numbers)
     return red, green, blue
 
 
-def _positive(where: str, key: str, value: Any, default: int) -> int:
+def _positive(where: str, key: str, value: Any, default: int, most: int | None = None) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{where}: {key}={value!r} must be a positive integer")
+    if most is not None and value > most:
+        raise ValueError(f"{where}: {key}={value!r} must be at most {most}")
     return value

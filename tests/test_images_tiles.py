@@ -178,5 +178,5 @@ def test_fewer_tiles_than_the_checkpoint_s_least_are_refused() -> None:
 
 
 def test_contradicting_bounds_cannot_be_constructed() -> None:
-    with pytest.raises(ValueError, match="min_tiles=3, max_tiles=2: must be positive"):
+    with pytest.raises(ValueError, match="min_tiles=3, max_tiles=2: must be from 1 to"):
         TilePreprocessor(min_tiles=3, max_tiles=2)
