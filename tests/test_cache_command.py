@@ -131,12 +131,13 @@ def test_extract_replaces_a_folder_only_by_force(
 ) -> None:
     hub.push(REPO, folder)
     out = tmp_path / "tower"
-    out.mkdir()
     arguments = ("extract", REPO, out, "--cache-dir", tmp_path / "cache")
+    assert run(capsys, *arguments)[0] == 0
+    hub.requests.clear()
     code, _, err = run(capsys, *arguments)
     assert (code, "--force" in err) == (2, True)
-    assert list(out.iterdir()) == []
-    code, _, err = run(capsys, *arguments, "--force", "--fetch", "shards")
+    assert not hub.requests
+    code, _, err = run(capsys, *arguments, "--force", "--force-download", "--fetch", "shards")
     assert code == 0, err
     assert any(name.endswith(".safetensors") for name in hub.files_sent())
     assert same_weights(load_encoder(out), load_encoder(folder))

@@ -17,11 +17,14 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     for name, command, summary in (
         ("list", list_towers, "What is kept and how large it is."),
         ("verify", verify_towers, "Read every kept tower and check it against its hashes."),
-        ("remove", remove_towers, "Remove all that is kept of one repo."),
+        ("remove", remove_towers, "Remove what is kept of one repo, or of one commit of it."),
     ):
         action = actions.add_parser(name, help=summary, description=summary)
         if name == "remove":
-            action.add_argument("repo", metavar="REPO", help="Hugging Face repo id")
+            action.add_argument("repo", metavar="REPO[@COMMIT]", help="Hugging Face repo id")
+            action.add_argument(
+                "--revision", metavar="COMMIT", help="this commit alone, or its start"
+            )
         else:
             action.add_argument("--json", action="store_true", help="for programs")
         action.add_argument("--cache-dir", type=Path, help="where downloads are kept")
@@ -56,11 +59,42 @@ def verify_towers(options: argparse.Namespace) -> None:
 
 
 def remove_towers(options: argparse.Namespace) -> None:
-    """Remove what is kept of one repo."""
+    """Remove what is kept of one repo, or of one commit.
+
+    Raises:
+        ValueError: two commits were named, or nothing of it is kept.
+    """
     from weights.cached_towers import remove_cached
 
-    freed = remove_cached(options.repo, options.cache_dir)
-    print(f"removed {options.repo}: {freed / 1e6:,.1f} MB freed")
+    repo, _, commit = options.repo.partition("@")
+    if commit and options.revision:
+        raise ValueError(f"{options.repo} --revision {options.revision}: name the commit once")
+    commit = commit or options.revision
+    if commit:
+        freed = _remove_commit(repo, commit, options.cache_dir)
+    else:
+        freed = remove_cached(repo, options.cache_dir)
+    print(f"removed {repo}{'@' + commit if commit else ''}: {freed / 1e6:,.1f} MB freed")
+
+
+def _remove_commit(repo: str, commit: str, cache_dir: Path | None) -> int:
+    """Remove the towers of the commits that begin with ``commit``; returns the bytes freed."""
+    from weights.cached_towers import list_cached
+    from weights.tower_cache import TowerCache, drop
+
+    kept = [tower for tower in list_cached(cache_dir) if tower.repo_id == repo]
+    found = [tower for tower in kept if tower.commit.startswith(commit)]
+    if len({tower.commit for tower in found}) != 1:
+        known = ", ".join(sorted({tower.commit[:10] for tower in kept})) or "none"
+        count = "several commits begin so" if found else "no tower of that commit is kept"
+        raise ValueError(
+            f"{repo}@{commit}: {count}; kept are: {known}. A branch is not kept under its name: "
+            "`vitgraph cache list` shows commits"
+        )
+    for tower in found:
+        with TowerCache(tower.folder).lock():
+            drop(tower.folder)
+    return sum(tower.bytes for tower in found)
 
 
 def _print(towers: list[Any], options: argparse.Namespace) -> None:

@@ -10,10 +10,11 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from . import __version__
 
@@ -41,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(arguments)
         command: Callable[[argparse.Namespace], None] = options.command
-        command(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # `vitgraph list | head`: whoever read has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -54,6 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vitgraph: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line; the source line it comes from is no help at a prompt."""
+    print(f"vitgraph: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -106,6 +121,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     """Where a checkpoint comes from: the arguments that every command on one shares."""
     parser.add_argument("repo", metavar="REPO_OR_FOLDER", help="Hugging Face repo id, or a folder")
     parser.add_argument("--revision", help="branch, tag or commit")
+    parser.add_argument("--subfolder", help="folder inside the repo that holds the checkpoint")
     parser.add_argument("--cache-dir", type=Path, help="where downloads are kept")
     parser.add_argument("--token", help="access token; by default the one you are logged in with")
     parser.add_argument("--local-files-only", action="store_true", help="never touch the network")
@@ -113,15 +129,22 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         "--fetch", choices=("auto", "ranges", "shards"), default="auto",
         help="the tower's byte ranges or the whole files that hold it; by default what is less",
     )  # fmt: skip
+    parser.add_argument("--force-download", action="store_true", help="fetch what is cached again")
+    parser.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bars")
 
 
 def _source(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "revision": options.revision,
+        "subfolder": options.subfolder,
         "cache_dir": options.cache_dir,
         "token": options.token,
         "local_files_only": options.local_files_only,
         "fetch": options.fetch,
+        "force_download": options.force_download,
+        "max_workers": options.max_workers,
+        "progress": not options.no_progress,
     }
 
 
@@ -174,7 +197,7 @@ def _add_extract(commands: Any) -> None:
     parser = _add_command(commands, "extract", extract, summary)
     _add_source(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it holds a tower")
 
 
 def _add_cache(commands: Any) -> None:
@@ -235,7 +258,8 @@ def _save(options: argparse.Namespace, encoded: Sequence[Encoded]) -> None:
     from .features import Features, save_features
 
     # The commit that a branch stood for is in the cache by now: no request is sent.
-    source = inspect_checkpoint(options.repo, **{**_source(options), "local_files_only": True})
+    known = {**_source(options), "local_files_only": True, "force_download": False}
+    source = inspect_checkpoint(options.repo, **known)
     items, outputs = [one.item for one in encoded], [one.output for one in encoded]
     save_features(
         options.out, Features(options.repo, source.commit, source.encoder, items, outputs)
@@ -303,6 +327,9 @@ def list_families(options: argparse.Namespace) -> None:
     print("\nFine-tunes load too, and folders and files in any of these layouts.")
 
 
+_FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}
+
+
 def inspect(options: argparse.Namespace) -> None:
     """Print what a checkpoint holds."""
     from weights import inspect_checkpoint
@@ -323,7 +350,9 @@ def inspect(options: argparse.Namespace) -> None:
         ),
         "files": ", ".join(info.shards),
         "transfer": f"{info.bytes_as_ranges / 1e6:,.1f} MB as byte ranges, "
-        f"{info.bytes_as_shards / 1e6:,.1f} MB as whole files; cached: {info.cached}",
+        f"{info.bytes_as_shards / 1e6:,.1f} MB as whole files; cached: {info.cached}; "
+        f"to fetch: {_FETCHED[info.fetch]}"
+        + (", where an earlier fetch was cut off" if info.unfinished else ""),
         "config": ", ".join(f"{name}={value}" for name, value in asdict(info.config).items()),
     }
     for name, value in lines.items():
@@ -334,8 +363,6 @@ def extract(options: argparse.Namespace) -> None:
     """Write the tower alone."""
     from weights import extract_encoder
 
-    if options.out.exists() and not options.force:
-        raise ValueError(f"{options.out}: exists already; --force replaces it")
     extract_encoder(options.repo, options.out, overwrite=options.force, **_source(options))
     print(f"wrote {options.out}")
 
