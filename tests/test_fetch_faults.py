@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_the_wait_that_a_server_asks_for_is_kept(
     seconds: float,
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("weights.remote.time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr("weights.remote._sleep", lambda seconds, stop: waits.append(seconds))
     hub.push(REPO, folder)
     hub.fail("/blob/", Fault(429, headers))
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
@@ -115,7 +114,7 @@ def test_a_hub_that_is_gone_is_no_obstacle_to_what_is_kept(
         point_client_at(server, monkeypatch, tmp_path)
         commit = server.push(REPO, folder)
         first = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
     for revision in (commit, "main"):
         assert same_weights(first, load_encoder(REPO, revision=revision, cache_dir=cache))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from checkpoints import same_weights
-from fetching import REPO, point_client_at
+from fetching import REPO, environment, point_client_at
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
@@ -217,8 +218,7 @@ def test_hub_that_is_not_there_is_one_clear_error(
 ) -> None:
     with HubServer() as server:
         point_client_at(server, monkeypatch, tmp_path)
-    monkeypatch.setattr("huggingface_hub.file_download._ETAG_RETRY_TIMEOUT", 0.1, raising=False)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
     with pytest.raises(CheckpointError, match="the Hub cannot be reached"):
         load_encoder(REPO, cache_dir=cache, progress=False)
 
@@ -259,16 +259,29 @@ def test_progress_bars_follow_the_keyword_and_only_while_loading(
     hub.push(REPO, checkpoint)
     hidden = []
 
+    @functools.wraps(huggingface_hub.hf_hub_download)
     def download(*arguments: Any, **keywords: Any) -> str:
-        hidden.append(are_progress_bars_disabled())
+        bar = keywords.get("tqdm_class")  # or, of a client that takes none, one for the process
+        hidden.append(bar(disable=False).disable if bar else are_progress_bars_disabled())
         return huggingface_hub.hf_hub_download(*arguments, **keywords)
 
-    monkeypatch.setattr("weights.hub.hf_hub_download", download)
+    monkeypatch.setattr("weights.client.hf_hub_download", download)
     for progress in (False, True):
-        load_encoder(REPO, cache_dir=tmp_path / str(progress), progress=progress)
+        load_encoder(REPO, cache_dir=tmp_path / str(progress), progress=progress, fetch="shards")
         assert set(hidden) == {not progress}
         assert not are_progress_bars_disabled()
         hidden.clear()
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_no_bar_and_no_warning_whatever_the_clients_switch_says(
+    hub: HubServer, checkpoint: Path, tmp_path: Path, switch: str
+) -> None:
+    hub.push(REPO, checkpoint)
+    code = f"import weights; weights.load_encoder({REPO!r}, progress=False, fetch='shards')"
+    shell = environment(hub, tmp_path) | {"HF_HUB_DISABLE_PROGRESS_BARS": switch}
+    done = run(code, shell, "-W", "error")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path) -> None:
@@ -284,6 +297,6 @@ def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path)
     assert offline.stdout == "loaded\n", offline.stderr
 
 
-def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+def run(code: str, shell: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(command, env=shell, capture_output=True, text=True, timeout=120)

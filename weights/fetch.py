@@ -14,19 +14,20 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 from zlib import crc32
 
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # not marked public
 
 from .errors import CheckpointError, DamagedError
+from .obstacles import disk_full, is_full
 from .ranges import Part, in_order, plan_parts
 from .remote import RangesUnsupported, RemoteFile
 from .snapshot import Piece
@@ -43,10 +44,10 @@ from .tower_cache import (
     write_manifest,
     write_whole,
 )
+from .workers import Stopped, in_parallel
 
 _RECORD = struct.Struct("<QII")
 """Bytes that have arrived, the CRC-32 of those kept, and a CRC-32 of these two numbers."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -73,28 +74,41 @@ def fetch_tower(cache: TowerCache, order: Order, *, force: bool = False) -> Entr
 
     Raises:
         RangesUnsupported: the server does not do byte ranges.
+        HfHubHTTPError: the Hub refuses.
         CheckpointError: the connection broke too often, or the disk is full.
     """
     try:
         with cache.lock():
             if not force and (entry := _kept(cache, order)) is not None:
                 return entry
-            fetch = _Fetch(cache.partial, order)
-            fetch.run()
-            drop(cache.tower)
-            (cache.partial / "tower").rename(cache.tower)
-            drop(cache.partial)
-            return open_entry(cache.tower)
+            return _fetched(cache, order)
+    except HfHubHTTPError:  # an OSError too, and not one of this disk
+        raise
     except OSError as error:
-        if error.errno in _FULL:
-            drop(cache.partial)
-            raise _disk_full(order, cache.root) from error
+        if is_full(error):
+            needed = sum(piece.entry.nbytes for piece in order.pieces)
+            left = "nothing was left behind"
+            raise disk_full(order.label, "the tower", needed, cache.root, left) from error
         raise CheckpointError(
             f"{order.label}: {cache.folder}: cannot be written ({error})"
         ) from error
+
+
+def _fetched(cache: TowerCache, order: Order) -> Entry:
+    """Fetch it, under the lock; what cannot be gone on with is removed before others get it."""
+    try:
+        _Fetch(cache.partial, order).run()
+        drop(cache.tower)
+        (cache.partial / "tower").rename(cache.tower)
     except RangesUnsupported:
         drop(cache.partial)
         raise
+    except OSError as error:
+        if is_full(error):
+            drop(cache.partial)
+        raise
+    drop(cache.partial)
+    return open_entry(cache.tower)
 
 
 def _kept(cache: TowerCache, order: Order) -> Entry | None:
@@ -119,37 +133,27 @@ class _Fetch:
         self.parts = plan_parts(self.pieces, order.headers, len(self.head))
         self.tensors = folder / "tower" / TENSORS
         self.records = folder / "progress"
-        self.stop = Event()
+        self.writing = [Lock() for _ in self.parts]
+        """Held where a part is written; once stopped, taking each waits for the last write."""
 
     def run(self) -> None:
         """Fetch what is missing, check it, and write the manifest."""
         self._prepare()
         total = sum(part.end - part.begin for part in self.parts)
-        with (
-            tqdm(  # type: ignore[no-untyped-call]
-                total=total, unit="B", unit_scale=True, desc="vision tower",
-                disable=True if not self.order.progress else None, name="vitgraph.fetch",
-            ) as bar,
-            ThreadPoolExecutor(max(1, self.order.max_workers)) as pool,
-        ):  # fmt: skip
-            numbers = range(len(self.parts))
-            self._all(pool, lambda number: self._fetch_part(number, bar.update), numbers)
-            sums = self._all(pool, self._checksum, range(len(self.pieces)))
+        workers = self.order.max_workers
+        with tqdm(  # type: ignore[no-untyped-call]
+            total=total, unit="B", unit_scale=True, desc="vision tower",
+            disable=True if not self.order.progress else None, name="vitgraph.fetch",
+        ) as bar:  # fmt: skip
+            try:
+                numbers = range(len(self.parts))
+                in_parallel(lambda n, stop: self._fetch_part(n, stop, bar.update), numbers, workers)
+            finally:
+                for lock in self.writing:
+                    with lock:
+                        pass
+        sums = in_parallel(lambda n, _: self._checksum(n), range(len(self.pieces)), workers)
         self._finish({piece.name: s for piece, s in zip(self.pieces, sums, strict=True)})
-
-    def _all(self, pool: ThreadPoolExecutor, task: Callable[[int], Any], of: range) -> list[Any]:
-        """Run ``task`` on every number; the first failure stops the others."""
-        futures = [pool.submit(task, number) for number in of]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [f for f in futures if f.done() and f.exception() is not None]
-            return [future.result() for future in failed or futures]
-        finally:
-            self.stop.set()
-            for future in futures:
-                future.cancel()
-            wait(futures)
-            self.stop.clear()
 
     def _prepare(self) -> None:
         """Take up a fetch of the same plan, or begin anew."""
@@ -176,7 +180,7 @@ class _Fetch:
             file.truncate(self.size)
         self.records.write_bytes(bytes(_RECORD.size * len(self.parts)))
 
-    def _fetch_part(self, number: int, update: Callable[[int], object]) -> None:
+    def _fetch_part(self, number: int, stop: Event, update: Callable[[int], object]) -> None:
         part = self.parts[number]
         with (
             self.tensors.open("r+b", buffering=0) as out,
@@ -186,13 +190,14 @@ class _Fetch:
             update(done)
             position = part.begin + done
             remote = self.order.remotes[part.file]
-            for chunk in remote.stream(position, part.end) if position < part.end else ():
-                value = _keep(part, position, chunk, out, value)
-                position += len(chunk)
-                self._record(records, number, position - part.begin, value)
+            for chunk in remote.stream(position, part.end, stop):
+                with self.writing[number]:
+                    if stop.is_set():
+                        raise Stopped
+                    value = _keep(part, position, chunk, out, value)
+                    position += len(chunk)
+                    self._record(records, number, position - part.begin, value)
                 update(len(chunk))
-                if self.stop.is_set():
-                    return
         if position != part.end:
             raise RangesUnsupported(f"{remote.label}: is shorter than its header says")
 
@@ -270,11 +275,3 @@ def _chunks(file: FileIO, offset: int, length: int, size: int = 1 << 20) -> Iter
     while length and (read := file.read(min(length, size))):
         yield read
         length -= len(read)
-
-
-def _disk_full(order: Order, root: Path) -> CheckpointError:
-    needed = sum(piece.entry.nbytes for piece in order.pieces)
-    return CheckpointError(
-        f"{order.label}: the disk is full: the tower needs {needed / 1e6:,.1f} MB in {root}; free "
-        "some space or pass a cache_dir on another disk; nothing was left behind"
-    )

@@ -1,29 +1,26 @@
-"""How to talk to the Hub: what callers choose, and the client's progress bars."""
+"""How to talk to the Hub: what callers choose, checked before the first request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked public
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from .errors import CheckpointError
 
 FETCH_WAYS = ("auto", "ranges", "shards")
 
 
 @dataclass(frozen=True)
 class HubOptions:
-    """How to talk to the Hub; most fields are keywords of ``hf_hub_download``."""
+    """How to talk to the Hub; most fields are keywords of ``hf_hub_download``.
+
+    A ``subfolder`` is kept in its plain spelling, a ``token`` without space around it.
+    """
 
     revision: str | None = None
     subfolder: str | None = None
     cache_dir: str | Path | None = None
-    token: bool | str | None = None
+    token: bool | str | None = field(default=None, repr=False)
     local_files_only: bool = False
     force_download: bool = False
     fetch: str = "auto"
@@ -35,16 +32,34 @@ class HubOptions:
             raise ValueError(f"fetch={self.fetch!r}: must be one of {', '.join(FETCH_WAYS)}")
         if type(self.max_workers) is not int or not 1 <= self.max_workers <= 64:
             raise ValueError(f"max_workers={self.max_workers!r}: must be an integer from 1 to 64")
+        object.__setattr__(self, "subfolder", _plain_folder(self.subfolder))
+        object.__setattr__(self, "token", _plain_token(self.token))
 
 
-@contextmanager
-def progress_bars(shown: bool) -> Iterator[None]:
-    """Silence the client's bars for a while; its switch is one for the process."""
-    if shown or are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
+def _plain_folder(subfolder: str | None) -> str | None:
+    """``a/b`` for ``./a//b/``; None for the top.
+
+    Raises:
+        CheckpointError: it is absolute or climbs.
+    """
+    if subfolder is None:
+        return None
+    path = PurePosixPath(subfolder)
+    if path.is_absolute() or ".." in path.parts or "\\" in subfolder:
+        raise CheckpointError(
+            f"subfolder={subfolder[:200]!r}: leaves the checkpoint; pass the names of folders "
+            "inside it, joined by '/'"
+        )
+    return path.as_posix() if path.parts else None
+
+
+def _plain_token(token: bool | str | None) -> bool | str | None:
+    if not isinstance(token, str):
+        return token
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"token=<{len(token)} characters, not shown>: a token is one line of letters, digits "
+            "and signs without spaces; copy it again, or log in (hf auth login)"
+        )
+    return token

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from pathlib import Path
 
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
@@ -14,10 +17,15 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from .errors import CheckpointError
 
-def explain(error: BaseException, repo_id: str, revision: str, name: str) -> str:
+OFFLINE = "offline, or local_files_only=True"
+_SPACE = "free some space or pass a cache_dir on another disk"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explain(error: BaseException, label: str, revision: str, name: str) -> str:
     """One line that says what went wrong with ``name`` of a repo, and what to do about it."""
-    where = f"{repo_id}@{revision}"
     reasons: list[tuple[type[BaseException], str]] = [
         (
             GatedRepoError,
@@ -34,25 +42,66 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str) -> str
             f"the repo has no revision {revision!r}: pass a branch, tag or commit that exists",
         ),
         (RemoteEntryNotFoundError, f"the repo has no file {name}"),
-        (
-            LocalEntryNotFoundError,
-            f"{name} is not in the cache and the Hub cannot be reached ({_obstacle(error)}): load "
-            "once with a connection, or pass the cache_dir it is in",
-        ),
+        (LocalEntryNotFoundError, not_here(name, _obstacle(error))),
         (HFValidationError, f"not a repo id: {error}"),
     ]
     for kind, reason in reasons:
         if isinstance(error, kind):
-            return f"{where}: {reason}"
-    return f"{where}: {name} could not be fetched ({type(error).__name__}: {_one_line(error)})"
+            return f"{label}: {reason}"
+    if _status(error) in (401, 403):
+        return (
+            f"{label}: access to {name} is refused ({_one_line(error)}): log in (hf auth login) or "
+            "pass a token= that may read the repo"
+        )
+    if isinstance(error, OSError) and is_full(error):
+        return f"{label}: the disk is full: {name} cannot be kept ({_one_line(error)}); {_SPACE}"
+    return f"{label}: {name} could not be fetched ({type(error).__name__}: {_one_line(error)})"
+
+
+def not_here(name: str, obstacle: str) -> str:
+    """What to say of a file that is not on this disk and cannot be had."""
+    return (
+        f"{name} is not in the cache and the Hub cannot be reached ({obstacle}): load once with a "
+        "connection, or pass the cache_dir it is in"
+    )
+
+
+def is_absence(error: BaseException | None) -> bool:
+    """Whether ``error`` says that a repo, known to be there, has no such file.
+
+    The Hub says so by a header; mirrors and plain servers just answer 404.
+    """
+    return isinstance(error, RemoteEntryNotFoundError) or (
+        _status(error) == 404
+        and isinstance(error, HfHubHTTPError)
+        and "x-error-code" not in error.response.headers
+    )
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk is full, or the user's share of it."""
+    return not isinstance(error, HfHubHTTPError) and error.errno in _FULL
+
+
+def disk_full(label: str, what: str, needed: int, folder: Path, left: str) -> CheckpointError:
+    """The error once :func:`is_full`; ``left`` says what remains on the disk."""
+    return CheckpointError(
+        f"{label}: the disk is full: {what} needs {needed / 1e6:,.1f} MB in {folder}; "
+        f"{_SPACE}; {left}"
+    )
+
+
+def _status(error: BaseException | None) -> int | None:
+    return int(error.response.status_code) if isinstance(error, HfHubHTTPError) else None
 
 
 def _obstacle(error: BaseException) -> str:
     cause = error.__cause__
     if cause is None or isinstance(cause, OfflineModeIsEnabled):
-        return "offline, or local_files_only=True"
+        return OFFLINE
     return f"{type(cause).__name__}: {_one_line(cause)}"
 
 
 def _one_line(error: BaseException) -> str:
-    return re.sub(r"\s+", " ", str(error)).strip()
+    text = re.sub(r"Bearer\s+[^'\"]*", "Bearer ...", str(error))
+    return re.sub(r"\s+", " ", text).strip()

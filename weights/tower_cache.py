@@ -3,9 +3,11 @@
 They lie beside the Hub client's own cache, which knows whole files only::
 
     <cache>/vitgraph/models--owner--name/<commit>/
-        files/          small files as the repo has them; NAME.absent where it has none
+        files/          small files as the repo has them, each with its size and CRC-32 in
+                        NAME.crc32; NAME.absent where it has none
         tower/          the tower's tensors as one safetensors file, and the manifest
         partial/        a fetch that has not finished (see fetch.py)
+    <cache>/vitgraph/models--owner--name/refs/      the commit of each branch when last seen
 
 ``tower`` appears by one rename, whole or not at all. Its manifest records each tensor's CRC-32, the
 headers of the shards that the tensors come from, and a CRC-32 of the manifest itself.
@@ -17,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -36,7 +38,9 @@ from .snapshot import Located, Piece
 from .tensor_file import Header, TensorEntry, header_length, parse_json, read_header
 
 VERSION = 1
-TENSORS, MANIFEST = "tower.safetensors", "manifest.json"
+OLD = ".old"
+"""Ends the name of a folder that is being removed; such names begin with a dot."""
+TENSORS, MANIFEST, RECORD = "tower.safetensors", "manifest.json", ".crc32"
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
@@ -140,15 +144,37 @@ class TowerCache:
         return open_entry(self.tower) if self.tower.is_dir() else None
 
     def small_file(self, name: str) -> Path | bool | None:
-        """A kept small file; False if it is known that the repo has none; None if unknown."""
-        if (self.files / name).is_file():
-            return self.files / name
+        """A kept small file; False if it is known that the repo has none; None if unknown.
+
+        Raises:
+            DamagedError: its size or CRC-32 is not what was recorded.
+        """
+        path, record = self.files / name, self.files / f"{name}{RECORD}"
+        try:
+            if record.is_file():
+                if record.read_bytes() != _record_of(path.read_bytes()):
+                    raise DamagedError(f"{path}: not what was fetched")
+                return path
+        except OSError as error:
+            raise DamagedError(f"{path}: cannot be read ({error.strerror})") from error
         return False if (self.files / f"{name}.absent").is_file() else None
 
-    def keep_small_file(self, name: str, content: bytes | None) -> None:
-        """Keep a small file, or that there is none."""
-        target = self.files / (name if content is not None else f"{name}.absent")
-        write_whole(target, content or b"")
+    def keep_small_file(self, name: str, content: bytes | None) -> Path:
+        """Keep a small file, or that there is none; the record comes last and makes it count."""
+        if content is None:
+            return write_whole(self.files / f"{name}.absent", b"")
+        path = write_whole(self.files / name, content)
+        write_whole(self.files / f"{name}{RECORD}", _record_of(content))
+        return path
+
+    def verify_small_files(self) -> None:
+        """Raise a :class:`DamagedError` if a small file is not what was fetched."""
+        for record in sorted(self.files.rglob(f"*{RECORD}")):
+            self.small_file(record.relative_to(self.files).as_posix().removesuffix(RECORD))
+
+
+def _record_of(content: bytes) -> bytes:
+    return f"{len(content)} bytes, CRC-32 {crc32(content):08x}\n".encode()
 
 
 def open_entry(folder: Path) -> Entry:
@@ -242,7 +268,7 @@ def file_crc32(path: Path, begin: int, length: int, chunk: int = 1 << 20) -> int
     return value if not length else -1
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> Path:
     """Write a small file so that it is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
@@ -251,7 +277,7 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        return temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -259,8 +285,27 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def drop(folder: Path) -> None:
     """Remove a folder that may be in use: first its name, then what is in it."""
-    away = folder.with_name(f".{folder.name}.old")
+    away = folder.with_name(f".{folder.name}{OLD}")
     shutil.rmtree(away, ignore_errors=True)
     if folder.exists():
         folder.rename(away)
         shutil.rmtree(away, ignore_errors=True)
+
+
+def sweep(folder: Path) -> int:
+    """Remove what a :func:`drop` in ``folder`` left when it was killed; returns bytes freed."""
+    freed = 0
+    for away in folder.glob(f".*{OLD}"):
+        freed += disk_bytes(away)
+        shutil.rmtree(away, ignore_errors=True)
+    return freed
+
+
+def disk_bytes(folder: Path) -> int:
+    """Of files that may have holes: what they take, not how long they are."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # removed meanwhile
+            status = path.stat()
+            total += min(status.st_size, status.st_blocks * 512) * path.is_file()
+    return total

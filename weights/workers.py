@@ -1,0 +1,62 @@
+"""Several requests at once, in threads that neither an error nor Ctrl-C has to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import TypeVar
+
+GRACE = 1.0
+"""Seconds that threads have to end once they are told to; one in a stalled read is left behind."""
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class Stopped(Exception):
+    """Somebody else failed, or the user interrupted: what this thread was doing is not wanted."""
+
+
+def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_workers: int) -> list[_R]:
+    """``task(item, stop)`` of every item, in order; the first failure sets ``stop`` and is raised.
+
+    The threads are daemons: neither this call nor the end of the process waits for a connection
+    that hangs. A task that changes anything must look at ``stop`` right before it does.
+    """
+    stop, lock, pending = Event(), Lock(), iter(enumerate(items))
+    finished: SimpleQueue[tuple[int, _R | None, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:
+                number, item = next(pending, (-1, None))
+            if item is None:
+                return
+            try:
+                finished.put((number, task(item, stop), None))
+            except BaseException as error:  # noqa: BLE001  # raised again where it is waited for
+                finished.put((number, None, error))
+
+    threads = [Thread(target=work, daemon=True) for _ in range(min(max_workers, len(items)))]
+    results: dict[int, _R] = {}
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in items:
+            number, result, error = finished.get()
+            if error is not None:
+                raise error
+            results[number] = result  # type: ignore[assignment]
+        return [results[number] for number in range(len(items))]
+    finally:
+        stop.set()
+        _join(threads)
+
+
+def _join(threads: Sequence[Thread]) -> None:
+    end = monotonic() + GRACE
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, end - monotonic()))
