@@ -22,6 +22,7 @@ from encoders.contract import EncoderOutput
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from graphwrap import GraphedEncoder
 from graphwrap.guards import WeightGuard
+from vitgraph.graphs import read_graph_options
 
 SMALL = [[1, 1, 6]]
 OVER = [[1, 10, 10]]
@@ -308,6 +309,16 @@ def test_pixels_that_are_no_tensor_are_refused_with_the_fix(convert: Any) -> Non
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GraphedEncoder(ToyEncoder(), [4], **settings)
+
+
+def test_more_budgets_than_graphs_are_refused_in_the_words_of_the_command_line() -> None:
+    """Which has no ``max_graphs``."""
+    most = ",".join(map(str, range(64, 64 + 48)))
+    options = read_graph_options(graph=True, budgets=f"{most},64")
+    assert options is not None
+    assert len(set(options.budgets)) == 48
+    with pytest.raises(ValueError, match=r"--budgets names 49, .* 48 graphs are captured: leave"):
+        read_graph_options(graph=True, budgets=f"{most},7")
 
 
 def test_a_field_named_twice_is_one() -> None:

@@ -26,6 +26,8 @@ MODALITIES = {"image": 1, "video": 1, "image+video": 2}
 """What may come, and how many items a replay takes by default."""
 CLIP_SEGMENTS = 64
 """Frame pairs that a graph for clips holds: 128 frames."""
+MAX_GRAPHS = 48
+"""As many as :class:`GraphedEncoder` captures by default."""
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """The ladder where there are no CUDA graphs: every budget costs a run of the tower."""
 REPLAYS = {
@@ -109,7 +111,7 @@ def read_budgets(text: str) -> tuple[int, ...]:
     """``"64,256,1024"`` as numbers.
 
     Raises:
-        ValueError: an entry that is no positive integer.
+        ValueError: an entry that is no positive integer, or more budgets than graphs.
     """
     entries = [entry.strip() for entry in text.split(",")]
     for entry in entries:
@@ -118,7 +120,13 @@ def read_budgets(text: str) -> tuple[int, ...]:
                 f"--budgets {text}: {entry!r} is no positive integer; give output tokens with "
                 "commas between, as 64,256,1024"
             )
-    return tuple(map(int, entries))
+    tokens = tuple(map(int, entries))
+    if len(set(tokens)) > MAX_GRAPHS:
+        raise ValueError(
+            f"--budgets names {len(set(tokens))}, and at most {MAX_GRAPHS} graphs are captured: "
+            "leave some out"
+        )
+    return tokens
 
 
 def graph_encoder(encoder: VisionEncoder, options: GraphOptions) -> GraphedEncoder:
@@ -148,7 +156,7 @@ def graph_encoder(encoder: VisionEncoder, options: GraphOptions) -> GraphedEncod
             outputs=EVERY_FIELD,
             backend="cudagraph" if on_cuda else "static",
             max_budget=max(TRIAL_BUDGET, options.items) if trial else None,
-            max_graphs=TRIAL_GRAPHS if trial else 48,
+            max_graphs=TRIAL_GRAPHS if trial else MAX_GRAPHS,
         )
         _capture(graphed)
     for warning in caught:
