@@ -1,21 +1,20 @@
-"""Budgets: four ways to configure, what is refused, what is rounded, what a ladder holds."""
+"""Budgets: four ways to configure, what is refused, what is rounded, what each of them holds."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from graph_cases import OURS, is_tiled, pixels_for, static, tower, toy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from graph_cases import OURS, is_tiled, pixels_for, static, tower
 from oracles import BY_NAME, edited
 from toy_encoder import ToyEncoder
 
-from encoders.contract import EncoderItemSpec, VisionEncoder
+from encoders.contract import EncoderItemSpec, GridLike, VisionEncoder
 from graphwrap import Budget, GraphedEncoder, fit_budgets
 from graphwrap.budgets import Ladder, Load, plan_ladder
 from graphwrap.costs import RowCosts
@@ -126,17 +125,81 @@ def test_an_empty_list_of_budgets_is_refused(empty: Sequence[int]) -> None:
         static(ToyEncoder(), empty)
 
 
+@pytest.mark.parametrize("number", [64, np.int64(64), np.array(64), torch.tensor(64)], ids=repr)
+def test_a_lone_number_is_refused_and_shown_as_a_list(number: Any) -> None:
+    with pytest.raises(ValueError, match=r"^budgets=.*64.*: must be a list: write \[.*64.*\]"):
+        static(ToyEncoder(), number)
+    with pytest.raises(ValueError, match=r"^token_counts=.*64.*: must be a list: write \["):
+        fit_budgets(number)
+
+
+# --- integers of any kind -------------------------------------------------------------------------
+
+ITERABLES: dict[str, Callable[[list[int]], Any]] = {
+    "a tuple": tuple,
+    "a set": set,
+    "a generator": iter,
+    "an array": np.array,
+    "a small array": lambda counts: np.array(counts, dtype=np.uint8),
+    "a list of NumPy integers": lambda counts: [np.int32(count) for count in counts],
+    "a tensor": torch.tensor,
+}
+
+
+@pytest.mark.parametrize("kind", ITERABLES)
+def test_budgets_and_counts_may_be_any_iterable_of_integers(kind: str) -> None:
+    make = ITERABLES[kind]
+    assert tokens(plan_ladder(ToyEncoder(), make([64, 8, 200]))) == [8, 64, 200]
+    fitted = fit_budgets(make([3, 200, 5, 180]), 2)
+    assert fitted == [5, 200]
+    assert {type(budget) for budget in fitted} == {int}
+
+
+class NumPyEncoder(ToyEncoder):
+    """Counts in NumPy, as an encoder may whose grids are arrays."""
+
+    budget_range = (np.int64(4), np.int64(64))
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        specs = super().item_specs(grid_thw)
+        return [EncoderItemSpec(*(np.int64(number) for number in spec)) for spec in specs]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_numpy_leave_no_trace(name: str) -> None:
+    ladder = plan_ladder(NumPyEncoder(), **{name: np.int64(8)})
+    assert ladder == plan_ladder(ToyEncoder(), **{name: 8})
+    assert {type(number) for budget in ladder.budgets for number in budget} == {int}
+    graphed = static(ToyEncoder(), None, **{name: np.int64(8)})
+    graphed(pixels_for(graphed.encoder, [[1, 1, 8]]), [[1, 1, 8]])
+    json.dumps(graphed.stats().to_dict())
+
+
 def test_more_items_than_the_smallest_budget_names_both_numbers_and_the_fix() -> None:
     with pytest.raises(ValueError, match=r"max_batch_size=9 .* 8 tokens .*<=8 or budgets>=9"):
         static(ToyEncoder(), [16, 8], max_batch_size=9)
     static(ToyEncoder(), [16, 8], max_batch_size=8)
 
 
-def test_bounds_that_cross_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"min_budget=20 is above max_budget=10"):
-        static(ToyEncoder(), None, min_budget=20, max_budget=10)
-    with pytest.raises(ValueError, match=r"=20 .*max_budget=10|max_batch_size=20"):
-        static(ToyEncoder(), None, max_batch_size=20, max_budget=10)
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"min_budget": 20, "max_budget": 10}, r"^min_budget=20 is above max_budget=10: swap"),
+        (
+            {"max_batch_size": 20, "max_budget": 10},
+            r"^max_batch_size=20 items do not fit max_budget=10 .*<=10 or max_budget>=20$",
+        ),
+        ({"max_budget": 2}, r"^max_budget=2 is below 4, where the encoder's range starts: .*>=4"),
+        (
+            {"min_budget": 3, "max_batch_size": 5},
+            r"^max_batch_size=5 items do not fit .* 3 tokens .*<=3 or min_budget>=5$",
+        ),
+    ],
+    ids=str,
+)
+def test_bounds_that_cross_name_the_numbers_the_user_gave(given: dict[str, int], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        static(ToyEncoder(), None, **given)
 
 
 def test_bounds_beside_budgets_are_refused() -> None:
@@ -256,68 +319,3 @@ def test_frames_given_are_the_segments_of_every_budget() -> None:
     for frames in (1, 3, 8, 50):
         ladder = plan_ladder(ToyEncoder(), [64], max_frames_per_batch=frames)
         assert max(budget.segments for budget in ladder.budgets) == frames
-
-
-# --- fit_budgets ----------------------------------------------------------------------------------
-
-
-def padding(ladder: Sequence[int], counts: Sequence[int]) -> int:
-    return sum(min(budget for budget in ladder if budget >= count) - count for count in counts)
-
-
-def least_padding(counts: Sequence[int], graphs: int) -> int:
-    """By trying every ladder made of sizes that occur (no other budget is ever better)."""
-    sizes = sorted(set(counts))
-    choices = itertools.combinations(sizes[:-1], min(graphs, len(sizes)) - 1)
-    return min(padding([*choice, sizes[-1]], counts) for choice in choices)
-
-
-@given(
-    counts=st.lists(st.integers(1, 60) | st.integers(1, 10_000), min_size=1, max_size=11),
-    graphs=st.integers(1, 6),
-)
-@settings(max_examples=400)
-def test_a_fitted_ladder_pads_as_little_as_any(counts: list[int], graphs: int) -> None:
-    ladder = fit_budgets(counts, graphs)
-    assert ladder == sorted(set(ladder))
-    assert 1 <= len(ladder) <= graphs
-    assert ladder[-1] == max(counts)
-    assert padding(ladder, counts) == least_padding(counts, graphs)
-
-
-@given(
-    counts=st.lists(st.sampled_from([1, 2, 3, 5, 8, 13, 21, 34]), min_size=1, max_size=60),
-    graphs=st.integers(1, 5),
-)
-@settings(max_examples=200)
-def test_a_fitted_ladder_knows_how_often_each_size_occurs(counts: list[int], graphs: int) -> None:
-    assert padding(fit_budgets(counts, graphs), counts) == least_padding(counts, graphs)
-
-
-def test_a_fitted_ladder_of_thousands_of_sizes_takes_a_moment() -> None:
-    ladder = fit_budgets([1 + n * n % 7919 for n in range(20_000)], 48)
-    assert len(ladder) == 48
-
-
-@pytest.mark.parametrize(
-    ("counts", "graphs", "rule"),
-    [
-        ([], 4, "token_counts is empty"),
-        ([5, 0], 4, "token count=0: must be a positive integer"),
-        ([5, 2.5], 4, "token count=2.5"),
-        ([5], 0, "max_graphs=0: must be a positive integer"),
-        ([5], True, "max_graphs=True"),
-    ],
-)
-def test_fit_budgets_refuses_what_is_no_count(counts: Any, graphs: Any, rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        fit_budgets(counts, graphs)
-
-
-def test_a_fitted_ladder_replays_its_sizes_without_padding() -> None:
-    counts = [3, 7, 7, 11, 30]
-    graphed = toy(fit_budgets(counts))
-    for count in counts:
-        grids = [[1, 1, 2 * count]]
-        graphed(pixels_for(graphed.encoder, grids), grids)
-    assert graphed.stats().padding == 0.0

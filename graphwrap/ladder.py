@@ -1,0 +1,181 @@
+"""Ladders: which token counts to capture, for sizes that are known and for sizes that are not.
+
+Both are one search. :func:`fit_budgets` is given the sizes; :func:`default_ladder` assumes them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, SupportsIndex
+
+SIGNIFICANT_BITS = 6
+"""Default budgets are round: steps of 2 tokens from 64 on, of 16 from 512, of 128 from 4096."""
+COMMONEST = 0.4
+"""Where the commonest size lies between the ends of the range, on a logarithmic scale: at 446 of 64
+to 8192 tokens, which images between 640x480 and 800x600 come to."""
+SQUARES = 0.25
+"""How many images, clips and batches of squares there are for every other image."""
+
+
+def default_ladder(
+    low: int,
+    high: int,
+    count: int,
+    whole: Callable[[Sequence[int]], list[int]] = sorted,
+) -> list[int]:
+    """At most ``count`` budgets from ``low`` to ``high``: least padding for sizes nobody knows.
+
+    Padding counts relative to the image: a tenth is a tenth, of 100 tokens as of 5,000. Sizes are
+    assumed to spread over a logarithmic scale, commonest below its middle (``COMMONEST``) and half
+    as common at the top, where a replay gains least; one in five is a square, a clip or a batch of
+    squares (:func:`square_counts`). The ladder is the best there is for that, by the search of
+    :func:`fit_budgets`.
+
+    Args:
+        low: the smallest budget, always in the ladder unless there is only one.
+        high: the largest, always in the ladder.
+        count: how many at most.
+        whole: rounds token counts up to what items can make, ascending, each once.
+    """
+    squares = set(whole(square_counts(low, high)))
+    sizes = whole(sorted({*_round_numbers(low, high), *squares}))
+    if count == 1 or len(sizes) == 1:
+        return sizes[-1:]
+    spread = [_commonness(a, b, sizes[0], sizes[-1]) for a, b in pairwise(sizes)]
+    each_square = SQUARES * sum(spread) / max(len(squares), 1)
+    return sizes[:1] + _best_ladder(
+        [
+            (size, (often + each_square * (size in squares)) / size)
+            for size, often in zip(sizes[1:], spread, strict=True)
+        ],
+        count - 1,
+    )
+
+
+def square_counts(low: int, high: int) -> list[int]:
+    """Token counts of 224x224 images, their clips and batches: 49 and 64 times powers of two.
+
+    (64 tokens an image with patches of 14 pixels, 49 with 16.) A clip or a batch of squares then
+    replays without padding.
+    """
+    counts = {side << power for side in (49, 64) for power in range(max(high, 1).bit_length())}
+    return sorted(count for count in counts if low <= count <= high)
+
+
+def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex = 48) -> list[int]:
+    """The ladder of at most ``max_graphs`` budgets that pads these counts least, exactly.
+
+    Args:
+        token_counts: output tokens of each item seen, one item a replay; a list, an array, a
+            tensor, or anything else that yields integers.
+        max_graphs: how many budgets at most.
+
+    Returns:
+        Ascending budgets; the largest is the largest count.
+
+    Raises:
+        ValueError: no counts, or a number that is not a positive integer.
+    """
+    most = positive("max_graphs", max_graphs)
+    counts = positives("token_counts", "token count", token_counts)
+    if not counts:
+        raise ValueError("token_counts is empty: pass the output tokens of the items you saw")
+    return _best_ladder(sorted(Counter(counts).items()), most)
+
+
+def positive(name: str, value: Any) -> int:
+    """The integer in ``value`` (NumPy's and torch's too), or a ValueError that names it."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:  # a float, a string, an array of several
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name}={value!r}: must be a positive integer")
+    return number
+
+
+def positives(names: str, name: str, values: Any) -> list[int]:
+    """The same of every value, read once; a lone number is a ValueError that shows the fix."""
+    try:
+        listed = [values] if isinstance(values, str) else list(values)
+    except TypeError as error:
+        raise ValueError(f"{names}={values!r}: must be a list: write [{values}]") from error
+    return [positive(name, value) for value in listed]
+
+
+def _round_numbers(low: int, high: int) -> list[int]:
+    """``low``, ``high``, and every number between that has few significant bits."""
+    numbers, number = [], low
+    while number < high:
+        numbers.append(number)
+        step = 1 << max(number.bit_length() - SIGNIFICANT_BITS, 0)
+        number = (number // step + 1) * step
+    return [*numbers, high]
+
+
+def _commonness(below: int, size: int, low: int, high: int) -> float:
+    """How many sizes fall on ``size`` when ``below`` is the next smaller one."""
+    at = math.log(size / low) / math.log(high / low)
+    return math.log(size / below) * (2 - ((at - COMMONEST) / (1 - COMMONEST)) ** 2)
+
+
+def _best_ladder(tally: Sequence[tuple[int, float]], most: int) -> list[int]:
+    """The least sum of (budget - size) times weight, for ascending (size, weight)."""
+    sizes = [size for size, _ in tally]
+    if len(sizes) <= most:
+        return sizes
+    seen: list[float] = [0]
+    total: list[float] = [0]
+    for size, times in tally:
+        seen.append(seen[-1] + times)
+        total.append(total[-1] + times * size)
+
+    def padding(first: int, last: int) -> float:
+        """Tokens added when counts ``first..last`` all use the budget ``sizes[last]``."""
+        return sizes[last] * (seen[last + 1] - seen[first]) - (total[last + 1] - total[first])
+
+    best = [padding(0, last) for last in range(len(sizes))]
+    choices: list[list[int]] = []
+    for _ in range(most - 1):
+        best, choice = _next_row(best, padding)
+        choices.append(choice)
+    ladder, last = [], len(sizes) - 1
+    for choice in reversed(choices):
+        ladder.append(sizes[last])
+        last = choice[last] - 1
+        if last < 0:
+            break
+    else:
+        ladder.append(sizes[last])
+    return ladder[::-1]
+
+
+def _next_row(
+    previous: list[float], padding: Callable[[int, int], float]
+) -> tuple[list[float], list[int]]:
+    """One more budget: for each last count the best first count of the new budget's stretch.
+
+    The best split moves right as the last count does (padding satisfies the quadrangle
+    inequality), so each half of the range needs only its own part of the splits.
+    """
+    count = len(previous)
+    row, choice = list(previous), [0] * count
+    stack = [(0, count - 1, 0, count - 1)]
+    while stack:
+        low, high, first, final = stack.pop()
+        if low > high:
+            continue
+        middle = (low + high) // 2
+        best, at = padding(0, middle), 0
+        for split in range(max(first, 1), min(final, middle) + 1):
+            cost = previous[split - 1] + padding(split, middle)
+            if cost < best:
+                best, at = cost, split
+        row[middle], choice[middle] = best, at
+        stack.append((low, middle - 1, first, at))
+        stack.append((middle + 1, high, at, final))
+    return row, choice
