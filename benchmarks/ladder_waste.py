@@ -2,11 +2,12 @@
 
     python benchmarks/ladder_waste.py --json benchmarks/results/ladder_waste.json
 
-Over the 1,000 sizes of ``sizes.py`` and a list drawn differently, each resized as the family's own
-preprocessing does. Counted are images within range, from the smallest budget's tokens to the
-largest's. A larger image runs eagerly and pads nothing; a smaller one costs what the smallest
-budget costs, which no ladder changes. Both are printed as shares. Nothing is captured or timed:
-this is arithmetic on the ladder, the same on every machine.
+Over the 1,000 fixed sizes of ``sizes.py``, by size class too, and over its nine lists drawn
+differently, each image resized as the family's own preprocessing does. Counted are images within
+range, from the smallest budget's tokens to the largest's. A larger image runs eagerly and pads
+nothing; a smaller one costs what the smallest budget costs, which no ladder changes. Both are
+printed as shares. Nothing is captured or timed: this is arithmetic on the ladder, the same on
+every machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import torch  # noqa: E402
-from sizes import Size, fixed_sizes, other_sizes  # noqa: E402
+from sizes import Size, fixed_sizes, other_lists  # noqa: E402
 
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder  # noqa: E402
 from encoders.contract import EncoderItemSpec, Grid, VisionEncoder  # noqa: E402
@@ -134,21 +135,22 @@ def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[s
 
 
 def report() -> dict[str, Any]:
-    """Every family, list and ladder; per size class too."""
-    lists = {"fixed": fixed_sizes(), "other": other_sizes()}
+    """Every family, ladder and list; of the fixed list, every size class too."""
+    lists = {"fixed": fixed_sizes(), **other_lists()}
     result: dict[str, Any] = {}
     for family, encoder in towers().items():
-        known = specs_of(encoder, lists["fixed"])
-        for ladder, budgets in ladders(encoder, [spec for _, spec in known]).items():
-            for name, sizes in lists.items():
-                specs = specs_of(encoder, sizes)
-                row: dict[str, Any] = waste(budgets, [spec for _, spec in specs])
-                row["graphs"] = len(budgets)
-                row["classes"] = {
-                    kind: waste(budgets, [spec for k, spec in specs if k == kind])["padding"]
-                    for kind in dict(specs)
-                }
-                result.setdefault(family, {}).setdefault(ladder, {})[name] = row
+        specs = {name: specs_of(encoder, sizes) for name, sizes in lists.items()}
+        known = [spec for _, spec in specs["fixed"]]
+        for ladder, budgets in ladders(encoder, known).items():
+            rows: dict[str, Any] = {
+                name: waste(budgets, [spec for _, spec in listed]) for name, listed in specs.items()
+            }
+            rows["fixed"]["graphs"] = len(budgets)
+            rows["fixed"]["classes"] = {
+                kind: waste(budgets, [spec for k, spec in specs["fixed"] if k == kind])["padding"]
+                for kind in dict(lists["fixed"])
+            }
+            result.setdefault(family, {})[ladder] = rows
     return result
 
 
@@ -161,18 +163,20 @@ def specs_of(
 
 
 def show(result: dict[str, Any]) -> None:
-    """One table: a line a family, ladder and list."""
-    kinds = list(dict(fixed_sizes()))
-    head = f"{'family':20} {'ladder':14} {'list':6} {'graphs':>6} {'padding':>8} {'eager':>6}"
-    print(head + f" {'below':>6} |" + "".join(f"{kind:>11}" for kind in kinds))
+    """Two tables, a line a family and ladder: every list; then the classes of the fixed list."""
+    lists, kinds = ["fixed", *other_lists()], list(dict(fixed_sizes()))
+    head = f"{'family':20} {'ladder':14}"
+    print(f"{head} {'graphs':>6} |" + "".join(f"{name:>12}" for name in lists))
     for family, by_ladder in result.items():
-        for ladder, by_list in by_ladder.items():
-            for name, row in by_list.items():
-                print(
-                    f"{family:20} {ladder:14} {name:6} {row['graphs']:>6} {row['padding']:>8.2%} "
-                    f"{row['eager']:>6.1%} {row['below']:>6.1%} |"
-                    + "".join(f"{row['classes'][kind]:>11.2%}" for kind in kinds)
-                )
+        for ladder, rows in by_ladder.items():
+            cells = "".join(f"{rows[name]['padding']:>12.1%}" for name in lists)
+            print(f"{family:20} {ladder:14} {rows['fixed']['graphs']:>6} |{cells}")
+    print(f"\n{head} {'eager':>6} {'below':>6} |" + "".join(f"{kind:>12}" for kind in kinds))
+    for family, by_ladder in result.items():
+        for ladder, rows in by_ladder.items():
+            row = rows["fixed"]
+            cells = "".join(f"{row['classes'][kind]:>12.1%}" for kind in kinds)
+            print(f"{family:20} {ladder:14} {row['eager']:>6.1%} {row['below']:>6.1%} |{cells}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Image sizes that ladders are judged on: a fixed list of 1,000, and one drawn differently.
+"""Image sizes that ladders are judged on: a fixed list of 1,000, and nine drawn differently.
 
 The fixed list is the table below, each row (width, height, times landscape, times portrait), so
 that what it says about a ladder can be read off and argued with. Where the sizes come from:
@@ -10,13 +10,24 @@ that what it says about a ladder can be read off and argued with. Where the size
 - document: A4 and US letter at 72 to 200 dpi, slides
 - icon: favicons to app icons
 
-The other list has the same classes in another mixture, and every size is jittered by up to 15 % a
-side, so that no ladder can know it.
+The other lists owe nothing to the table. Each is 1,000 draws from a fixed seed:
+
+- coco: the longer side 640, the other as in COCO: 480 half the time, 427, 360, 425 or anything
+- log-uniform: both sides from 100 to 4,000, every doubling as likely
+- thumbnails: both sides from 200 to 500, every pixel as likely
+- photographs: normal around 800x600, a standard deviation of 250x200
+- screens: eleven displays, six of desktops and five of phones
+- documents: A4 pages, and one in five US letter, scanned at 72 to 150 dpi
+- frames: video from 360p to 2160p, one in four upright, 1080p most often
+- crops: of a 12 megapixel photograph, each side cut to 30 to 100 %
+- icons: squares of the usual sides, 32 to 1,024
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 
 Size = tuple[int, int]
 
@@ -51,9 +62,12 @@ TABLE: dict[str, list[tuple[int, int, int, int]]] = {
         (1024, 1024, 6, 0),
     ],
 }  # fmt: skip
-OTHER_MIXTURE = {
-    "phone": 150, "camera": 60, "web": 420, "screenshot": 120, "document": 200, "icon": 50,
-}  # fmt: skip
+SCREENS = [
+    (1366, 768), (1440, 900), (1536, 864), (1920, 1080), (2560, 1440), (3840, 2160),
+    (750, 1334), (828, 1792), (1080, 2340), (1170, 2532), (1284, 2778),
+]  # fmt: skip
+FRAMES = [(640, 360), (854, 480), (1280, 720), (1920, 1080), (1920, 1080), (3840, 2160)]
+ICONS = [32, 48, 64, 96, 128, 180, 192, 256, 384, 512, 1024]
 
 
 def fixed_sizes() -> list[tuple[str, Size]]:
@@ -66,16 +80,72 @@ def fixed_sizes() -> list[tuple[str, Size]]:
     ]
 
 
-def other_sizes(seed: int = 7) -> list[tuple[str, Size]]:
-    """1,000 sizes drawn differently: other mixture, every side jittered by up to 15 %."""
-    draw = random.Random(seed)
-    by_class = {kind: [size for k, size in fixed_sizes() if k == kind] for kind in TABLE}
-    return [
-        (kind, (_jittered(width, draw), _jittered(height, draw)))
-        for kind, count in OTHER_MIXTURE.items()
-        for width, height in draw.choices(by_class[kind], k=count)
-    ]
+def other_lists() -> dict[str, list[tuple[str, Size]]]:
+    """(list, (width, height)) of 1,000 sizes for every other list, by name; always the same."""
+    return {name: _drawn(name, draw) for name, draw in DRAWS.items()}
 
 
-def _jittered(side: int, draw: random.Random) -> int:
-    return max(round(side * draw.uniform(0.85, 1.15)), 1)
+def _drawn(name: str, draw: Callable[[random.Random], Size]) -> list[tuple[str, Size]]:
+    chance = random.Random(name)
+    return [(name, draw(chance)) for _ in range(1000)]
+
+
+def _coco(chance: random.Random) -> Size:
+    anything = chance.randint(300, 640)
+    short = chance.choices([480, 427, 360, 425, anything], weights=[50, 20, 5, 5, 20])[0]
+    return _turned(chance, (640, short), upright=0.3)
+
+
+def _log_uniform(chance: random.Random) -> Size:
+    width, height = (math.exp(chance.uniform(math.log(100), math.log(4000))) for _ in range(2))
+    return round(width), round(height)
+
+
+def _thumbnail(chance: random.Random) -> Size:
+    return chance.randint(200, 500), chance.randint(200, 500)
+
+
+def _photograph(chance: random.Random) -> Size:
+    return max(64, round(chance.gauss(800, 250))), max(64, round(chance.gauss(600, 200)))
+
+
+def _screen(chance: random.Random) -> Size:
+    return chance.choice(SCREENS)
+
+
+def _document(chance: random.Random) -> Size:
+    """Inches times dots an inch."""
+    width, height = (8.5, 11.0) if chance.random() < 0.2 else (8.27, 11.69)
+    dpi = chance.uniform(72, 150)
+    return round(width * dpi), round(height * dpi)
+
+
+def _frame(chance: random.Random) -> Size:
+    return _turned(chance, chance.choice(FRAMES), upright=0.25)
+
+
+def _crop(chance: random.Random) -> Size:
+    return round(4032 * chance.uniform(0.3, 1)), round(3024 * chance.uniform(0.3, 1))
+
+
+def _icon(chance: random.Random) -> Size:
+    side = chance.choice(ICONS)
+    return side, side
+
+
+def _turned(chance: random.Random, size: Size, upright: float) -> Size:
+    width, height = size
+    return (height, width) if chance.random() < upright else size
+
+
+DRAWS: dict[str, Callable[[random.Random], Size]] = {
+    "coco": _coco,
+    "log-uniform": _log_uniform,
+    "thumbnails": _thumbnail,
+    "photographs": _photograph,
+    "screens": _screen,
+    "documents": _document,
+    "frames": _frame,
+    "crops": _crop,
+    "icons": _icon,
+}
