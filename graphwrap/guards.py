@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -115,17 +115,29 @@ def settled(device: torch.device) -> Iterator[None]:
     No gradients, no autocast (a replay could not follow it, so eager runs do not either), tensors
     made on the CPU unless told otherwise, and the encoder's GPU as the current one.
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        for kind in {"cpu", device.type} & {"cpu", "cuda"}:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        if device.type == "cuda" and torch.cuda.current_device() != device.index:
-            stack.enter_context(torch.cuda.device(device))
-        yield
+    with torch.inference_mode(False), torch.no_grad():
+        undo = _undoing(device)
+        if not undo:  # as a rule; a stack of none would cost every call some microseconds
+            yield
+            return
+        with ExitStack() as stack:
+            for mode in undo:
+                stack.enter_context(mode)
+            yield
+
+
+def _undoing(device: torch.device) -> list[AbstractContextManager[object]]:
+    """What undoes the modes that are set."""
+    undo: list[AbstractContextManager[object]] = []
+    on_cuda = device.type == "cuda"
+    for kind in ("cpu", "cuda") if on_cuda else ("cpu",):
+        if torch.is_autocast_enabled(kind):
+            undo.append(torch.autocast(kind, enabled=False))
+    if torch.get_default_device().type != "cpu":
+        undo.append(torch.device("cpu"))
+    if on_cuda and torch.cuda.current_device() != device.index:
+        undo.append(torch.cuda.device(device))
+    return undo
 
 
 def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
