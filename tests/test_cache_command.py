@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import hf_hub_download
 from PIL import Image
 from safetensors import safe_open
 
@@ -19,7 +21,7 @@ from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.cached_towers import list_cached, remove_cached
 from weights.hub import HubSnapshot
 from weights.snapshot import Located, Piece
-from weights.tower_cache import cache_root
+from weights.tower_cache import TowerCache, cache_root
 
 
 @pytest.fixture
@@ -174,3 +176,91 @@ def test_a_tower_removed_while_it_is_loaded_is_fetched_again(
     encoder = load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False, fetch="ranges")
     assert same_weights(encoder, load_encoder(folder))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("spelling", ["{repo}@{commit}", "{repo} --revision {commit}"])
+def test_one_commit_is_removed_and_the_other_stays(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spelling: str
+) -> None:
+    where = ("--cache-dir", tmp_path / "cache")
+    commits = []
+    for seed in (0, 1):
+        made = write_seeded_checkpoint(tmp_path / f"seed{seed}", "qwen3_vl", width=64, seed=seed)
+        commits.append(hub.push(REPO, made))
+        load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False, fetch="ranges")
+    words = spelling.format(repo=REPO, commit=commits[0][:12]).split()
+    code, out, err = run(capsys, "cache", "remove", *words, *where)
+    assert (code, "MB freed" in out) == (0, True), err
+    assert [tower.commit for tower in list_cached(tmp_path / "cache")] == [commits[1]]
+    code, _, err = run(capsys, "cache", "remove", f"{REPO}@main", *where)
+    assert code == 2
+    assert f"no tower of that commit is kept; kept are: {commits[1][:10]}" in err
+    code, _, err = run(capsys, "cache", "remove", f"{REPO}@x", "--revision", "y", *where)
+    assert (code, "name the commit once" in err) == (2, True)
+
+
+def test_inspect_says_which_way_loading_will_go(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit = hub.push(REPO, folder)
+    cache = tmp_path / "cache"
+
+    def way(**keywords: Any) -> tuple[str, bool]:
+        info = inspect_checkpoint(REPO, cache_dir=cache, progress=False, **keywords)
+        return info.fetch, info.unfinished
+
+    assert way() == ("ranges", False)
+    assert way(fetch="shards") == ("shards", False)
+    first = inspect_checkpoint(REPO, cache_dir=cache, progress=False).shards[0]
+    hf_hub_download(REPO, first, revision=commit, cache_dir=cache)
+    assert inspect_checkpoint(REPO, cache_dir=cache, progress=False).cached == "some shards"
+    hub.requests.clear()
+    fetched, _ = way()
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    whole = any(name.endswith(".safetensors") for name in hub.files_sent())
+    assert fetched == ("shards" if whole else "ranges")
+    assert way() == ("nothing", False)
+    cache = tmp_path / "another"
+    TowerCache.of(cache_root(cache), REPO, commit, None).partial.mkdir(parents=True)
+    assert way(fetch="ranges") == ("ranges", True)
+    out = run(capsys, "inspect", REPO, "--cache-dir", cache, "--fetch", "ranges")[1]
+    assert "to fetch: the byte ranges, where an earlier fetch was cut off" in out
+    assert "to fetch: nothing" in run(capsys, "inspect", folder)[1]
+
+
+def test_every_keyword_of_loading_can_be_given(
+    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_seeded_checkpoint(tmp_path / "repo" / "deep" / "er", "qwen3_vl", width=64)
+    hub.push(REPO, tmp_path / "repo")
+    common = ("--subfolder", "deep/er", "--max-workers", 2, "--cache-dir", tmp_path / "cache")
+    for again in (False, True):
+        hub.requests.clear()
+        forced = ("--force-download", "--force") if again else ()
+        out = tmp_path / "out"
+        code, _, err = run(capsys, "extract", REPO, out, "--no-progress", *common, *forced)
+        assert (code, err) == (0, "")
+        assert sum(request.sent for request in hub.requests) > 100_000
+    Image.new("RGB", (64, 64)).save(tmp_path / "photo.png")
+    features = tmp_path / "features.safetensors"
+    arguments = ("encode", REPO, tmp_path / "photo.png", "--out", features, "--force-download")
+    code, _, err = run(capsys, *arguments, "--no-progress", *common)
+    assert code == 0, err
+    code, _, err = run(capsys, "inspect", REPO, "--max-workers", "0")
+    assert (code, "max_workers=0: must be an integer from 1 to 64" in err) == (2, True)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.push(REPO, folder)
+    hub.ranges = False
+    arguments = ("extract", REPO, tmp_path / "out", "--cache-dir", tmp_path / "cache")
+    code, _, err = run(capsys, *arguments, "--fetch", "ranges", "--no-progress")
+    assert code == 0, err
+    lines = [line for line in err.splitlines() if "warn" in line.lower()]
+    assert lines
+    for line in lines:  # and no line of source code
+        assert line.startswith("vitgraph: warning: ")
+        assert line.endswith("whole shards are fetched instead")
