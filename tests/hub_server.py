@@ -37,8 +37,11 @@ class Fault:
     """Break the connection after so many bytes of the body."""
     stall: float = 0.0
     """Seconds before anything is answered."""
+    silent: bool = False
+    """Break the connection before anything is answered."""
     range: str | None = None
-    """``ignored``, ``shifted``, ``short``, ``long``, ``other size``, ``unnamed``, ``encoded``."""
+    """``ignored``, ``shifted``, ``short``, ``long``, ``other size``, ``unnamed``, ``encoded``,
+    ``early`` (all is promised, ten bytes are missing)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class HubServer:
         self.ranges = ranges
         self.latency = latency
         self.bytes_per_second = bytes_per_second
-        self.faults: list[tuple[re.Pattern[str], list[Fault]]] = []
+        self.faults: list[tuple[str | None, re.Pattern[str], list[Fault]]] = []
         self.repos: dict[str, Repo] = {}
         self.requests: list[Request] = []
         self.blobs: dict[str, Path] = {}
@@ -120,15 +123,15 @@ class HubServer:
             self.blobs[_hash(path)] = path
         return commit
 
-    def fail(self, pattern: str, *faults: Fault) -> None:
+    def fail(self, pattern: str, *faults: Fault, method: str | None = None) -> None:
         """Answer the next requests whose path ``pattern`` is found in with ``faults``, in order."""
-        self.faults.append((re.compile(pattern), list(faults)))
+        self.faults.append((method, re.compile(pattern), list(faults)))
 
-    def next_fault(self, path: str) -> Fault:
+    def next_fault(self, method: str, path: str) -> Fault:
         """What goes wrong with this request; by default nothing."""
         with self.lock:
-            for pattern, faults in self.faults:
-                if faults and pattern.search(path):
+            for only, pattern, faults in self.faults:
+                if faults and only in (None, method) and pattern.search(path):
                     return faults.pop(0)
         return Fault()
 
@@ -170,9 +173,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(self.path.partition("?")[0])
         time.sleep(self.hub.latency)
-        self.fault = self.hub.next_fault(path)
+        self.fault = self.hub.next_fault(self.command, path)
         time.sleep(self.fault.stall)
-        if self.fault.status is not None:
+        if self.fault.silent:
+            self.close_connection = True
+        elif self.fault.status is not None:
             self._error(self.fault.status, None, "out of order", dict(self.fault.headers))
         elif match := re.fullmatch(r"/blob/([0-9a-f]+)", path):
             self._send_file(self.hub.blobs[match[1]], {})
@@ -273,6 +278,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(end - start))
         self.end_headers()
         cut = self.fault.cut_after
+        if self.fault.range == "early" and status == 206:
+            cut = max(0, end - start - 10)
         sent = 0 if self.command == "HEAD" else end - start if cut is None else cut
         with self.hub.lock:
             self.hub.requests.append(

@@ -207,10 +207,37 @@ def test_repo_of_pickles_or_of_an_adapter_is_refused_for_what_it_is(
     assert not hub.files_sent() & {"pytorch_model.bin", "adapter_model.safetensors"}
 
 
-def test_subfolder_that_climbs_is_refused_without_a_request(hub: HubServer) -> None:
+@pytest.mark.parametrize("subfolder", ["a/b/", "./a/b", "a//b", "a/./b"])
+def test_any_spelling_of_a_subfolder_is_the_same_one(
+    hub: HubServer, tmp_path: Path, cache: Path, subfolder: str
+) -> None:
+    write_seeded_checkpoint(tmp_path / "repo" / "a" / "b", "qwen3_5", width=64)
+    hub.push(REPO, tmp_path / "repo")
+    load_encoder(REPO, subfolder="a/b", cache_dir=cache, progress=False)
+    hub.requests.clear()
+    load_encoder(REPO, subfolder=subfolder, cache_dir=cache, progress=False)
+    assert hub.log() == [f"/{REPO}/resolve/main/a/b/config.json"]
+    assert load_encoder(tmp_path / "repo", subfolder=subfolder) is not None
+
+
+@pytest.mark.parametrize("subfolder", ["../other", "a/../b", "/a", "a\\b"])
+def test_subfolder_that_climbs_is_refused_without_a_request(hub: HubServer, subfolder: str) -> None:
     with pytest.raises(CheckpointError, match="leaves the checkpoint"):
-        load_encoder(REPO, subfolder="../other")
+        load_encoder(REPO, subfolder=subfolder)
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("token", ["hf_first\nsecond", "hf_ä", "hf_a b", " "])
+def test_a_token_that_is_none_is_refused_and_never_shown(hub: HubServer, token: str) -> None:
+    with pytest.raises(ValueError, match="not shown") as raised:
+        load_encoder(REPO, token=token)
+    assert not token.strip() or token not in str(raised.value)
+    assert hub.requests == []
+
+
+def test_a_token_may_have_a_line_end(hub: HubServer, checkpoint: Path, cache: Path) -> None:
+    hub.push(REPO, checkpoint, private=True)
+    assert load_encoder(REPO, cache_dir=cache, progress=False, token=f"{TOKEN}\n") is not None
 
 
 def test_hub_that_is_not_there_is_one_clear_error(
