@@ -18,27 +18,27 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
     """Read ``grid_thw`` on the host as a list of ``(t, h, w)``, checked.
 
     Args:
-        grid_thw: [items, 3] as a tensor or nested sequence; one flat ``(t, h, w)`` is one item.
+        grid_thw: [items, 3], a tensor, an array or nested; one flat ``(t, h, w)`` is one item.
         merge: h and w must be multiples of it.
         merge_name: the config field that ``merge`` comes from, for the message.
 
     Raises:
         ValueError: not three positive integers an item, or h or w not a multiple of ``merge``.
     """
-    raw = grid_thw.tolist() if isinstance(grid_thw, Tensor) else list(grid_thw)
+    raw = _plain(grid_thw) if hasattr(grid_thw, "tolist") else list(grid_thw)
     if len(raw) == 3 and all(isinstance(value, int) for value in raw):
         raw = [raw]
     return [_read_item(row, merge, merge_name) for row in raw]
 
 
+def _plain(values: Any) -> Any:
+    """A tensor's or an array's values as Python's; anything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
 def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
-    values = (
-        row.tolist()
-        if isinstance(row, Tensor)
-        else list(row)
-        if isinstance(row, Sequence)
-        else [row]
-    )
+    values = _plain(row)
+    values = list(values) if isinstance(values, Sequence) else [values]
     if len(values) == 3 and {*map(type, values)} == {int}:  # read before: no need to look closer
         t, h, w = values
         if t > 0 and h > 0 and w > 0 and not h % merge and not w % merge:

@@ -105,7 +105,7 @@ class CostTable:
     def cheapest(self, loads: Loads, empty: Floats) -> Floats:
         """Both with attention for the segments that are there."""
         attention = self.row_ms * loads.rows + self.area_ms * loads.area
-        device = np.interp(loads.rows, *self._curve)
+        device = np.interp(loads.rows, *self._corners)
         eager = np.maximum(device + attention + self.eager_gap_ms, self.eager_floor_ms)
         return np.minimum(empty + attention, eager)
 
@@ -156,6 +156,10 @@ class CostTable:
         slope = (ms[1] - ms[0]) / (held[1] - held[0]) if len(held) > 1 else ms[0] / held[0]
         start = max(ms[0] - slope * held[0], 0.0)
         return [0, *held, held[-1] * FAR], [start, *ms, ms[-1] * FAR]
+
+    @cached_property
+    def _corners(self) -> Floats:
+        return np.array(self._curve)
 
 
 def fit_attention(points: Sequence[tuple[Load, float]]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
 
-from .budgets import Budget, Load
+from .budgets import Budget, Load, read_specs
 from .buffers import output_fields
 from .capture import Runner, capacity_metadata, poison_pool
 from .guards import WeightGuard
@@ -143,7 +143,8 @@ class Executor:
         runner = self.session.runners[budget]
         block = self._blocks.get(key)
         if block is None:
-            load = Load.of(self.encoder.item_specs(list(step.grids)))
+            self._check()  # metadata in another dtype would be an error of another kind
+            load = Load.of(read_specs(self.encoder, list(step.grids)))
             refused = budget.refuses(load)
             assert refused is None, f"packing put {load} into {budget}: over its {refused}"
             on_cuda = self.device.type == "cuda"

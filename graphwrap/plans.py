@@ -79,8 +79,8 @@ def read_key(grid_thw: GridLike | None) -> Key:
 
 def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Plan:
     """Work out every group's places."""
-    row_sizes = [spec.input_size for spec in specs]
-    token_sizes = [spec.output_tokens for spec in specs]
+    row_sizes = [int(spec.input_size) for spec in specs]  # an encoder may count in NumPy's
+    token_sizes = [int(spec.output_tokens) for spec in specs]
     steps = []
     for group in groups:
         rows, row_count = _runs(group.items, row_sizes)

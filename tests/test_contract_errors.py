@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracles import BY_NAME, draw_pixels, edited, tiny
@@ -122,13 +123,14 @@ def test_a_row_that_is_not_three_positive_integers_is_refused(name: str, grid: A
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_grid_may_be_a_list_a_tuple_a_tensor_or_one_item(name: str) -> None:
+def test_a_grid_may_be_a_list_a_tuple_a_tensor_an_array_or_one_item(name: str) -> None:
     encoder = tiny(name)
     specs = encoder.item_specs([[2, 4, 6]])
     one_item: Any
     for one_item in ([(2, 4, 6)], ((2, 4, 6),), (2, 4, 6), [2, 4, 6], torch.tensor([[2, 4, 6]]),
                      torch.tensor([2, 4, 6]), [torch.tensor([2, 4, 6])],
-                     torch.tensor([[2, 4, 6]], dtype=torch.int32)):  # fmt: skip
+                     torch.tensor([[2, 4, 6]], dtype=torch.int32), np.array([[2, 4, 6]]),
+                     np.array([2, 4, 6]), [np.array([2, 4, 6], dtype=np.uint8)]):  # fmt: skip
         assert encoder.item_specs(one_item) == specs
 
 

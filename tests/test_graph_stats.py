@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from graph_cases import is_tiled, pixels_for, static, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
 from oracles import Grids
 from photographs import china, flower, panning_clip
+from toy_encoder import ToyEncoder
 
+from encoders.contract import EncoderItemSpec, GridLike
 from graphwrap import BudgetStats, GraphedEncoder, GraphStats
 
 SMALL: Grids = [[1, 1, 6]]
@@ -108,6 +111,21 @@ def test_stats_are_a_copy() -> None:
     stats.eager_reasons["invented"] += 1
     assert "invented" not in graphed.stats().eager_reasons
     assert sum(budget.hits for budget in graphed.stats().budgets) == 1
+
+
+class NumpyToy(ToyEncoder):
+    """An encoder that counts in NumPy's integers."""
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        return [EncoderItemSpec(*map(np.int64, spec)) for spec in super().item_specs(grid_thw)]
+
+
+def test_stats_become_json_also_for_an_encoder_that_counts_in_numpy() -> None:
+    graphed = GraphedEncoder(NumpyToy(), [4, 16], backend="static")
+    for grids in ([[1, 2, 4]], [[1, 2, 4]] * 3, [[1, 10, 10]]):
+        rows = sum(t * h * w for t, h, w in grids)
+        graphed(torch.randn(rows, 3), grids)
+    assert json.loads(json.dumps(graphed.stats().to_dict())) == graphed.stats().to_dict()
 
 
 def test_stats_become_json_and_come_back_equal() -> None:
