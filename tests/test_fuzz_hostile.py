@@ -177,7 +177,7 @@ def test_an_index_without_end_is_not_fetched_to_its_end(
     with (folder / INDEX).open("r+b") as file:
         file.truncate(1 << 30)
     hub.push(REPO, folder)
-    with pytest.raises(CheckpointError, match="more than the 3000000 bytes that are read"):
+    with pytest.raises(CheckpointError, match="1073741824 bytes, at most 3000000 are read"):
         load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False)
     cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in cached) < 1e5
@@ -235,7 +235,8 @@ def test_links_that_stay_inside_and_those_of_the_hubs_cache_are_followed(
     commit = hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False, fetch="shards")
     (snapshot,) = (tmp_path / "cache").glob(f"models--*/snapshots/{commit}")
-    (snapshot / INDEX).write_bytes((folder / INDEX).read_bytes())
+    for path in folder.glob("*.json"):
+        (snapshot / path.name).write_bytes(path.read_bytes())
     assert (snapshot / SHARD).is_symlink()
     assert same_weights(expected, load_encoder(snapshot))
     (folder / SHARD).rename(folder / "elsewhere")

@@ -176,6 +176,26 @@ def test_messages_stay_short_and_can_be_printed(qwen3: Path) -> None:
         assert "\x1b" not in message
 
 
+@pytest.mark.parametrize("where", ["index", "header"])
+def test_names_without_end_are_not_matched_one_by_one(qwen3: Path, where: str) -> None:
+    index = read_json(qwen3 / INDEX)
+    file = next(iter(index["weight_map"].values()))
+    names = [f"model.visual.blocks.{number}.norm1.weight" for number in range(100_000)]
+    if where == "index":
+        changed = {"weight_map": {**index["weight_map"], **dict.fromkeys(names, file)}}
+        (qwen3 / INDEX).write_text(json.dumps(changed))
+    else:
+        raw = (qwen3 / file).read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        empty = {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}
+        text = json.dumps(dict.fromkeys(names, empty) | json.loads(raw[8 : 8 + length])).encode()
+        (qwen3 / file).write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=r"over 20000 tensors under 'model.visual.'"):
+        load_encoder(qwen3)
+    assert time.perf_counter() - start < 8  # 1 s, nearly all of it parsing
+
+
 def test_long_names_keep_both_ends() -> None:
     short = shown("a" * 300 + "z" * 100)
     assert short.startswith("a" * 150)

@@ -45,6 +45,9 @@ MOST_NEAR = 10_000
 """Names among which the nearest is looked for: 0.1 s each; forged checkpoints have more."""
 LONGEST_MATCHED = 256
 """Characters of a name that has a nearest; matching takes the square of it."""
+MOST_IN_TOWER = 20_000
+"""Names under a tower's prefix; the largest published tower has a thousand, and matching a million
+took 20 s."""
 MOST_IN_LIST = 1024
 """Entries of a list in a config; each may stand for a module of the tower."""
 
@@ -107,7 +110,7 @@ def find_tower(contents: Contents) -> Tower:
         raise adapter_error(label)
     family = find_family(contents.config, contents.files, label)
     layout, place = find_layout(family.name, contents.files, label)
-    local = _tower_names(contents, layout, place)
+    local = _tower_names(contents.files, layout, place, label)
     if adapter_names(local.values()):
         raise adapter_error(label)
     _refuse_quantised(local, label)
@@ -149,7 +152,7 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
         for local in parts:
             rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
             wanted[full_name(layout, place, local)] = rows
-    names = _tower_names(tower.contents, layout, place)
+    names = _tower_names(tower.contents.files, layout, place, label)
     extra = [name for name in names if name not in wanted]
     missing = [name for name in wanted if name not in present]
     wrong = [
@@ -173,12 +176,19 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
         )
 
 
-def _tower_names(contents: Contents, layout: Layout, place: Place) -> dict[str, str]:
+def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str) -> dict[str, str]:
     """Full name -> name after the prefix, of the tower's and projector's tensors that matter."""
-    pairs = ((name, local_name(layout, place, name)) for name in contents.files)
-    return {
-        name: local for name, local in pairs if local is not None and not is_ignored(layout, local)
-    }
+    found: dict[str, str] = {}
+    for name in names:
+        local = local_name(layout, place, name)
+        if local is not None and not is_ignored(layout, local):
+            found[name] = local
+        if len(found) > MOST_IN_TOWER:
+            raise CheckpointError(
+                f"{label}: over {MOST_IN_TOWER} tensors under {place.prefix!r}, which is no tower "
+                "that was ever published"
+            )
+    return found
 
 
 def _entries(
@@ -189,7 +199,7 @@ def _entries(
     for file, header in contents.headers({contents.files[name] for name in local}).items():
         tensors = header.tensors
         named = {name for name in local if contents.files[name] == file}
-        inside = {name for name in tensors if _matters(layout, place, name)}
+        inside = set(_tower_names(tensors, layout, place, contents.label))
         if strays := sorted(named ^ inside):
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
@@ -198,11 +208,6 @@ def _entries(
             )
         entries.update((name, tensors[name]) for name in named)
     return entries
-
-
-def _matters(layout: Layout, place: Place, name: str) -> bool:
-    local = local_name(layout, place, name)
-    return local is not None and not is_ignored(layout, local)
 
 
 def _sources(
