@@ -79,7 +79,17 @@ def _download(repo: Repo, name: str, stop: Event) -> Path:
     if _takes_bars():
         extra["tqdm_class"] = _bar(options.progress, stop)
 
+    failed: list[OSError] = []
+
     def question() -> str:
+        try:
+            return download_once(force=options.force_download or bool(failed))
+        except OSError as error:
+            if _is_inconsistent(error):  # what an old client kept of a file is wrong: begin anew
+                failed.append(error)
+            raise
+
+    def download_once(force: bool) -> str:
         return hf_hub_download(
             repo.repo_id,
             repo.inside(name),
@@ -87,7 +97,7 @@ def _download(repo: Repo, name: str, stop: Event) -> Path:
             cache_dir=options.cache_dir,
             token=options.token,
             local_files_only=repo.offline,
-            force_download=options.force_download,
+            force_download=force,
             library_name="vitgraph",
             **extra,
         )
@@ -132,9 +142,13 @@ def _passing(error: BaseException | None) -> Exception | None:
         return None
     if isinstance(error, HTTPError):
         return error
-    if isinstance(error, OSError) and "Consistency check failed" in str(error):
+    if isinstance(error, OSError) and _is_inconsistent(error):
         return TryAgain("the body ended early")
     return None
+
+
+def _is_inconsistent(error: OSError) -> bool:
+    return "Consistency check failed" in str(error)
 
 
 def _disk_full(repo: Repo, needed: int, left: str) -> CheckpointError:
