@@ -20,7 +20,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 
 
-def run(report: Path) -> int:
+def run(report: Path, processes: int) -> int:
     """Run ``pytest -m gpu``; its exit code."""
     command = [
         sys.executable,
@@ -31,6 +31,7 @@ def run(report: Path) -> int:
         "gpu",
         "tests/gpu",
         f"--junitxml={report}",
+        f"-n{processes}",
     ]
     return subprocess.run([*command, "--show-capture=no"], cwd=ROOT, check=False).returncode
 
@@ -47,13 +48,15 @@ def main() -> None:
     """Run, count, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--processes", type=int, default=0, help="that share the GPU; 0: this one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        code = run(report)
+        code = run(report, options.processes)
         cases = list(ElementTree.parse(report).iter("testcase"))
     about = {
         "gpu": torch.cuda.get_device_name(),
+        "gpus": torch.cuda.device_count(),
         "torch": torch.__version__,
         "date": datetime.now(timezone.utc).date().isoformat(),
     }

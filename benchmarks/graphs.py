@@ -6,7 +6,8 @@ medians.
 ``hf_eager_ms`` is transformers' tower (sdpa) in the same process, ``eager_ms`` ours called with a
 grid, ``graphed_ms`` a call of :class:`GraphedEncoder` (decision, padding and copies included) and
 ``bare_replay_ms`` a graph captured by hand for exactly this shape. Inputs lie on the GPU.
-``host_us`` is from the call to the launch of the graph, grid seen before, on a core that is awake.
+``host_us`` is from the call to the launch of the graph, grid seen before, calls back to back;
+``host_after_wait_us`` is the first call after a wait for the device, the core's caches cold.
 """
 
 from __future__ import annotations
@@ -68,39 +69,38 @@ def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: Grids) -> Callabl
     return replay
 
 
-def host_microseconds(graphed: GraphedEncoder, pixels: Tensor, grids: Grids) -> float | None:
-    """Median host time from the call to the launch, over 50 calls; None where eager is chosen."""
+def host_microseconds(
+    graphed: GraphedEncoder, pixels: Tensor, grids: Grids
+) -> dict[str, float | None]:
+    """Median host time from the call to the launch, calls back to back, and after a wait."""
     plan = graphed._plan(grids)
     session = graphed._session
     if session is None or plan.steps[0].budget is None:
-        return None
+        return {"host_us": None, "host_after_wait_us": None}
     runner = session.runners[plan.steps[0].budget]
     launched: list[float] = []
-    graph, times = runner.graph, []
+    graph = runner.graph
 
     class Stamp:
         def replay(self) -> None:
             launched.append(time.perf_counter())
             graph.replay()
 
-    runner.graph = Stamp()
-    for _ in range(50):
-        wait_awake()
+    def call() -> float:
         launched.clear()
         began = time.perf_counter()
         graphed(pixels, grids)
-        times.append((launched[0] - began) * 1e6)
+        return (launched[0] - began) * 1e6
+
+    runner.graph = Stamp()
+    busy, waited = [], []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        waited.append(call())
+        busy += [call() for _ in range(6)]
     runner.graph = graph
     torch.cuda.synchronize()
-    return statistics.median(times)
-
-
-def wait_awake() -> None:
-    """Wait for the device without sleeping: a program that goes on working has a warm core."""
-    event = torch.cuda.Event()
-    event.record()
-    while not event.query():
-        pass
+    return {"host_us": statistics.median(busy), "host_after_wait_us": statistics.median(waited)}
 
 
 def measure(tower: Tower, runs: int) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def workload(
     paths = [step.budget.name if step.budget else "eager" for step in steps]
     row = {
         "workload": name, "rows": pixels.shape[0], "tokens": tokens, **median,
-        "host_us": host_microseconds(graphed, pixels, grids),
+        **host_microseconds(graphed, pixels, grids),
         "path": " + ".join(paths), "padding": sum(held) / tokens - 1,
     }  # fmt: skip
     host = "-" if row["host_us"] is None else f"{row['host_us']:.0f}"

@@ -25,7 +25,7 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
     Raises:
         ValueError: not three positive integers an item, or h or w not a multiple of ``merge``.
     """
-    raw = _plain(grid_thw) if hasattr(grid_thw, "tolist") else list(grid_thw)
+    raw = list(_plain(grid_thw))
     if len(raw) == 3 and all(isinstance(value, int) for value in raw):
         raw = [raw]
     return [_read_item(row, merge, merge_name) for row in raw]
@@ -33,7 +33,8 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
 
 def _plain(values: Any) -> Any:
     """A tensor's or an array's values as Python's; anything else as it is."""
-    return values.tolist() if hasattr(values, "tolist") else values
+    read = getattr(values, "tolist", None)
+    return values if read is None else read()
 
 
 def _read_item(row: Any, merge: int, merge_name: str) -> Grid:

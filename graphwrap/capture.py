@@ -100,19 +100,31 @@ def capture(
     """Warm the body up, then capture it into ``pool``.
 
     Not ``torch.cuda.graph``: that one collects garbage and empties the cache for every graph.
+
+    torch keeps a cuBLAS workspace (32 MiB on Hopper) for every stream that ever multiplied. It is
+    forgotten before capture, so that the graph's lies in its pool and nobody else's work does, and
+    after, so that the next graph reuses it and ``release()`` returns it.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        runner.body()
-        graph.capture_begin(pool=cast(Any, pool), capture_error_mode="thread_local")
-        try:
+    try:
+        with torch.cuda.stream(stream):
             runner.body()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # an invalidated capture says so once more
-                graph.capture_end()
-            raise
-        graph.capture_end()
+            torch._C._cuda_clearCublasWorkspaces()
+            _record(graph, runner, pool)
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
     return graph
+
+
+def _record(graph: torch.cuda.CUDAGraph, runner: Runner, pool: tuple[int, int]) -> None:
+    graph.capture_begin(pool=cast(Any, pool), capture_error_mode="thread_local")
+    try:
+        runner.body()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # an invalidated capture says so once more
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:

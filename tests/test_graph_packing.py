@@ -161,8 +161,10 @@ def test_no_packing_is_cheaper_at_the_prices_measured_on_an_h200() -> None:
 def read_prices(body: dict[str, Any]) -> CostTable:
     """A table as ``benchmarks/graphs.py`` keeps it."""
     kept = {field.name: body[field.name] for field in fields(CostTable)}
-    rows = [dict(row) for row in kept.pop("empty_ms")]
-    return CostTable({Budget(**row): ms for row in rows for ms in [row.pop("ms")]}, **kept)
+    empty = {
+        Budget(*(row[name] for name in Budget._fields)): row["ms"] for row in kept.pop("empty_ms")
+    }
+    return CostTable(empty, **kept)
 
 
 def tiles(count: int) -> EncoderItemSpec:
