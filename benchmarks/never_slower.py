@@ -151,12 +151,20 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+PLAN = [
+    ("InternViT-300M", "single"),
+    ("Qwen3.5-0.8B", "batch of 8"),
+    ("Qwen2.5-VL-7B", "single"),
+    ("Qwen3-VL-8B", "single"),
+]
+
+
 def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Groups of the file that this run does not measure again."""
-    if options.kind is None or not options.json or not options.json.exists():
+    if options.towers == [tower for tower, _ in PLAN] or not options.json.exists():
         return []
     groups = json.loads(options.json.read_text())["groups"]
-    return [group for group in groups if group["kind"] != options.kind]
+    return [group for group in groups if group["tower"] not in options.towers]
 
 
 def main() -> None:
@@ -164,32 +172,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument(
-        "--kind", choices=["single", "batch of 8"], help="only this; the rest is kept"
-    )
+    parser.add_argument("--towers", nargs="*", default=[tower for tower, _ in PLAN])
     options = parser.parse_args()
-    plan = [
-        ("Qwen3-VL-8B", "single"),
-        ("Qwen2.5-VL-7B", "single"),
-        ("InternViT-300M", "single"),
-        ("Qwen3.5-0.8B", "batch of 8"),
-    ]
-    began, groups = time.perf_counter(), kept(options)
+    began, groups = time.perf_counter(), kept(options) if options.json else []
     with torch.no_grad():
-        for name, kind in plan:
-            if options.kind not in (None, kind):
+        for name, kind in PLAN:
+            if name not in options.towers:
                 continue
+            now = about(options.runs)
             rows = run(TOWERS[name], kind, options.runs)
             spent = sum(row.pop("seconds") for row in rows)
             groups.append(
                 {
-                    "tower": name, "kind": kind, "seconds": spent, "summary": summary(rows),
-                    "cases": rows,
+                    "tower": name, "kind": kind, "about": now, "seconds": spent,
+                    "summary": summary(rows), "cases": rows,
                 }
             )  # fmt: skip
-            print(name, kind, groups[-1]["summary"], flush=True)
+            print(name, kind, f"{spent:.0f} s", groups[-1]["summary"], flush=True)
             if options.json:
-                body = {"about": about(options.runs), "groups": groups}
+                body = {"about": now, "groups": groups}
                 options.json.write_text(json.dumps(body, indent=1) + "\n")
             torch.cuda.empty_cache()
     print(f"{time.perf_counter() - began:.0f} s")
