@@ -121,10 +121,24 @@ def _record(graph: torch.cuda.CUDAGraph, runner: Runner, pool: tuple[int, int]) 
     try:
         runner.body()
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # an invalidated capture says so once more
-            graph.capture_end()
+        _abandon(graph, pool)
         raise
     graph.capture_end()
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+    """End a capture that failed.
+
+    One that CUDA has invalidated says so once more, and leaves the allocator recording into the
+    pool, which keeps all freed memory until the process ends: then that is ended by hand.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        device = torch.cuda.current_device()
+        with contextlib.suppress(RuntimeError):  # it had come so far by itself
+            torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:

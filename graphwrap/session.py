@@ -151,6 +151,8 @@ class Capturer:
         except RuntimeError as error:  # out of memory, or the allocator's assertion on a MIG slice
             runner.graph = None
             self._drop(budget, error)
+            if self.graphs and not session.runners:  # torch takes a pool up again only in use
+                session.pool = torch.cuda.graph_pool_handle()
             return
         added = 0
         if session.pool is not None:

@@ -204,18 +204,20 @@ def fail_at(encoder: VisionEncoder, rows: int, run: int, fail: Callable[[], None
     encoder.forward = failing  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("lost", [256, 1024], ids=["the middle", "the largest"])
 @pytest.mark.parametrize("fail", [out_of_memory, allocator_assertion])
 @pytest.mark.parametrize("run", [1, 2], ids=["warming up", "capturing"])
 def test_a_budget_that_fails_is_dropped_and_the_rest_serve(
-    run: int, fail: Callable[[], None]
+    run: int, fail: Callable[[], None], lost: int
 ) -> None:
     encoder = new_tower("qwen3_vl")
-    fail_at(encoder, 4 * 256, run, fail)
+    fail_at(encoder, 4 * lost, run, fail)
     # One shape a token count (one frame a replay), so that one budget fails.
-    with pytest.warns(UserWarning, match=r"budget 256 .* is dropped") as caught:
+    with pytest.warns(UserWarning, match=rf"budget {lost} .* is dropped") as caught:
         graphed = replaying(encoder, [64, 256, 1024], max_frames_per_batch=1)
-    assert len(caught) == 1
-    assert [budget.tokens for budget in graphed.stats().budgets] == [64, 1024]
+    assert len(caught) == 1, [str(warning.message) for warning in caught]
+    kept = [budget.tokens for budget in graphed.stats().budgets]
+    assert kept == [tokens for tokens in (64, 256, 1024) if tokens != lost]
     for grids in ([[1, 16, 16]], [[1, 30, 32]], [[1, 8, 8]]):
         pixels = on_gpu(encoder, grids)
         output = graphed(pixels, grids)
@@ -233,8 +235,9 @@ def test_a_failed_capture_leaks_no_pool() -> None:
     before = torch.cuda.memory_reserved()
     for run in (1, 2):
         fail_at(encoder, 4 * 1024, run, out_of_memory)
-        with pytest.warns(UserWarning, match="is dropped"):
+        with pytest.warns(UserWarning, match="budget 1024 .* is dropped") as caught:
             graphed = replaying(encoder, [64, 1024], max_frames_per_batch=1)
+        assert len(caught) == 1, [str(warning.message) for warning in caught]
         graphed.release()
         assert torch.cuda.memory_reserved() <= before + 24 * 2**20
 
