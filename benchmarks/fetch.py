@@ -118,7 +118,6 @@ def client(hub: Hub, home: Path, way: str, revision: str, *allowed: str) -> tupl
         HF_HOME=str(home),
         HF_HUB_DISABLE_XET="1",
         HF_HUB_DISABLE_PROGRESS_BARS="1",
-        HF_HUB_DISABLE_TELEMETRY="1",
         OMP_NUM_THREADS="1",
         PYTHONPATH=str(ROOT),
     )

@@ -82,6 +82,8 @@ class HubServer:
         self.faults: list[tuple[str | None, re.Pattern[str], list[Fault]]] = []
         self.repos: dict[str, Repo] = {}
         self.requests: list[Request] = []
+        self.written = 0
+        """Bytes of bodies that were really taken: who hangs up takes less than was meant."""
         self.blobs: dict[str, Path] = {}
         self.lock = Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
@@ -136,7 +138,7 @@ class HubServer:
         return Fault()
 
     def bytes_sent(self) -> int:
-        """Bytes of all bodies sent."""
+        """Bytes of all bodies meant to be sent."""
         return sum(request.sent for request in self.requests)
 
     def log(self, method: str | None = None) -> list[str]:
@@ -295,6 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):  # whoever asked may be gone
             for chunk in self._paced(body, start, start + sent):
                 self.wfile.write(chunk)
+                self.hub.written += len(chunk)
         self.close_connection = self.close_connection or cut is not None
 
     def _paced(self, body: bytes | Path, start: int, end: int) -> Iterator[bytes]:

@@ -272,3 +272,16 @@ def test_parts_bring_every_wanted_byte_to_its_place_once(seed: int) -> None:
     wanted = sum(piece.entry.nbytes for piece in pieces)
     assert target - 1000 == wanted == sum(part.kept for part in parts)
     assert sum(part.end - part.begin for part in parts) <= 1.005 * wanted
+
+
+def test_inspect_reads_headers_alone_also_of_a_server_without_ranges(
+    hub: HubServer, folder: Path, cache: Path
+) -> None:
+    sparse_around(folder, 400 << 20)
+    hub.ranges = False
+    hub.push(REPO, folder)
+    info = inspect_checkpoint(REPO, cache_dir=cache)
+    assert info.bytes == inspect_checkpoint(folder).bytes
+    assert info.bytes_as_shards > 200 << 20
+    assert hub.written < 40 << 20  # what lies in sockets when we hang up
+    assert not list(cache.rglob("*.incomplete"))

@@ -162,6 +162,15 @@ def test_private_repo_needs_the_token(hub: HubServer, checkpoint: Path, cache: P
     assert load_encoder(REPO, cache_dir=cache, progress=False, token=TOKEN) is not None
 
 
+def test_a_token_that_nobody_has_is_asked_for(
+    hub: HubServer, checkpoint: Path, cache: Path
+) -> None:
+    hub.push(REPO, checkpoint)
+    with pytest.raises(CheckpointError, match="hf auth login"):
+        load_encoder(REPO, cache_dir=cache, progress=False, token=True)
+    assert hub.requests == []
+
+
 def test_gated_repo_says_how_to_get_in(hub: HubServer, checkpoint: Path, cache: Path) -> None:
     hub.push(REPO, checkpoint, gated=True)
     with pytest.raises(
@@ -322,6 +331,19 @@ def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path)
         assert online.stdout == "loaded\n", online.stderr
     offline = run(code, shell | {"HF_HUB_OFFLINE": "1"})
     assert offline.stdout == "loaded\n", offline.stderr
+
+
+def test_a_fresh_process_asks_once_for_a_branch_and_not_at_all_for_a_commit(
+    hub: HubServer, checkpoint: Path, tmp_path: Path
+) -> None:
+    """The client would ask which agents there are before its first request; ours do not."""
+    commit = hub.push(REPO, checkpoint)
+    shell = environment(hub, tmp_path)
+    for revision, requests in (("main", None), ("main", 1), (commit, 0)):
+        hub.requests.clear()
+        code = f"import weights; weights.load_encoder({REPO!r}, revision={revision!r})"
+        assert run(code, shell).returncode == 0
+        assert requests is None or len(hub.requests) == requests, hub.requests
 
 
 def run(code: str, shell: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:

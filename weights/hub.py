@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # as in remote.py
+
 from .client import download, list_files
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
@@ -22,8 +24,8 @@ from .hub_options import HubOptions
 from .kept_tower import KeptTower
 from .obstacles import OFFLINE, is_absence
 from .ranges import in_order, plan_parts
-from .remote import RangesUnsupported
-from .remote_headers import FIRST_READ, remote_header
+from .remote import RangesUnsupported, TryAgain
+from .remote_headers import FIRST_READ, header_without_ranges, remote_header
 from .repo import Repo
 from .revisions import CONFIG, resolve
 from .snapshot import Located, Piece, Snapshot, Traffic, open_folder
@@ -177,8 +179,15 @@ class HubSnapshot(Snapshot):
             self._headers[name] = self.repo.ask(lambda: remote_header(remote, length), name)
         except RangesUnsupported as error:
             self._give_up_ranges(error)
-            return False
+            return self._fetch_beginning(name, length)
         return True
+
+    def _fetch_beginning(self, name: str, length: int) -> bool:
+        """The header from the beginning of a whole answer, if that is the file as it is."""
+        remote = self.repo.remote(name)
+        with suppress(RangesUnsupported, HTTPError, TryAgain):
+            self._headers[name] = header_without_ranges(remote, length)
+        return name in self._headers
 
     # Tensors
 

@@ -19,12 +19,12 @@ import huggingface_hub
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's library
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked public
-    build_hf_headers,
     get_session,
     hf_raise_for_status,
 )
 
 from .errors import CheckpointError
+from .request_headers import request_headers
 from .workers import Stopped
 
 ATTEMPTS = 6
@@ -100,6 +100,23 @@ class RemoteFile:
                 if early == ATTEMPTS:
                     raise RangesUnsupported(f"{self.label}: ranges always end early") from error
                 wait_to_try_again(self.label, failures, error, stop)
+
+    def beginning(self, end: int) -> bytes:
+        """The first bytes, of a server that ignores ranges too: what it sends beyond is not read.
+
+        Raises:
+            RangesUnsupported: the answer is encoded, so that its bytes are not the file's.
+        """
+        parts, total = [], 0
+        with self._open({"Range": f"bytes=0-{end - 1}"}, None) as response:
+            if response.status_code not in (200, 206) or "content-encoding" in response.headers:
+                raise RangesUnsupported(f"{self.label}: the server answers other bytes")
+            for chunk in response.iter_raw():
+                parts.append(chunk)
+                total += len(chunk)
+                if total >= end:
+                    break
+        return b"".join(parts)[:end]
 
     def whole(
         self,
@@ -193,8 +210,7 @@ class RemoteFile:
             raise Stopped
         direct = self._direct
         address = direct or self.url
-        headers = build_hf_headers(token=self.token, library_name="vitgraph")
-        headers |= {"Accept-Encoding": "identity", **extra}
+        headers = request_headers(self.token) | extra
         if direct and _origin(direct) != _origin(self.url):
             headers.pop("authorization", None)  # as on a redirect: the token is the Hub's alone
         timeout = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT

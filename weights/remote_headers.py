@@ -21,6 +21,24 @@ def remote_header(remote: RemoteFile, length: int) -> Header:
     end = 8 + header_length(raw, remote.label)
     if end > len(raw):
         raw += remote.read(len(raw), end)
+    return _parse(remote, raw, end)
+
+
+def header_without_ranges(remote: RemoteFile, length: int) -> Header:
+    """The same of a server that sends whole files: it is hung up on after the header.
+
+    Raises:
+        RangesUnsupported: not even the file's own bytes come.
+        CheckpointError: the file is not what its header says.
+    """
+    raw = remote.beginning(length)
+    end = 8 + header_length(raw, remote.label)
+    if end > len(raw) == length:
+        raw = remote.beginning(end)
+    return _parse(remote, raw, end)
+
+
+def _parse(remote: RemoteFile, raw: bytes, end: int) -> Header:
     if end > len(raw):
         raise CheckpointError(f"{remote.label}: ends inside its header: truncated on the Hub")
     header = parse_header(raw[8:end], remote.label)
