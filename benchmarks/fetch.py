@@ -1,6 +1,7 @@
 """Fetching a tower by byte ranges against fetching the shards that hold it, on a slow hub.
 
     python benchmarks/fetch.py [--repeats 3] [--json FILE]
+    python benchmarks/fetch.py --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
 
 The hub is ``tests/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a request
 (each redirect too). The checkpoint has random weights for a tower of more than 32 MB over three
@@ -29,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-RATE, LATENCY, TIMES = 100e6, 0.02, 50
+RATE, LATENCY = 100e6, 0.02
 REPO = "owner/large"
 
 SERVE = f"""
@@ -127,15 +128,17 @@ def client(hub: Hub, home: Path, way: str, revision: str, *allowed: str) -> tupl
     return seconds, grown
 
 
-def checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
+def checkpoint(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
     """The large checkpoint, and what there is to say of it."""
     from fetching import sparse_around
     from vitgraph.seeded import write_seeded_checkpoint
     from weights import inspect_checkpoint
 
-    made = write_seeded_checkpoint(folder / "large", "qwen3_vl", width=384, depth=5, shards=3)
+    made = write_seeded_checkpoint(
+        folder / "large", "qwen3_vl", width=options.width, depth=options.depth, shards=3
+    )
     tower = inspect_checkpoint(made).bytes
-    headers = sparse_around(made, TIMES * tower)
+    headers = sparse_around(made, options.times * tower)
     shards = sorted(path.name for path in made.glob("*.safetensors"))
     return made, {
         "tower_bytes": tower,
@@ -233,9 +236,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--width", type=int, default=384, help="of the tower")
+    parser.add_argument("--depth", type=int, default=5, help="of the tower")
+    parser.add_argument("--times", type=int, default=50, help="the checkpoint over the tower")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        made, what = checkpoint(Path(name))
+        made, what = checkpoint(Path(name), options)
         hub = Hub(made)
         try:
             first = first_loads(hub, Path(name), options.repeats, what["shards"])

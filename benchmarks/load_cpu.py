@@ -1,9 +1,10 @@
-"""Loading a tower against reading its bytes: interleaved, one thread, medians.
+"""Loading a tower against reading its bytes: interleaved, torch on one thread, medians.
 
     python benchmarks/load_cpu.py [--repeats 9] [--depth 32] [--json FILE]
 
 The floor is ``safetensors.torch.load_file`` of just the tower's tensors and a ``clone`` of each
-(load_file alone returns a mapping, of which nothing has been read). Ratios are our median over the
+(load_file alone returns a mapping, of which nothing has been read). We read with up to four threads
+where there are cores. Ratios are our median over the
 floor's, below 1 where we are faster; the goal is 1.1 and 0.3 s of fixed cost. A/A is the floor's
 median over that of a second, interleaved series of it. All files are in the page cache. Memory is
 that of a fresh process, from after the imports to the peak, RssAnon + RssFile, as a

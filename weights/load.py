@@ -174,7 +174,7 @@ def _fill(rows: Tensor, source: Source, place: Located, label: str) -> None:
     if value != place.crc32:
         raise DamagedError(f"{name}: {source.name} is not what was fetched: damaged on this disk")
     if not direct:
-        rows.copy_(buffer)
+        rows.copy_(buffer.to(rows.device))  # a cast then takes memory there, and not twice here
 
 
 def _rows(
