@@ -200,3 +200,23 @@ def test_what_a_killed_removal_left_is_swept(
     else:
         load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert not list(cache.rglob(".*.old"))
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(
+    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push(REPO, folder)
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    (tower,) = cache.rglob("tower.safetensors")
+    raw = bytearray(tower.read_bytes())
+    raw[-1] ^= 1
+    tower.write_bytes(raw)
+
+    def refuse(self: object) -> None:
+        raise PermissionError(13, "Permission denied", "the.lock")
+
+    monkeypatch.setattr("weights.tower_cache.TowerCache.lock", refuse)
+    with pytest.raises(CheckpointError, match=r"damaged.*cannot be replaced \(Permission denied"):
+        load_encoder(REPO, cache_dir=cache, progress=False)
+    with pytest.raises(CheckpointError, match=r"cannot be removed \(Permission denied"):
+        remove_cached(REPO, cache)

@@ -333,17 +333,24 @@ def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path)
     assert offline.stdout == "loaded\n", offline.stderr
 
 
+@pytest.mark.parametrize("fetch", ["ranges", "shards"])
 def test_a_fresh_process_asks_once_for_a_branch_and_not_at_all_for_a_commit(
-    hub: HubServer, checkpoint: Path, tmp_path: Path
+    hub: HubServer, checkpoint: Path, tmp_path: Path, fetch: str
 ) -> None:
     """The client would ask which agents there are before its first request; ours do not."""
     commit = hub.push(REPO, checkpoint)
     shell = environment(hub, tmp_path)
-    for revision, requests in (("main", None), ("main", 1), (commit, 0)):
+    offline = "local_files_only=True"
+    for how, requests in (("", None), ("", 1), (f"revision={commit!r}", 0), (offline, 0)):
         hub.requests.clear()
-        code = f"import weights; weights.load_encoder({REPO!r}, revision={revision!r})"
+        code = f"import weights; weights.load_encoder({REPO!r}, fetch={fetch!r}, {how})"
         assert run(code, shell).returncode == 0
         assert requests is None or len(hub.requests) == requests, hub.requests
+
+
+def test_an_empty_cache_dir_is_refused() -> None:
+    with pytest.raises(ValueError, match="pass a folder, or None"):
+        load_encoder(REPO, cache_dir="")
 
 
 def run(code: str, shell: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:

@@ -43,9 +43,18 @@ def remove_cached(repo_id: str, cache_dir: str | Path | None = None) -> int:
         The bytes that were freed.
 
     Raises:
-        CheckpointError: nothing of that repo is kept.
+        CheckpointError: nothing of that repo is kept, or it cannot be removed.
     """
-    root = cache_root(cache_dir)
+    try:
+        return _remove(repo_id, cache_root(cache_dir))
+    except OSError as error:
+        raise CheckpointError(
+            f"{repo_id}: cannot be removed ({error.strerror}: {error.filename}): remove it as the "
+            "user who owns the cache"
+        ) from error
+
+
+def _remove(repo_id: str, root: Path) -> int:
     repo = next((repo for repo in _repos(root) if _repo_id(repo) == repo_id), None)
     if repo is None:
         known = sorted(_repo_id(repo) for repo in _repos(root))

@@ -85,7 +85,10 @@ class HubSnapshot(Snapshot):
 
     def path(self, name: str) -> Path:
         if name not in self._fetched:
-            self._fetched |= download(self.repo, {name: 0})
+            kept = None if self.options.force_download else self.repo.clients(name)
+            # Of a commit, a file that is here is the file: to ask the client would be a request.
+            found = {name: kept} if isinstance(kept, Path) else download(self.repo, {name: 0})
+            self._fetched |= found
         return self._fetched[name]
 
     def optional(self, name: str) -> Path | None:

@@ -32,6 +32,8 @@ class HubOptions:
             raise ValueError(f"fetch={self.fetch!r}: must be one of {', '.join(FETCH_WAYS)}")
         if type(self.max_workers) is not int or not 1 <= self.max_workers <= 64:
             raise ValueError(f"max_workers={self.max_workers!r}: must be an integer from 1 to 64")
+        if self.cache_dir == "":
+            raise ValueError("cache_dir='': pass a folder, or None for the Hub client's own cache")
         object.__setattr__(self, "subfolder", _plain_folder(self.subfolder))
         object.__setattr__(self, "token", _plain_token(self.token))
 

@@ -75,6 +75,15 @@ class KeptTower:
         self._damage = error
         if self.repo.offline:
             self.refuse_offline()
+        try:
+            self._drop_damaged()
+        except OSError as failure:
+            raise CheckpointError(
+                f"{error}; it cannot be replaced ({failure.strerror}: {failure.filename}): remove "
+                "it yourself, or pass a cache_dir that can be written"
+            ) from failure
+
+    def _drop_damaged(self) -> None:
         with self.cache.lock():
             try:
                 self._entry = self.cache.entry()
