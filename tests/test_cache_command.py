@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from checkpoints import same_weights
-from fetching import REPO, point_client_at
+from fetching import REPO
 from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
@@ -22,18 +21,6 @@ from weights.cached_towers import list_cached, remove_cached
 from weights.hub import HubSnapshot
 from weights.snapshot import Located, Piece
 from weights.tower_cache import TowerCache, cache_root
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from checkpoints import same_weights
-from fetching import REPO, environment, point_client_at
+from fetching import REPO, environment
 from hub_server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
@@ -88,18 +87,6 @@ assert [os.waitpid(number, 0)[1] for number in numbers] == [0, 0, 0]
 (entry,) = whole()
 entry.verify()
 """
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
 
 
 @pytest.fixture(scope="module")

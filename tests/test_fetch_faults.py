@@ -15,26 +15,8 @@ import pytest
 from checkpoints import same_weights
 from fetching import REPO, point_client_at
 from hub_server import Fault, HubServer
-from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.remote import RemoteFile
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
 
 
 SOON = [

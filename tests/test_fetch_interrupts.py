@@ -15,9 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from checkpoints import same_weights
-from fetching import REPO, environment, point_client_at
+from fetching import REPO, environment
 from hub_server import Fault, HubServer
-from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 from weights.workers import Stopped, in_parallel
 
@@ -45,18 +44,6 @@ except CheckpointError as error:
     sys.exit(str(error))
 """
 """A fetch in a process of its own, without torch."""
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
 
 
 def start(hub: HubServer, home: Path, way: str, limit: int = 0) -> subprocess.Popen[str]:

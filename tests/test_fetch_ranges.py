@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from checkpoints import same_weights
-from fetching import REPO, point_client_at, sparse_around
+from fetching import REPO, sparse_around
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.ranges import MOST_BYTES, in_order, plan_parts
 from weights.snapshot import Piece
 from weights.tensor_file import Header, TensorEntry
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
 
 
 @pytest.mark.parametrize("family", RECIPES)

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
 from checkpoints import same_weights
-from fetching import REPO, point_client_at
+from fetching import REPO
 from hub_server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.cached_towers import list_cached, remove_cached, verify_cached
 
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from checkpoints import INDEX, edit_config, read_json, same_weights
-from fetching import REPO, point_client_at
+from fetching import REPO
 from hub_server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
@@ -29,13 +29,6 @@ SHARD = "model-00001-of-00002.safetensors"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
 
 
 def rename_shard(name: str) -> Callable[[Path], None]:

@@ -6,7 +6,6 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards with the tower, two without."""
     folder = tmp_path_factory.mktemp("checkpoint")
     return write_seeded_checkpoint(folder, "qwen3_vl", width=64, decoy_shards=2)
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        point_client_at(server, monkeypatch, tmp_path)
-        yield server
 
 
 def test_repo_id_gives_the_same_encoder_as_the_folder(
