@@ -102,14 +102,14 @@ class RemoteFile:
                 wait_to_try_again(self.label, failures, error, stop)
 
     def beginning(self, end: int) -> bytes:
-        """The first bytes, of a server that ignores ranges too: what it sends beyond is not read.
+        """The first bytes of the whole file, asked for without a range; the rest is not read.
 
         Raises:
             RangesUnsupported: the answer is encoded, so that its bytes are not the file's.
         """
         parts, total = [], 0
-        with self._open({"Range": f"bytes=0-{end - 1}"}, None) as response:
-            if response.status_code not in (200, 206) or "content-encoding" in response.headers:
+        with self._open({}, None) as response:
+            if response.status_code != 200 or "content-encoding" in response.headers:
                 raise RangesUnsupported(f"{self.label}: the server answers other bytes")
             for chunk in response.iter_raw():
                 parts.append(chunk)
