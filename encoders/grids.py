@@ -38,12 +38,13 @@ def _plain(values: Any) -> Any:
 
 
 def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
+    if type(row) in (list, tuple) and len(row) == 3:  # read before: no need to look closer
+        t, h, w = row
+        whole = type(t) is type(h) is type(w) is int and t > 0 and h > 0 and w > 0
+        if whole and not h % merge and not w % merge:
+            return t, h, w
     values = _plain(row)
     values = list(values) if isinstance(values, Sequence) else [values]
-    if len(values) == 3 and {*map(type, values)} == {int}:  # read before: no need to look closer
-        t, h, w = values
-        if t > 0 and h > 0 and w > 0 and not h % merge and not w % merge:
-            return t, h, w
     if len(values) != 3 or any(int(v) != v or v < 1 for v in values):
         raise ValueError(
             f"grid_thw row {values}: each item needs three positive integers (t, h, w) in patches"

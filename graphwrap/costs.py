@@ -104,10 +104,13 @@ class CostTable:
 
     def cheapest(self, loads: Loads, empty: Floats) -> Floats:
         """Both with attention for the segments that are there."""
-        attention = self.row_ms * loads.rows + self.area_ms * loads.area
-        device = np.interp(loads.rows, *self._corners)
-        eager = np.maximum(device + attention + self.eager_gap_ms, self.eager_floor_ms)
-        return np.minimum(empty + attention, eager)
+        attention = self.row_ms * loads.rows
+        attention += self.area_ms * loads.area
+        rows, device = self._corners
+        eager = np.interp(loads.rows, rows, device)
+        eager += attention
+        replay = empty + attention
+        return np.minimum(replay, np.maximum(eager, self.eager_floor_ms, out=eager), out=replay)
 
     def split(self, load: Load) -> float:
         """No padding at all, twice the start of a run, by the line that says most."""
@@ -159,7 +162,9 @@ class CostTable:
 
     @cached_property
     def _corners(self) -> Floats:
-        return np.array(self._curve)
+        """The same, with the gaps of an eager run."""
+        rows, ms = self._curve
+        return np.array([rows, [each + self.eager_gap_ms for each in ms]])
 
 
 def fit_attention(points: Sequence[tuple[Load, float]]) -> tuple[float, float]:

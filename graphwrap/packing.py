@@ -129,16 +129,18 @@ class Packer:
         if price <= self.costs.split(load):
             return [_group([item for bundle in bundles for item in bundle], budget, price)]
         each = [(Load.of([specs[item] for item in bundle]), bundle) for bundle in bundles]
-        each.sort(key=lambda pair: pair[0].longest_segment)
+        each.sort(key=_longest)
         loads = Loads.of_subsets([load for load, _ in each])
         empty = self._shelf.empties(loads)
         if load.items > self.max_batch_size:
             empty[loads.items > self.max_batch_size] = np.inf
         groups = []
         for subset in cheapest_division(self.costs.cheapest(loads, empty)):
-            taken = [bundle for bit, (_, bundle) in enumerate(each) if subset >> bit & 1]
-            price, budget = self.best(loads.of(subset))
-            groups.append(_group([item for bundle in taken for item in bundle], budget, price))
+            taken = [
+                item for k, (_, bundle) in enumerate(each) if subset >> k & 1 for item in bundle
+            ]
+            price, budget = self.best(Load.of([specs[item] for item in taken]))
+            groups.append(_group(taken, budget, price))
         return groups
 
     def _fill(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -248,6 +250,10 @@ def _widest(budgets: Sequence[Budget]) -> list[Budget]:
         if all(other.refuses(whole) for other in kept):
             kept.append(budget)
     return kept
+
+
+def _longest(bundle: tuple[Load, Sequence[int]]) -> int:
+    return bundle[0].longest_segment
 
 
 def _group(items: list[int], budget: Budget | None, cost: float) -> Group:

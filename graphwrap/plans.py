@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -79,15 +80,16 @@ def read_key(grid_thw: GridLike | None) -> Key:
 
 def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Plan:
     """Work out every group's places."""
-    row_sizes = [int(spec.input_size) for spec in specs]  # an encoder may count in NumPy's
-    token_sizes = [int(spec.output_tokens) for spec in specs]
+    rows = [0, *accumulate(int(spec.input_size) for spec in specs)]  # or NumPy's integers
+    tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
     steps = []
-    for group in groups:
-        rows, row_count = _runs(group.items, row_sizes)
-        tokens, token_count = _runs(group.items, token_sizes)
-        grids = tuple(key[item] for item in group.items)
-        steps.append(Step(grids, group.budget, group.reason, rows, tokens, row_count, token_count))
-    return Plan(tuple(steps), sum(row_sizes), sum(token_sizes))
+    for items, budget, _, reason in groups:
+        spans = _spans(items)
+        row_runs, row_count = _runs(spans, rows)
+        token_runs, token_count = _runs(spans, tokens)
+        grids = tuple([key[item] for item in items])
+        steps.append(Step(grids, budget, reason, row_runs, token_runs, row_count, token_count))
+    return Plan(tuple(steps), rows[-1], tokens[-1])
 
 
 def refuse_overflow(plan: Plan, captured: bool) -> None:
@@ -115,19 +117,25 @@ def refuse_overflow(plan: Plan, captured: bool) -> None:
         )
 
 
-def _runs(items: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[Run, ...], int]:
-    """Runs of ascending ``items``, neighbours joined, and their total length."""
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + size)
-    runs: list[Run] = []
-    target = 0
+def _spans(items: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours among ascending ``items`` joined: the first of them, and one past the last."""
+    if items and items[-1] - items[0] == len(items) - 1:
+        return [(items[0], items[-1] + 1)]
+    spans: list[tuple[int, int]] = []
     for item in items:
-        source, length = starts[item], sizes[item]
-        if runs and runs[-1].source + runs[-1].length == source:
-            runs[-1] = Run(runs[-1].source, runs[-1].target, runs[-1].length + length)
+        if spans and spans[-1][1] == item:
+            spans[-1] = spans[-1][0], item + 1
         else:
-            runs.append(Run(source, target, length))
+            spans.append((item, item + 1))
+    return spans
+
+
+def _runs(spans: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[tuple[Run, ...], int]:
+    """The runs of spans of items that start where ``starts`` says, and their total length."""
+    runs, target = [], 0
+    for first, end in spans:
+        source, length = starts[first], starts[end] - starts[first]
+        runs.append(Run(source, target, length))
         target += length
     return tuple(runs), target
 

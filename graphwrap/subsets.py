@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,15 +22,12 @@ Places: TypeAlias = npt.NDArray[np.int32]
 
 
 class Loads(NamedTuple):
-    """The load of every subset, field by field: arrays [2**n]."""
+    """The load of every subset."""
 
-    items: Ints
-    tokens: Ints
-    rows: Ints
-    segments: Ints
+    sums: Floats
+    """Of every field of :class:`Load`, [7, 2**n]; that of longest segments says nothing."""
     longest_segment: Ints
-    windows: Ints
-    area: Ints
+    """[2**n]"""
 
     @classmethod
     def of_subsets(cls, loads: Sequence[Load]) -> Loads:
@@ -38,24 +36,38 @@ class Loads(NamedTuple):
         Args:
             loads: with rising longest segments, so that a subset's is that of its last.
         """
-        fields = np.array(loads, dtype=np.float64)  # a float64 product is many times quicker
-        items, tokens, rows, segments, _, windows, area = (fields.T @ _members(len(loads))).astype(
-            np.int64
-        )
-        lengths = [0, *(load.longest_segment for load in loads)]
-        longest = np.repeat(lengths, [1, *(1 << item for item in range(len(loads)))])
-        return cls(items, tokens, rows, segments, longest, windows, area)
+        count = len(loads)
+        flat = np.fromiter(chain.from_iterable(loads), np.float64, count * len(Load._fields))
+        fields = flat.reshape(count, len(Load._fields))
+        members, last = _members(count)  # a float64 product is many times quicker than integers'
+        lengths = np.array([0, *(load.longest_segment for load in loads)])
+        return cls(fields.T @ members, lengths.take(last))
 
-    def of(self, subset: int) -> Load:
-        """The load of one subset."""
-        return Load(*(int(field[subset]) for field in self))
+    @property
+    def items(self) -> Floats:
+        """How many items are in each subset."""
+        return self.sums[0]
+
+    @property
+    def rows(self) -> Floats:
+        """Rows of each subset."""
+        return self.sums[2]
+
+    @property
+    def area(self) -> Floats:
+        """Sums of squared segment lengths."""
+        return self.sums[6]
 
 
 @cache
-def _members(count: int) -> Floats:
-    """Whether an item is in a subset: [count, 2**count] ones and zeros."""
-    bits = np.arange(1 << count) >> np.arange(count)[:, None] & 1
-    return bits.astype(np.float64)
+def _members(count: int) -> tuple[Floats, Ints]:
+    """Of every subset: whether an item is in it, [count, 2**count] ones and zeros, and its last.
+
+    The last is one more than its place, [2**count]: 0 for the subset of nothing.
+    """
+    subsets = np.arange(1 << count)
+    bits = subsets >> np.arange(count)[:, None] & 1
+    return bits.astype(np.float64), np.frexp(subsets)[1].astype(np.int64)
 
 
 class Shelf:
@@ -69,13 +81,17 @@ class Shelf:
             prices += [*empties, np.inf]  # what is over the last
         self._prices = np.array(prices)
         self._first = [_side_by_side(kind) for kind in zip(*first, strict=True)]
+        smallest = [[kind[0] for kind in capacities] for capacities, _ in chains]
+        self._held = [min(kind) for kind in zip(*smallest, strict=True)][1:]
 
     def empties(self, loads: Loads) -> Floats:
         """Costs before the first item [2**n], infinite for what no budget holds."""
-        asked = (loads.tokens, loads.rows, loads.segments, loads.longest_segment, loads.windows)
-        at = self._first[0].take(asked[0], axis=1, mode="clip")
-        for first, amount in zip(self._first[1:], asked[1:], strict=True):
-            np.maximum(at, first.take(amount, axis=1, mode="clip"), out=at)
+        _, tokens, rows, segments, _, windows, _ = loads.sums.astype(np.int64)
+        asked = (rows, segments, loads.longest_segment, windows)
+        at = self._first[0].take(tokens, axis=1, mode="clip")
+        for first, held, amount in zip(self._first[1:], self._held, asked, strict=True):
+            if amount[-1] > held:  # else the smallest budgets take even all items
+                np.maximum(at, first.take(amount, axis=1, mode="clip"), out=at)
         prices: Floats = self._prices.take(at).min(axis=0)
         return prices
 
@@ -106,26 +122,39 @@ def cheapest_division(prices: Floats) -> list[int]:
     """
     count = len(prices).bit_length() - 1
     least = np.zeros_like(prices)
-    for last in range(count - 1):  # the subsets that end with the last item of all: only one counts
+    solved = min(count - 1, 3)
+    least[1 : 1 << solved] = _three(prices)[: (1 << solved) - 1]
+    for last in range(solved, count - 1):  # of those with the last item of all, only one counts
         bit = 1 << last
         beside, below, starts = _splits(last)
         sums = prices[bit : 2 * bit].take(beside, mode="clip")  # unchecked: nothing is clipped
         sums += least.take(below, mode="clip")
         least[bit : 2 * bit] = np.minimum.reduceat(sums, starts)
-    half = (
-        1 << count - 1
-    )  # the last item, with any of the others; what is left, the other way round
+    half = 1 << count - 1
+    # The last item, with any of the others; what is left, the other way round.
     taken = half + int(np.argmin(prices[half:] + least[half - 1 :: -1]))
     division = [taken]
     left = len(prices) - 1 - taken
     while left:
-        bit = 1 << left.bit_length() - 1
-        every = np.arange(bit)
-        beside = every[every & left == every]
-        best = int(np.argmin(prices[bit + beside] + least[left - bit - beside]))
-        division.append(bit + int(beside[best]))
+        division.append(left if least[left] == prices[left] else _group_of(left, prices, least))
         left -= division[-1]
     return division
+
+
+def _three(prices: Floats) -> list[float]:
+    """The least of each subset of the first three items, but that of nothing: without arrays."""
+    _, a, b, ab, c, ac, bc, abc = (*prices[:8].tolist(), *[np.inf] * 6)[:8]
+    ab, ac, bc = min(ab, a + b), min(ac, a + c), min(bc, b + c)
+    return [a, b, ab, c, ac, bc, min(abc, a + bc, b + ac, c + ab)]
+
+
+def _group_of(left: int, prices: Floats, least: Floats) -> int:
+    """The group of the last item, in the best division of what is left."""
+    bit = 1 << left.bit_length() - 1
+    every = np.arange(bit)
+    beside = every[every & left == every]
+    best = int(np.argmin(prices[bit + beside] + least[left - bit - beside]))
+    return bit + int(beside[best])
 
 
 @cache
