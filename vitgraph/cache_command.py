@@ -70,11 +70,25 @@ def remove_towers(options: argparse.Namespace) -> None:
     if commit and options.revision:
         raise ValueError(f"{options.repo} --revision {options.revision}: name the commit once")
     commit = commit or options.revision
+    shards = _with_whole_shards(repo, commit or "", options.cache_dir)
     if commit:
         freed = _remove_commit(repo, commit, options.cache_dir)
     else:
         freed = remove_cached(repo, options.cache_dir)
     print(f"removed {repo}{'@' + commit if commit else ''}: {freed / 1e6:,.1f} MB freed")
+    if shards:
+        print("its whole shards are in the Hub client's cache still: hf cache ls, hf cache rm")
+
+
+def _with_whole_shards(repo: str, commit: str, cache_dir: Path | None) -> bool:
+    from weights.cached_towers import list_cached
+
+    return any(
+        tower.repo_id == repo
+        and tower.commit.startswith(commit)
+        and tower.state.startswith("whole shards")
+        for tower in list_cached(cache_dir)
+    )
 
 
 def _remove_commit(repo: str, commit: str, cache_dir: Path | None) -> int:

@@ -30,6 +30,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 )
 
 from .errors import CheckpointError
+from .leftovers import finish_leftover
 from .obstacles import disk_full, is_full
 from .remote import ATTEMPTS, BUSY, GivenUpError, TryAgain, retry_after, wait_to_try_again
 from .repo import Repo
@@ -50,8 +51,10 @@ def list_files(repo: Repo) -> list[str]:
     return sorted(file[len(prefix) :] for file in files if file.startswith(prefix))
 
 
-def download(repo: Repo, sizes: Mapping[str, int]) -> dict[str, Path]:
+def download(repo: Repo, sizes: Mapping[str, int], *, force: bool = False) -> dict[str, Path]:
     """Whole files into the client's cache; ``sizes`` are their bytes, 0 where not known.
+
+    Those that are there are fetched again only by ``force``.
 
     Raises:
         CheckpointError: one cannot be had, or the disk is full.
@@ -63,9 +66,8 @@ def download(repo: Repo, sizes: Mapping[str, int]) -> dict[str, Path]:
     left = "whole files that had arrived stay in the Hub client's cache (hf cache ls)"
     try:
         with quiet(repo.options.progress):
-            paths = in_parallel(
-                lambda name, stop: _download(repo, name, stop), names, repo.options.max_workers
-            )
+            task = lambda name, stop: _download(repo, name, sizes[name], stop, force=force)  # noqa: E731
+            paths = in_parallel(task, names, repo.options.max_workers)
     except CheckpointError as error:
         if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
             raise _disk_full(repo, needed, left) from error.__cause__
@@ -73,17 +75,19 @@ def download(repo: Repo, sizes: Mapping[str, int]) -> dict[str, Path]:
     return dict(zip(names, paths, strict=True))
 
 
-def _download(repo: Repo, name: str, stop: Event) -> Path:
+def _download(repo: Repo, name: str, size: int, stop: Event, *, force: bool) -> Path:
     options = repo.options
-    extra: dict[str, Any] = {}
-    if _takes_bars():
-        extra["tqdm_class"] = _bar(options.progress, stop)
+    force = force or options.force_download
+    bar = _bar(options.progress, stop)
+    extra: dict[str, Any] = {"tqdm_class": bar} if _takes_bars() else {}
+    if size and not force and not repo.offline:
+        repo.ask(lambda: finish_leftover(repo, name, size, stop, bar), name)
 
     failed: list[OSError] = []
 
     def question() -> str:
         try:
-            return download_once(force=options.force_download or bool(failed))
+            return download_once(force or bool(failed))
         except OSError as error:
             if _is_inconsistent(error):  # what an old client kept of a file is wrong: begin anew
                 failed.append(error)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
 
-from .contents import PROCESSOR_FILES, SINGLE, read_contents
+from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError
 from .families import vision_section
 from .hub_options import HubOptions
 from .layouts import local_name
-from .plan import Tower, build_encoder, find_tower
-from .snapshot import FolderSnapshot, Located, Piece, Snapshot, with_located
+from .plan import Tower, find_encoder
+from .snapshot import FolderSnapshot, Located, Piece, Snapshot, with_headers, with_located
 from .sources import open_source
 from .tower_cache import tower_header
 
@@ -79,8 +79,7 @@ def extract_encoder(
     snapshot = open_source(repo_id_or_path, options)
     if isinstance(snapshot, FolderSnapshot):
         _check_apart(out, snapshot.folder)
-    tower = find_tower(read_contents(snapshot))
-    build_encoder(tower)
+    tower, _ = with_headers(snapshot, lambda: find_encoder(snapshot))
     with_located(snapshot, tower.pieces, lambda found: _extract(tower, found, out, overwrite))
     return Path(out_dir)
 

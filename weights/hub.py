@@ -13,11 +13,13 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # as in remote.py
 
-from .client import download, list_files
+from .client import list_files
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
 from .hub_options import HubOptions
@@ -29,7 +31,8 @@ from .remote_headers import FIRST_READ, header_without_ranges, remote_header
 from .repo import Repo
 from .revisions import CONFIG, resolve
 from .snapshot import Located, Piece, Snapshot, Traffic, open_folder
-from .tensor_file import Header, read_header
+from .tensor_file import Header
+from .whole_shards import WholeShards
 from .workers import in_parallel
 
 SAVING = 0.9
@@ -73,10 +76,13 @@ class HubSnapshot(Snapshot):
         self.options = options
         self.commit, self.small = resolve(self.repo)
         self.kept = KeptTower(self.repo, self.small.cache, self.commit)
-        self._fetched: dict[str, Path] = {}
+        self.shards = WholeShards(self.repo, self.small.cache)
+        self._from_shards: list[str] = []
+        """The shards that tensors were last located in; none if that was the kept tower."""
         self._headers: dict[str, Header] = {}
         self._listed: list[str] | None = None
         self._fetch = options.fetch
+        self._giving_up = Lock()
         if self.small.find(CONFIG) is not None:
             self.repo.label += f" ({self.commit[:10]})"
         self.label = self.repo.label
@@ -84,12 +90,7 @@ class HubSnapshot(Snapshot):
     # Files
 
     def path(self, name: str) -> Path:
-        if name not in self._fetched:
-            kept = None if self.options.force_download else self.repo.clients(name)
-            # Of a commit, a file that is here is the file: to ask the client would be a request.
-            found = {name: kept} if isinstance(kept, Path) else download(self.repo, {name: 0})
-            self._fetched |= found
-        return self._fetched[name]
+        return self.shards.path(name)
 
     def optional(self, name: str) -> Path | None:
         return self.small.find(name)
@@ -168,13 +169,18 @@ class HubSnapshot(Snapshot):
         kept = self.kept.header(name)
         if kept is not None:
             return kept
-        label = f"{self.label}: {name}"
         if not self._have(name):
             if self.repo.offline:
                 self.kept.refuse_offline()
             elif self._fetch_header(name, length):
                 return self._headers[name]
-        return read_header(self.path(name), label)
+        return self.shards.header(name)
+
+    def _header_here(self, name: str) -> Header:
+        return self.shards.header(name)
+
+    def mend(self) -> bool:
+        return self.shards.mend()
 
     def _fetch_header(self, name: str, length: int) -> bool:
         remote = self.repo.remote(name)
@@ -197,12 +203,13 @@ class HubSnapshot(Snapshot):
     def locate(self, pieces: Sequence[Piece]) -> dict[str, Located]:
         files = list(dict.fromkeys(piece.file for piece in pieces))
         if self.kept.holds(pieces):
+            self._from_shards = []
             return self.kept.locate(pieces)
         missing = [file for file in files if not self._have(file)]
         if self.repo.offline or not missing:
             if missing:
                 self.kept.refuse_offline()
-            return super().locate(pieces)
+            return self._locate_in_shards(pieces)
         self.small.bring(f"{name}.json" for name in PROCESSOR_FILES)
         if self._ranges_pay(pieces):
             try:
@@ -213,11 +220,28 @@ class HubSnapshot(Snapshot):
                 self._give_up_ranges(error)
         headers = self.headers(missing)
         sizes = {file: header.file_bytes for file, header in headers.items()}
-        self._fetched |= download(self.repo, sizes)
-        return super().locate(pieces)
+        self.shards.fetch(sizes)
+        return self._locate_in_shards(pieces)
+
+    def _locate_in_shards(self, pieces: Sequence[Piece]) -> dict[str, Located]:
+        wanted: dict[str, list[str]] = {}
+        for piece in pieces:
+            wanted.setdefault(piece.file, []).append(piece.name)
+        self._from_shards = list(wanted)
+        sums = self.shards.verified(wanted)
+        found = super().locate(pieces)
+        return {
+            piece.name: replace(found[piece.name], crc32=sums[piece.file].get(piece.name))
+            for piece in pieces
+        }
 
     def repair(self, error: DamagedError) -> None:
-        self.kept.repair(error)
+        if self._from_shards:
+            self.shards.repair(self._from_shards, error)
+        elif self.repo.offline and all(self._have(file) for file in self.kept.files()):
+            self.kept.leave(error)
+        else:
+            self.kept.repair(error)
 
     def traffic(self, pieces: Sequence[Piece]) -> Traffic:
         headers = self.headers({piece.file for piece in pieces})
@@ -237,15 +261,14 @@ class HubSnapshot(Snapshot):
         return _range_bytes(pieces, headers) <= SAVING * shards
 
     def _give_up_ranges(self, error: RangesUnsupported) -> None:
-        if self._fetch == "ranges":
+        with self._giving_up:  # of several headers at once, one says so
+            before, self._fetch = self._fetch, "shards"
+        if before == "ranges":
             warnings.warn(f"{error}: whole shards are fetched instead", stacklevel=2)
-        self._fetch = "shards"
 
     def _have(self, name: str) -> bool:
         """Whether the whole file is here, and may be used."""
-        if name in self._fetched:
-            return True
-        return not self.options.force_download and isinstance(self.repo.clients(name), Path)
+        return self.shards.find(name) is not None
 
 
 def _range_bytes(pieces: Sequence[Piece], headers: Mapping[str, Header]) -> int:

@@ -11,11 +11,10 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
-from .contents import read_contents
 from .hub import SAVING
 from .hub_options import HubOptions
-from .plan import Tower, build_encoder, find_tower
-from .snapshot import Traffic
+from .plan import Tower, find_encoder
+from .snapshot import Traffic, with_headers
 from .sources import open_source
 from .tower_cache import TowerCache, cache_root
 
@@ -89,15 +88,15 @@ def inspect_checkpoint(
         revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
         max_workers, progress,
     )  # fmt: skip
-    tower = find_tower(read_contents(open_source(repo_id_or_path, options)))
-    encoder = build_encoder(tower)
+    snapshot = open_source(repo_id_or_path, options)
+    tower, encoder = with_headers(snapshot, lambda: find_encoder(snapshot))
     by_dtype: Counter[str] = Counter()
     for source in tower.sources:
         by_dtype[source.entry.dtype] += source.entry.nbytes
-    traffic = tower.contents.snapshot.traffic(tower.pieces)
+    traffic = snapshot.traffic(tower.pieces)
     return CheckpointInfo(
         name=tower.contents.label,
-        commit=tower.contents.snapshot.commit,
+        commit=snapshot.commit,
         family=tower.family.name,
         encoder=type(encoder).__name__,
         config=tower.config,

@@ -37,6 +37,10 @@ class KeptTower:
         """Whether every one of ``pieces`` is kept."""
         return self._entry is not None and self._entry.holds(pieces)
 
+    def files(self) -> list[str]:
+        """The shards that the tower was taken from."""
+        return [] if self._entry is None else list(self._entry.headers)
+
     def locate(self, pieces: Sequence[Piece]) -> dict[str, Located]:
         """Where each of ``pieces`` lies; they must be held."""
         assert self._entry is not None
@@ -82,6 +86,10 @@ class KeptTower:
                 f"{error}; it cannot be replaced ({failure.strerror}: {failure.filename}): remove "
                 "it yourself, or pass a cache_dir that can be written"
             ) from failure
+
+    def leave(self, error: DamagedError) -> None:
+        """Do without what turned out damaged, where the shards that it was taken from are here."""
+        self._entry, self._damage = None, error
 
     def _drop_damaged(self) -> None:
         with self.cache.lock():

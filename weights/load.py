@@ -14,11 +14,11 @@ from torch import Tensor
 
 from encoders import VisionEncoder
 
-from .contents import PROCESSOR_FILES, read_contents
+from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
 from .hub_options import HubOptions
-from .plan import DTYPES, Source, Tower, build_encoder, find_tower
-from .snapshot import Located, Snapshot, with_located
+from .plan import DTYPES, Source, Tower, find_encoder
+from .snapshot import Located, Snapshot, with_headers, with_located
 from .sources import open_source
 from .tensor_file import read_into
 
@@ -83,8 +83,7 @@ def load_encoder(
     )  # fmt: skip
     target = _check_device(device)
     snapshot = open_source(repo_id_or_path, options)
-    tower = find_tower(read_contents(snapshot))
-    encoder = build_encoder(tower)
+    tower, encoder = with_headers(snapshot, lambda: find_encoder(snapshot))
     encoder.load_state_dict(read_tensors(tower, dtype or tower.dtype, target), assign=True)
     everything = chain(encoder.named_parameters(), encoder.named_buffers())
     left = [name for name, value in everything if value.is_meta]

@@ -13,7 +13,7 @@ import torch
 
 from encoders import VisionEncoder
 
-from .contents import Contents, adapter_error, adapter_names
+from .contents import Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, shown
 from .families import Family, build_config, find_family
 from .layouts import (
@@ -27,7 +27,7 @@ from .layouts import (
     to_ours,
     to_published,
 )
-from .snapshot import Piece
+from .snapshot import Piece, Snapshot
 from .tensor_file import TensorEntry
 
 DTYPES = {
@@ -96,6 +96,16 @@ class Tower:
     def files(self) -> list[str]:
         """The files that hold the tower."""
         return list(dict.fromkeys(source.file for source in self.sources))
+
+
+def find_encoder(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
+    """The tower of a checkpoint and its encoder on the meta device, known to fit each other.
+
+    Raises:
+        CheckpointError: what :func:`find_tower` and :func:`build_encoder` raise.
+    """
+    tower = find_tower(read_contents(snapshot))
+    return tower, build_encoder(tower)
 
 
 def find_tower(contents: Contents) -> Tower:

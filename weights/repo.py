@@ -19,7 +19,7 @@ from .hub_options import HubOptions
 from .obstacles import explain
 from .remote import RemoteFile
 from .snapshot import check_name
-from .tower_cache import TowerCache, cache_root
+from .tower_cache import TowerCache, cache_root, clients_cache
 
 _T = TypeVar("_T")
 
@@ -50,8 +50,12 @@ class Repo:
     @property
     def clients_cache(self) -> Path:
         """The folder that the Hub client keeps whole files in."""
-        given = self.options.cache_dir
-        return Path(given or huggingface_hub.constants.HF_HUB_CACHE).expanduser()
+        return clients_cache(self.options.cache_dir)
+
+    @property
+    def folder_name(self) -> str:
+        """What caches call the folder of the repo."""
+        return "models--" + self.repo_id.replace("/", "--")
 
     def pin(self, commit: str) -> None:
         """From here on everything is read at ``commit``."""

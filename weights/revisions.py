@@ -23,6 +23,8 @@ from .snapshot import json_limit
 from .tower_cache import TowerCache, write_whole
 
 CONFIG = "config.json"
+SHOWN = 4
+"""Kept commits that a message lists."""
 PATIENCE = 2, 5.0
 """Tries, and the longest wait asked for in seconds, where a commit is known to go on with."""
 
@@ -46,7 +48,7 @@ def resolve(repo: Repo) -> tuple[str, SmallFiles]:
     known = None if repo.options.force_download else known_commit(repo)
     if repo.offline:
         if known is None:
-            raise CheckpointError(f"{repo.label}: {not_here(CONFIG, OFFLINE)}")
+            raise _unknown(repo, OFFLINE)
         return known, _pinned(repo, known)
     try:
         commit, content = _ask(repo, known is not None)
@@ -75,7 +77,7 @@ def _ask(repo: Repo, known: bool) -> tuple[str, bytes | None]:
     except GivenUpError as error:
         cause = error.__cause__
         obstacle = str(cause) if isinstance(cause, TryAgain) else f"{type(cause).__name__}: {cause}"
-        raise _Unreachable(f"{repo.label}: {not_here(CONFIG, obstacle)}") from cause
+        raise _Unreachable(str(_unknown(repo, obstacle))) from cause
     except CheckpointError as error:
         return _without_config(error), None
     if remote.commit is None or not _COMMIT.fullmatch(remote.commit):
@@ -109,6 +111,33 @@ def _keep_config(files: SmallFiles, content: bytes | None) -> None:
     except CheckpointError:
         if not isinstance(files.repo.clients(CONFIG), Path):
             raise
+
+
+def _unknown(repo: Repo, obstacle: str) -> CheckpointError:
+    """The error where nobody says at which commit the revision is; others may be kept."""
+    commits = kept_commits(repo)
+    if not commits:
+        return CheckpointError(f"{repo.label}: {not_here(CONFIG, obstacle)}")
+    more = f" and {len(commits) - SHOWN} more" if len(commits) > SHOWN else ""
+    return CheckpointError(
+        f"{repo.label}: at which commit {repo.revision!r} is was never asked, and the Hub cannot be "
+        f"reached ({obstacle}). Kept of this repo, last used first: {', '.join(commits[:SHOWN])}"
+        f"{more}: pass one as revision={commits[0]!r} (--revision), or load once with a connection"
+    )
+
+
+def kept_commits(repo: Repo) -> list[str]:
+    """The commits whose config is on this disk, in our cache or the client's, newest first."""
+    folders = [repo.kept("0" * 40).folder.parent, repo.clients_cache / repo.folder_name]
+    found: dict[str, int] = {}
+    for place in (folders[0], folders[1] / "snapshots"):
+        with suppress(OSError):
+            for folder in place.iterdir():
+                commit = folder.name.partition("-")[0]
+                if _COMMIT.fullmatch(commit) and _has_config(repo, commit):
+                    when = folder.stat().st_mtime_ns
+                    found[commit] = max(when, found.get(commit, 0))
+    return sorted(found, key=lambda commit: -found[commit])
 
 
 def known_commit(repo: Repo) -> str | None:

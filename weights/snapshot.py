@@ -91,13 +91,25 @@ class Snapshot(ABC):
         """
         found: dict[str, Located] = {}
         for file in dict.fromkeys(piece.file for piece in pieces):
-            path, label = self.path(file), f"{self.label}: {file}"
-            header = read_header(path, label)
+            header, label = self._header_here(file), f"{self.label}: {file}"
+            path = self.path(file)
             for piece in (piece for piece in pieces if piece.file == file):
                 if header.tensors.get(piece.name) != piece.entry:
                     raise CheckpointError(f"{label}: changed while it was being loaded; load again")
                 found[piece.name] = Located(path, header.data_start + piece.entry.begin)
         return found
+
+    def _header_here(self, name: str) -> Header:
+        """The header of a file on this disk, as it is there now."""
+        return read_header(self.path(name), f"{self.label}: {name}")
+
+    def mend(self) -> bool:
+        """Replace files whose headers make no sense if they are damaged; whether any was.
+
+        Raises:
+            CheckpointError: one cannot be replaced.
+        """
+        return False
 
     def repair(self, error: DamagedError) -> None:
         """Drop a kept copy that turned out damaged, so that ``locate`` fetches it again.
@@ -188,6 +200,16 @@ def with_located(
     except DamagedError as error:
         snapshot.repair(error)
     return use(snapshot.locate(pieces))
+
+
+def with_headers(snapshot: Snapshot, find: Callable[[], _T]) -> _T:
+    """Let ``find`` make sense of headers; once more if one of them was damaged and is mended."""
+    try:
+        return find()
+    except CheckpointError:
+        if not snapshot.mend():
+            raise
+    return find()
 
 
 def json_limit(name: str) -> int:

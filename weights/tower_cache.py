@@ -6,6 +6,7 @@ They lie beside the Hub client's own cache, which knows whole files only::
         files/          small files as the repo has them, each with its size and CRC-32 in
                         NAME.crc32; NAME.absent where it has none
         tower/          the tower's tensors as one safetensors file, and the manifest
+        shards/         what whole shards in the client's cache were (see shard_records.py)
         partial/        a fetch that has not finished (see fetch.py)
     <cache>/vitgraph/models--owner--name/refs/      the commit of each branch when last seen
 
@@ -55,6 +56,11 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
     hub = Path(constants.HF_HUB_CACHE)
     home = Path(constants.HF_HOME)
     return (home if hub == home / "hub" else hub) / "vitgraph"
+
+
+def clients_cache(cache_dir: str | Path | None = None) -> Path:
+    """The folder that the Hub client keeps whole files in."""
+    return Path(cache_dir or huggingface_hub.constants.HF_HUB_CACHE).expanduser()
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,7 @@ class TowerCache:
         self.files = folder / "files"
         self.tower = folder / "tower"
         self.partial = folder / "partial"
+        self.shards = folder / "shards"
         self._lock = self.root / ".locks" / folder.parent.name / f"{folder.name}.lock"
 
     @classmethod
@@ -134,6 +141,10 @@ class TowerCache:
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(self._lock):
             yield
+
+    def record_of(self, shard: str) -> Path:
+        """Where it is recorded what a whole shard was."""
+        return self.shards / f"{shard}.json"
 
     def entry(self) -> Entry | None:
         """The kept tower, checked without reading its tensors; None if there is none.
@@ -169,8 +180,33 @@ class TowerCache:
 
     def verify_small_files(self) -> None:
         """Raise a :class:`DamagedError` if a small file is not what was fetched."""
-        for record in sorted(self.files.rglob(f"*{RECORD}")):
+        for record in files_in(self.files, RECORD):
             self.small_file(record.relative_to(self.files).as_posix().removesuffix(RECORD))
+
+    def shard_records(self) -> list[Path]:
+        """The records of whole shards.
+
+        Raises:
+            DamagedError: they cannot be read.
+        """
+        return files_in(self.shards, ".json")
+
+
+def files_in(folder: Path, ending: str) -> list[Path]:
+    """Files whose names end so, at any depth; none if there is no such folder.
+
+    Raises:
+        DamagedError: a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise DamagedError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    found = os.walk(folder, onerror=refuse)
+    return sorted(
+        Path(top, name) for top, _, names in found for name in names if name.endswith(ending)
+    )
 
 
 def _record_of(content: bytes) -> bytes:
