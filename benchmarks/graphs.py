@@ -6,8 +6,10 @@ medians.
 ``hf_eager_ms`` is transformers' tower (sdpa) in the same process, ``eager_ms`` ours called with a
 grid, ``graphed_ms`` a call of :class:`GraphedEncoder` (decision, padding and copies included) and
 ``bare_replay_ms`` a graph captured by hand for exactly this shape. Inputs lie on the GPU.
-``host_us`` is from the call to the launch of the graph, grid seen before, calls back to back;
-``host_after_wait_us`` is the first call after a wait for the device, the core's caches cold.
+``host_us`` is from the call to the launch of the graph, grid seen before, the device idle and the
+core awake (it asked until the device was done); ``host_after_wait_us`` is the same after the core
+slept until the device was done: then everything is slow, a bare launch too (``launch_us`` and
+``launch_after_wait_us``).
 """
 
 from __future__ import annotations
@@ -69,38 +71,48 @@ def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: Grids) -> Callabl
     return replay
 
 
+HOST = ("host_us", "launch_us", "host_after_wait_us", "launch_after_wait_us")
+
+
 def host_microseconds(
     graphed: GraphedEncoder, pixels: Tensor, grids: Grids
 ) -> dict[str, float | None]:
-    """Median host time from the call to the launch, calls back to back, and after a wait."""
+    """Median host times: from the call to the launch, and of the launch itself."""
     plan = graphed._plan(grids)
     session = graphed._session
     if session is None or plan.steps[0].budget is None:
-        return {"host_us": None, "host_after_wait_us": None}
+        return dict.fromkeys(HOST)
     runner = session.runners[plan.steps[0].budget]
-    launched: list[float] = []
+    stamps: list[float] = []
     graph = runner.graph
 
     class Stamp:
         def replay(self) -> None:
-            launched.append(time.perf_counter())
+            stamps.append(time.perf_counter())
             graph.replay()
+            stamps.append(time.perf_counter())
 
-    def call() -> float:
-        launched.clear()
+    def call() -> tuple[float, float]:
+        stamps.clear()
         began = time.perf_counter()
         graphed(pixels, grids)
-        return (launched[0] - began) * 1e6
+        return (stamps[0] - began) * 1e6, (stamps[1] - stamps[0]) * 1e6
+
+    def awake() -> None:
+        while not torch.cuda.current_stream().query():
+            pass
 
     runner.graph = Stamp()
-    busy, waited = [], []
-    for _ in range(5):
+    times: list[list[float]] = []
+    for _ in range(15):
+        awake()
+        busy = call()
         torch.cuda.synchronize()
-        waited.append(call())
-        busy += [call() for _ in range(6)]
+        times.append([*busy, *call()])
     runner.graph = graph
     torch.cuda.synchronize()
-    return {"host_us": statistics.median(busy), "host_after_wait_us": statistics.median(waited)}
+    medians = [statistics.median(kind) for kind in zip(*times, strict=True)]
+    return dict(zip(HOST, medians, strict=True))
 
 
 def measure(tower: Tower, runs: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .budgets import Budget, Load, read_specs
 from .buffers import output_fields
 from .capture import Runner, capacity_metadata, poison_pool
 from .guards import WeightGuard
-from .plans import Cache, Plan, Step, copy_runs
+from .plans import Cache, Plan, Step, gather_runs, scatter_runs
 from .results import Face, by_row, face_of, own, read_out
 from .session import Session
 from .stats import GraphStats
@@ -87,7 +87,7 @@ class Executor:
             elif name not in results:
                 length = plan.rows if rows else plan.tokens
                 results[name] = field.new_empty(length, *field.shape[1:])
-            copy_runs(field, results[name], step.rows if rows else step.tokens, back=True)
+            scatter_runs(field, results[name], step.rows if rows else step.tokens)
 
     def _read_out(self, plan: Plan, pixels: Tensor, out: EncoderOutput) -> dict[str, Tensor]:
         """The caller's tensors, checked before anything runs."""
@@ -110,7 +110,7 @@ class Executor:
         assert self.session is not None
         runner = self.session.runners[budget]
         self._write_block(step, budget)
-        copy_runs(pixels, runner.pixels, step.rows)
+        gather_runs(pixels, runner.pixels, step.rows)
         self._replay(runner)
         self._count_replay(step, budget)
         return {
@@ -164,7 +164,7 @@ class Executor:
         rows = pixels
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
-            copy_runs(pixels, rows, step.rows)
+            gather_runs(pixels, rows, step.rows)
         metadata = self._eager_metadata(step)
         if step.items:
             self.counts.eager_calls += 1
@@ -187,20 +187,21 @@ class Executor:
 
     def _order_streams(self) -> None:
         """The arena is shared: work on another stream waits for the last call's."""
-        if self.device.type != "cuda" or self._used is None:
+        if self._used is None:
             return
         stream, event = self._used
-        current = torch.cuda.current_stream(self.device)
-        if current != stream:
-            current.wait_event(event)
+        if _raw_stream(self.device) != _raw_of(stream):
+            torch.cuda.current_stream(self.device).wait_event(event)
 
     def mark_stream(self) -> None:
         """Note that the arena is in use by all that this stream has been given so far."""
-        if self.device.type == "cuda":
-            current = torch.cuda.current_stream(self.device)
+        if self.device.type != "cuda":
+            return
+        if self._used is None or _raw_stream(self.device) != _raw_of(self._used[0]):
             event = self._used[1] if self._used is not None else torch.cuda.Event()
-            event.record(current)
-            self._used = (current, event)
+            self._used = (torch.cuda.current_stream(self.device), event)
+        stream, event = self._used
+        event.record(stream)
 
     def _count_replay(self, step: Step, budget: Budget) -> None:
         assert self.session is not None
@@ -224,3 +225,13 @@ class Executor:
         if self.session.pool is not None:
             torch.cuda.synchronize(self.device)
             poison_pool(self.session.pool, self.device)
+
+
+def _raw_stream(device: torch.device) -> tuple[int, int, int]:
+    """The current stream in numbers: the object takes several microseconds to make."""
+    numbers: tuple[int, int, int] = torch._C._cuda_getCurrentStream(device.index)
+    return numbers
+
+
+def _raw_of(stream: torch.cuda.Stream) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type

@@ -136,11 +136,17 @@ def _undoing(device: torch.device) -> list[AbstractContextManager[object]]:
     for kind in ("cpu", "cuda") if on_cuda else ("cpu",):
         if torch.is_autocast_enabled(kind):
             undo.append(torch.autocast(kind, enabled=False))
-    if torch.empty(0).device.type != "cpu":  # a quarter of what get_default_device takes
+    if _default_device_may_be_set() and torch.empty(0).device.type != "cpu":
         undo.append(torch.device("cpu"))
-    if on_cuda and torch.cuda.current_device() != device.index:
+    if on_cuda and torch._C._cuda_getDevice() != device.index:
         undo.append(torch.cuda.device(device))
     return undo
+
+
+def _default_device_may_be_set() -> bool:
+    """A look that takes a fraction of a microsecond; making a tensor to see takes some."""
+    modes: int = torch._C._len_torch_function_stack()
+    return modes > 0 or torch._C._get_default_device() != "cpu"
 
 
 def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -217,7 +223,7 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
             f"pixel_values are {pixel_values.dtype}: the encoder takes normalised floating-point "
             "pixels; call encoder.preprocess on the images"
         )
-    if tuple(pixel_values.shape[1:]) != row_shape or not pixel_values.ndim:
+    if pixel_values.shape[1:] != row_shape or not pixel_values.ndim:
         raise ValueError(
             f"pixel_values of shape {tuple(pixel_values.shape)}: the graphs take rows of shape "
             f"{row_shape}; call encoder.preprocess on the images"

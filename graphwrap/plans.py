@@ -172,12 +172,17 @@ class Cache(Generic[Value]):
         self.held = 0
 
 
-def copy_runs(source: Tensor, target: Tensor, runs: Sequence[Run], *, back: bool = False) -> None:
-    """Copy a group's rows from the caller's tensor to the group's, or back."""
-    for run in runs:
-        outer = slice(run.source, run.source + run.length)
-        inner = slice(run.target, run.target + run.length)
-        if back:
-            target[outer].copy_(source[inner], non_blocking=True)
-        else:
-            target[inner].copy_(source[outer], non_blocking=True)
+def gather_runs(whole: Tensor, group: Tensor, runs: Sequence[Run]) -> None:
+    """Copy a group's rows from among the caller's to the group's."""
+    for source, target, length in runs:
+        _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
+
+
+def scatter_runs(group: Tensor, whole: Tensor, runs: Sequence[Run]) -> None:
+    """Copy a group's rows to their places among the caller's."""
+    for source, target, length in runs:
+        _rows(whole, source, length).copy_(_rows(group, target, length), non_blocking=True)
+
+
+def _rows(tensor: Tensor, start: int, length: int) -> Tensor:
+    return tensor if length == len(tensor) else tensor.narrow(0, start, length)
