@@ -279,7 +279,10 @@ def test_metadata_that_are_no_tensors_are_refused_at_capture() -> None:
 class Stream:
     """Stands in for a CUDA stream: notes which events it waits for."""
 
-    def __init__(self) -> None:
+    device_index, device_type = 0, 1
+
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
         self.waits: list[object] = []
 
     def wait_event(self, event: object) -> None:
@@ -297,9 +300,13 @@ class Event:
 def test_a_call_on_another_stream_waits_for_capture_and_for_calls_that_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    streams = [Stream() for _ in range(3)]
+    streams = [Stream(number) for number in range(3)]
     current = [streams[0]]
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    numbers = "_cuda_getCurrentStream"  # torch without CUDA has no such function
+    monkeypatch.setattr(
+        torch._C, numbers, lambda index: (current[0].stream_id, index, 1), raising=False
+    )
     monkeypatch.setattr(torch.cuda, "Event", Event)
     graphed = toy().capture(progress=False)
     graphed.device = torch.device("cuda", 0)
