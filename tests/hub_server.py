@@ -39,6 +39,8 @@ class Fault:
     """Seconds before anything is answered."""
     silent: bool = False
     """Break the connection before anything is answered."""
+    garbled: int = 0
+    """Flip these bits of the body's last byte."""
     range: str | None = None
     """``ignored``, ``shifted``, ``short``, ``long``, ``other size``, ``unnamed``, ``encoded``,
     ``early`` (all is promised, ten bytes are missing)."""
@@ -295,10 +297,18 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             )
         with suppress(ConnectionError):  # whoever asked may be gone
-            for chunk in self._paced(body, start, start + sent):
+            for chunk in self._garbled(self._paced(body, start, start + sent), sent):
                 self.wfile.write(chunk)
                 self.hub.written += len(chunk)
         self.close_connection = self.close_connection or cut is not None
+
+    def _garbled(self, chunks: Iterator[bytes], left: int) -> Iterator[bytes]:
+        for chunk in chunks:
+            left -= len(chunk)
+            yield chunk if left or not chunk else self._last(chunk)
+
+    def _last(self, chunk: bytes) -> bytes:
+        return chunk[:-1] + bytes([chunk[-1] ^ self.fault.garbled])
 
     def _paced(self, body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
         """The bytes, no faster than the hub sends a connection."""

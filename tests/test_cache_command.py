@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
-from weights.cached_towers import list_cached, remove_cached
+from weights.cached_towers import list_cached, remove_cached, verify_cached
 from weights.hub import HubSnapshot
 from weights.snapshot import Located, Piece
 from weights.tower_cache import TowerCache, cache_root
@@ -68,6 +70,88 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     assert code == 2
     assert "damaged" in out
     assert f"1 of 1 kept towers damaged ({REPO})" in err
+
+
+def test_whole_shards_are_listed_verified_and_left_to_the_client(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    where = ("--cache-dir", cache)
+    commit = hub.push(REPO, folder)
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards")
+    (tower,) = list_cached(cache)
+    assert (tower.state, tower.commit) == ("whole shards", commit)
+    assert tower.tensors == inspect_checkpoint(folder).tensors
+    assert tower.bytes < 200_000
+    assert run(capsys, "cache", "verify", *where)[0] == 0
+    shards = list(cache.glob("models--*/snapshots/*/*.safetensors"))
+    raw = shards[0].read_bytes()
+    shards[0].resolve().write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert list_cached(cache)[0].state == "whole shards"
+    code, out, err = run(capsys, "cache", "verify", *where)
+    assert (code, "is not what was fetched: damaged" in out) == (2, True)
+    assert f"1 of 1 kept towers damaged ({REPO})" in err
+    shards[0].resolve().write_bytes(raw[:-1])
+    assert list_cached(cache)[0].state.startswith("damaged: ")
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    assert verify_cached(cache)[0].state == "whole shards"
+    code, out, _ = run(capsys, "cache", "remove", f"{REPO}@{commit[:12]}", *where)
+    assert (code, "hf cache rm" in out) == (0, True)
+    assert list_cached(cache) == []
+    hub.requests.clear()
+    load_encoder(REPO, cache_dir=cache, progress=False)
+    assert not any(name.endswith(".safetensors") for name in hub.files_sent())
+    assert verify_cached(cache)[0].state == "whole shards"
+    shards[0].unlink()
+    assert list_cached(cache)[0].state == "configs only"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links")
+def test_what_cannot_be_read_is_said_so(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link to itself cannot be read by anybody, root included."""
+    cache = tmp_path / "cache"
+    for repo in (REPO, "owner/zero"):
+        hub.push(repo, folder)
+        load_encoder(repo, cache_dir=cache, progress=False, fetch="ranges")
+    whole, _ = list_cached(cache)
+    files = whole.folder / "files"
+    files.rename(tmp_path / "files")
+    files.symlink_to(files)
+    assert [tower.state for tower in list_cached(cache)] == ["whole", "whole"]
+    code, out, err = run(capsys, "cache", "verify", "--cache-dir", cache)
+    assert (code, f"damaged: {files}: cannot be read (" in out) == (2, True)
+    assert f"1 of 2 kept towers damaged ({REPO})" in err
+    root = cache / "vitgraph"
+    root.rename(tmp_path / "away")
+    root.symlink_to(root)
+    for command in (("list",), ("verify",), ("remove", REPO)):
+        code, _, err = run(capsys, "cache", *command, "--cache-dir", cache)
+        assert (code, f"what is kept in {root} is not known: {root} cannot be read (" in err) == (
+            2,
+            True,
+        )
+
+
+def test_a_repo_that_cannot_be_read_does_not_hide_the_others(
+    hub: HubServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for repo in (REPO, "owner/zero"):
+        hub.push(repo, folder)
+        load_encoder(repo, cache_dir=tmp_path, progress=False, fetch="ranges")
+    listdir = os.listdir
+
+    def refuse(path: Path) -> list[str]:
+        if path.name == "models--owner--tower":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    monkeypatch.setattr("weights.cached_towers.os.listdir", refuse)
+    one, other = list_cached(tmp_path)
+    assert (one.repo_id, other.state) == (REPO, "whole")
+    assert one.state.startswith("damaged: ")
+    assert "cannot be read (Permission denied)" in one.state
 
 
 def test_unfinished_fetches_and_lone_configs_are_named(

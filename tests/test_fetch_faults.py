@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,11 @@ import pytest
 from checkpoints import same_weights
 from fetching import REPO, point_client_at
 from hub_server import Fault, HubServer
+from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.remote import RemoteFile
+from weights.remote_headers import remote_header
+from weights.tensor_file import Header
 
 
 SOON = [
@@ -347,3 +351,21 @@ def test_asking_for_ranges_where_there_are_none_warns(
         with pytest.warns(UserWarning, match="ignores byte ranges: whole shards are fetched"):
             encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert same_weights(encoder, load_encoder(folder))
+
+
+def test_one_load_warns_once_however_many_files_it_reads(
+    hub: HubServer, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, depth=6, shards=6)
+    hub.push(REPO, folder)
+    hub.ranges = False
+    together = Barrier(len(inspect_checkpoint(folder).shards))
+
+    def refuse(remote: RemoteFile, length: int) -> Header:
+        together.wait(10)  # all headers fail at the same moment
+        return remote_header(remote, length)
+
+    monkeypatch.setattr("weights.hub.remote_header", refuse)
+    with pytest.warns(UserWarning, match="whole shards are fetched") as warned:
+        load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert len(warned) == 1

@@ -90,6 +90,27 @@ def test_offline_and_not_cached_says_what_is_missing(hub: HubServer, cache: Path
         load_encoder(REPO, cache_dir=cache, local_files_only=True)
 
 
+def test_offline_a_branch_never_loaded_says_which_commits_are_kept(
+    hub: HubServer, tmp_path: Path, cache: Path
+) -> None:
+    commits = []
+    for seed, fetch in ((1, "ranges"), (2, "shards")):
+        folder = write_seeded_checkpoint(tmp_path / f"{seed}", "qwen3_5", width=64, seed=seed)
+        commits.append(hub.push(REPO, folder))
+        load_encoder(REPO, revision=commits[-1], cache_dir=cache, progress=False, fetch=fetch)
+    folder = write_seeded_checkpoint(tmp_path / "3", "qwen3_5", width=64, seed=3)
+    commits.append(hub.push(REPO, folder, branch="next"))
+    huggingface_hub.snapshot_download(REPO, revision="next", cache_dir=cache)
+    with pytest.raises(CheckpointError) as raised:
+        load_encoder(REPO, cache_dir=cache, local_files_only=True)
+    assert all(commit in str(raised.value) for commit in commits), raised.value
+    assert f"pass one as revision='{commits[-1]}' (--revision)" in str(raised.value)
+    assert "cannot be asked where 'main' stands (offline" in str(raised.value)
+    load_encoder(REPO, revision=commits[0], cache_dir=cache, local_files_only=True)
+    with pytest.raises(CheckpointError, match=r"config\.json is not in the cache"):
+        load_encoder(REPO, subfolder="other", cache_dir=cache, local_files_only=True)
+
+
 def test_offline_with_a_shard_missing_names_the_shard(
     hub: HubServer, checkpoint: Path, cache: Path
 ) -> None:

@@ -26,6 +26,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def explain(error: BaseException, label: str, revision: str, name: str) -> str:
     """One line that says what went wrong with ``name`` of a repo, and what to do about it."""
+    if type(error) is ValueError and error.__cause__ is not None:  # "due to the above error"
+        error = error.__cause__
     reasons: list[tuple[type[BaseException], str]] = [
         (
             GatedRepoError,

@@ -120,8 +120,8 @@ def _unknown(repo: Repo, obstacle: str) -> CheckpointError:
         return CheckpointError(f"{repo.label}: {not_here(CONFIG, obstacle)}")
     more = f" and {len(commits) - SHOWN} more" if len(commits) > SHOWN else ""
     return CheckpointError(
-        f"{repo.label}: at which commit {repo.revision!r} is was never asked, and the Hub cannot be "
-        f"reached ({obstacle}). Kept of this repo, last used first: {', '.join(commits[:SHOWN])}"
+        f"{repo.label}: the Hub cannot be asked where {repo.revision!r} stands ({obstacle}), nor "
+        f"was it before; commits kept of this repo, newest first: {', '.join(commits[:SHOWN])}"
         f"{more}: pass one as revision={commits[0]!r} (--revision), or load once with a connection"
     )
 

@@ -194,11 +194,15 @@ class FolderSnapshot(Snapshot):
 def with_located(
     snapshot: Snapshot, pieces: Sequence[Piece], use: Callable[[Mapping[str, Located]], _T]
 ) -> _T:
-    """Let ``use`` read located tensors; once more if a kept copy is damaged and can be repaired."""
-    try:
-        return use(snapshot.locate(pieces))
-    except DamagedError as error:
-        snapshot.repair(error)
+    """Let ``use`` read located tensors; again if a kept copy is damaged and can be repaired.
+
+    Twice at most: there are two copies, the kept tower and the shards that it was taken from.
+    """
+    for _ in range(2):
+        try:
+            return use(snapshot.locate(pieces))
+        except DamagedError as error:
+            snapshot.repair(error)
     return use(snapshot.locate(pieces))
 
 
