@@ -49,7 +49,9 @@ class RowCosts:
     """Prices without a clock: the rows a replay computes. Everything that fits is replayed."""
 
     CALL = 64
-    """What one more replay costs, in rows: fewer replays win where padding is equal."""
+    """What one more run costs, in rows: fewer runs win where padding is equal."""
+    NEVER = 10**9
+    """What an item that runs eagerly costs: more than any replay."""
 
     def replay(self, budget: Budget, load: Load) -> float:
         """Rows of the budget."""
@@ -60,12 +62,12 @@ class RowCosts:
         return budget.rows + self.CALL
 
     def eager(self, load: Load) -> float:
-        """More than any replay."""
-        return 1e12 + load.rows
+        """More an item than any replay; the rows, and a call."""
+        return self.NEVER * load.items + load.rows + self.CALL
 
     def cheapest(self, loads: Loads, empty: Floats) -> Floats:
         """Where there is a replay, it."""
-        return np.minimum(empty, 1e12 + loads.rows)
+        return np.minimum(empty, self.NEVER * loads.items + (loads.rows + self.CALL))
 
     def split(self, load: Load) -> float:
         """The real rows, and two calls."""

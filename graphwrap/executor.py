@@ -169,7 +169,7 @@ class Executor:
         if step.items:
             self.counts.eager_calls += 1
             self.counts.eager_items += step.items
-            self.counts.eager_reasons[step.reason or "eager"] += step.items
+            self.counts.eager_reasons.update(step.reasons)
         output = self.encoder(rows, encoder_metadata=metadata)
         return {n: f.contiguous() for n, f in output_fields(output, self.wanted).items()}
 

@@ -24,6 +24,7 @@ from .guards import (
     BACKENDS,
     WeightGuard,
     check_pixels,
+    check_rows,
     find_weights,
     read_outputs,
     require_choice,
@@ -301,12 +302,9 @@ class GraphedEncoder:
     ) -> EncoderOutput:
         with settled(self.device):
             assert self._executor is not None
-            plan = self._plan(grid_thw)
-            if pixel_values.shape[0] != plan.rows:
-                raise ValueError(
-                    f"pixel_values has {pixel_values.shape[0]} rows but the grid makes "
-                    f"{plan.rows}: pass the grid_thw that belongs to these pixels"
-                )
+            rows = pixel_values.shape[0]
+            plan = self._plan(grid_thw, rows)
+            check_rows(rows, plan.rows)
             fields = self._executor.run(plan, pixel_values, out)
         return as_output(fields, self.outputs)
 
@@ -346,7 +344,7 @@ class GraphedEncoder:
         output = self(inputs.pixel_values, inputs.grid_thw)
         return self._contract.split(output, inputs.grid_thw)
 
-    def _plan(self, grid_thw: GridLike) -> Plan:
+    def _plan(self, grid_thw: GridLike, rows: int | None = None) -> Plan:
         plan = self._plans.get(quick_key(grid_thw))
         if plan is None:
             key = read_key(grid_thw)
@@ -354,9 +352,10 @@ class GraphedEncoder:
         if plan is None:
             assert self._packer is not None
             specs = self._contract.item_specs(list(key))
-            groups = self._packer.pack(specs) if self.backend != "eager" else []
-            if self.backend == "eager" or not specs:
-                groups = self._packer.whole(specs)
+            if rows is not None:  # before packing: sizes that nothing has are no numbers to add
+                check_rows(rows, sum([spec.input_size for spec in specs]))
+            pack = self._packer.pack if specs and self.backend != "eager" else self._packer.whole
+            groups = pack(specs)
             plan = make_plan(key, specs, groups)
             self._plans.put(key, plan, max(len(key), 1))
         if self.on_overflow == "raise":

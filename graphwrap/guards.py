@@ -233,3 +233,16 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
             f"pixel_values are on {pixel_values.device}, the graphs on {device}: pass them on the "
             "CPU or move them there"
         )
+
+
+def check_rows(rows: int, expected: int) -> None:
+    """Raise on a grid that does not belong to the pixels.
+
+    Raises:
+        ValueError: it makes another number of rows.
+    """
+    if rows != expected:
+        raise ValueError(
+            f"pixel_values has {rows} rows but the grid makes {expected}: pass the grid_thw that "
+            "belongs to these pixels"
+        )

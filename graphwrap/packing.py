@@ -3,6 +3,7 @@
 One run of everything is taken where no split could cost less. Else, up to ``EXACT_ITEMS`` items,
 the cheapest of all divisions into groups is found; beyond, groups are filled one after another, and
 the last, which may be half empty, is divided so in bundles.
+Items that no budget holds run eagerly, together: each alone would wait for its launches again.
 Inside a group, items keep the caller's order.
 """
 
@@ -25,12 +26,12 @@ EXACT_ITEMS = 12
 
 
 class Group(NamedTuple):
-    """Items that run together: through one budget, or (None) eagerly, and then why."""
+    """Items that run together: through one budget, or (None) eagerly, and then why each."""
 
     items: tuple[int, ...]
     budget: Budget | None
     cost: float
-    reason: str | None = None
+    reasons: tuple[str, ...] = ()
 
 
 class Packer:
@@ -53,31 +54,17 @@ class Packer:
         Args:
             specs: what each item costs, in the caller's order.
         """
-        fitting, groups = [], []
-        for item, (rows, tokens, segments, longest, windows) in enumerate(specs):
-            for most in self._widest:
-                if (
-                    tokens <= most.tokens
-                    and rows <= most.rows
-                    and segments <= most.segments
-                    and longest <= most.longest_segment
-                    and windows <= most.windows
-                ):
-                    fitting.append(item)
-                    break
-            else:
-                groups.append(self._eager(item, specs[item]))
-        groups += self._pack_fitting(fitting, specs)
+        items = range(len(specs))
+        if self.budgets and len(specs) <= EXACT_ITEMS:
+            groups = self._divide([[item] for item in items], specs) if specs else []
+        else:
+            groups = self._pack_many(items, specs)
         return sorted(groups, key=lambda group: group.items[0])
 
     def whole(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Everything at once, eagerly (also when there is nothing)."""
-        reason = "eager backend" if specs else "empty"
-        return [Group(tuple(range(len(specs))), None, 0.0, reason)]
-
-    def _eager(self, item: int, spec: EncoderItemSpec) -> Group:
-        price = self.costs.eager(Load.of([spec]))
-        return Group((item,), None, price, f"over {self.overflow(spec)}")
+        count = len(specs)
+        return [Group(tuple(range(count)), None, 0.0, ("eager backend",) * count)]
 
     def overflow(self, spec: EncoderItemSpec) -> str | None:
         """The capacity that keeps an item out of every budget, or None."""
@@ -105,20 +92,27 @@ class Packer:
                     best, choice = cost, budget
         return best, choice
 
-    def _pack_fitting(self, items: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        if not items:
-            return []
-        if len(items) <= EXACT_ITEMS:
-            return self._divide([[item] for item in items], specs)
+    def _pack_many(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
+        """What fits packed, what does not in one eager run; or all in one, where that is less."""
+        fitting, over = list[int](), list[int]()
+        for item in items:
+            (fitting if self._holds(specs[item]) else over).append(item)
+        groups = self._fill_and_divide(fitting, specs) if fitting else []
+        if over:
+            price = self.costs.eager(Load.of([specs[item] for item in over]))
+            groups.append(self._group(over, None, price, specs))
+        whole = self.costs.eager(Load.of(specs))
+        cheaper = whole < sum(group.cost for group in groups)
+        return [self._group(items, None, whole, specs)] if cheaper else groups
+
+    def _fill_and_divide(self, items: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
+        """Groups of items that all fit: full ones, and the cheapest division of the last."""
         tokens = [spec.output_tokens for spec in specs]
         groups = self._fill(sorted(items, key=tokens.__getitem__, reverse=True), specs)
         last = groups.pop().items
         size = -(-len(last) // EXACT_ITEMS)
         bundles = [last[at : at + size] for at in range(0, len(last), size)]
-        groups += self._divide(bundles, specs)
-        whole = self.costs.eager(Load.of([specs[item] for item in items]))
-        cheaper = whole < sum(group.cost for group in groups)
-        return [_group(items, None, whole)] if cheaper else groups
+        return groups + self._divide(bundles, specs)
 
     def _divide(
         self, bundles: Sequence[Sequence[int]], specs: Sequence[EncoderItemSpec]
@@ -127,7 +121,8 @@ class Packer:
         load = Load.of([specs[item] for bundle in bundles for item in bundle])
         price, budget = self.best(load)
         if price <= self.costs.split(load):
-            return [_group([item for bundle in bundles for item in bundle], budget, price)]
+            every = [item for bundle in bundles for item in bundle]
+            return [self._group(every, budget, price, specs)]
         each = [(Load.of([specs[item] for item in bundle]), bundle) for bundle in bundles]
         each.sort(key=_longest)
         loads = Loads.of_subsets([load for load, _ in each])
@@ -140,7 +135,7 @@ class Packer:
                 item for k, (_, bundle) in enumerate(each) if subset >> k & 1 for item in bundle
             ]
             price, budget = self.best(Load.of([specs[item] for item in taken]))
-            groups.append(_group(taken, budget, price))
+            groups.append(self._group(taken, budget, price, specs))
         return groups
 
     def _fill(self, ordered: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -159,7 +154,7 @@ class Packer:
             )
             if held and not fits:
                 load = Load(len(held), tokens, rows, segments, longest, windows, area)
-                groups.append(self._close(held, load))
+                groups.append(self._close(held, load, specs))
                 held, length = [], specs[item].longest_segment
                 tokens = rows = segments = windows = area = 0
             held.append(item)
@@ -167,8 +162,12 @@ class Packer:
             segments, windows = segments + frames, windows + tiles
             area += frames * specs[item].longest_segment ** 2
         load = Load(len(held), tokens, rows, segments, longest, windows, area)
-        groups.append(self._close(held, load))
+        groups.append(self._close(held, load, specs))
         return groups
+
+    def _holds(self, spec: EncoderItemSpec) -> bool:
+        rows, tokens, segments, longest, windows = spec
+        return self._takes(tokens, rows, segments, longest, windows)
 
     def _takes(self, tokens: int, rows: int, segments: int, longest: int, windows: int) -> bool:
         """Whether one of the widest budgets takes so much."""
@@ -183,9 +182,24 @@ class Packer:
                 return True
         return False
 
-    def _close(self, held: list[int], load: Load) -> Group:
+    def _close(self, held: list[int], load: Load, specs: Sequence[EncoderItemSpec]) -> Group:
         price, budget = self.best(load)
-        return _group(held, budget, price)
+        return self._group(held, budget, price, specs)
+
+    def _group(
+        self,
+        items: Sequence[int],
+        budget: Budget | None,
+        cost: float,
+        specs: Sequence[EncoderItemSpec],
+    ) -> Group:
+        """Items in the caller's order; where they run eagerly, with the reason of each."""
+        ordered = tuple(sorted(items))
+        if budget is not None:
+            return Group(ordered, budget, cost)
+        each = [specs[item] for item in ordered]
+        reasons = ["cheaper" if self._holds(s) else f"over {self.overflow(s)}" for s in each]
+        return Group(ordered, None, cost, tuple(reasons))
 
 
 class _Chain:
@@ -254,7 +268,3 @@ def _widest(budgets: Sequence[Budget]) -> list[Budget]:
 
 def _longest(bundle: tuple[Load, Sequence[int]]) -> int:
     return bundle[0].longest_segment
-
-
-def _group(items: list[int], budget: Budget | None, cost: float) -> Group:
-    return Group(tuple(sorted(items)), budget, cost, None if budget else "cheaper")

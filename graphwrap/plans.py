@@ -31,7 +31,8 @@ class Step(NamedTuple):
 
     grids: Key
     budget: Budget | None
-    reason: str | None
+    reasons: tuple[str, ...]
+    """Why each item runs eagerly; empty for a replay."""
     rows: tuple[Run, ...]
     tokens: tuple[Run, ...]
     row_count: int
@@ -83,12 +84,12 @@ def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group
     rows = [0, *accumulate(int(spec.input_size) for spec in specs)]  # or NumPy's integers
     tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
     steps = []
-    for items, budget, _, reason in groups:
+    for items, budget, _, reasons in groups:
         spans = _spans(items)
         row_runs, row_count = _runs(spans, rows)
         token_runs, token_count = _runs(spans, tokens)
         grids = tuple([key[item] for item in items])
-        steps.append(Step(grids, budget, reason, row_runs, token_runs, row_count, token_count))
+        steps.append(Step(grids, budget, reasons, row_runs, token_runs, row_count, token_count))
     return Plan(tuple(steps), rows[-1], tokens[-1])
 
 
@@ -103,18 +104,21 @@ def refuse_overflow(plan: Plan, captured: bool) -> None:
         ValueError: there is such an item.
     """
     for step in plan.steps:
-        if step.reason is None or not step.reason.startswith("over "):
-            continue
-        item = f"item with grid {step.grids[0]}"
-        if not captured:
-            raise ValueError(
-                f"{item} has no graph: no budget could be captured (the warnings say why); free "
-                'memory, release() and capture() again, or use on_overflow="eager"'
-            )
-        raise ValueError(
-            f"{item} is over every budget ({step.reason[5:]}): raise max_budget or "
-            'max_frames_per_batch, give larger budgets, or use on_overflow="eager"'
+        for grid, reason in zip(step.grids, step.reasons, strict=False):  # a replay has none
+            if reason.startswith("over "):
+                raise ValueError(_overflow(grid, reason.removeprefix("over "), captured))
+
+
+def _overflow(grid: Grid, capacity: str, captured: bool) -> str:
+    if not captured:
+        return (
+            f"item with grid {grid} has no graph: no budget could be captured (the warnings say "
+            'why); free memory, release() and capture() again, or use on_overflow="eager"'
         )
+    return (
+        f"item with grid {grid} is over every budget ({capacity}): raise max_budget or "
+        'max_frames_per_batch, give larger budgets, or use on_overflow="eager"'
+    )
 
 
 def _spans(items: Sequence[int]) -> list[tuple[int, int]]:

@@ -93,7 +93,7 @@ def test_with_every_budget_lost_everything_is_eager() -> None:
     graphed.encoder.fails = lambda rows: False
     pixels = pixels_for(graphed.encoder, MANY)
     assert_same_bits(graphed(pixels, MANY), graphed.encoder(pixels, MANY))
-    assert graphed.stats().eager_items == len(MANY)
+    assert (graphed.stats().eager_items, graphed.stats().eager_calls) == (len(MANY), 1)
     assert graphed.stats().budgets == []
 
 

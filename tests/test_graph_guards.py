@@ -281,6 +281,18 @@ def test_a_generator_of_grids_is_read_and_none_is_refused() -> None:
         graphed(pixels, None)
 
 
+@pytest.mark.parametrize("side", [10**7, 10**200], ids=["large", "absurd"])
+@pytest.mark.parametrize("backend", ["static", "eager"])
+def test_a_grid_of_any_size_is_refused_for_the_rows_that_are_not_there(
+    backend: str, side: int
+) -> None:
+    """Before packing, whose arrays have no such numbers."""
+    graphed = GraphedEncoder(ToyEncoder(), [8], backend=backend)
+    for grids in ([[side, side, 2 * side]], [[1, 1, 2], [1, side, 4]]):
+        with pytest.raises(ValueError, match=r"^pixel_values has 6 rows but the grid makes \d+00"):
+            graphed(torch.zeros(6, WIDTH), grids)
+
+
 # --- pixels, settings, copies ---------------------------------------------------------------------
 
 

@@ -66,16 +66,17 @@ def draw_specs(draw: random.Random, count: int) -> list[EncoderItemSpec]:
 
 
 def check_groups(packer: Packer, specs: Sequence[EncoderItemSpec], groups: list[Group]) -> None:
-    """Each item once, in order inside its group, every capacity kept, overflow alone."""
+    """Each item once, in order inside its group, every capacity kept, eager items with why."""
     assert sorted(item for group in groups for item in group.items) == list(range(len(specs)))
     assert [group.items[0] for group in groups] == sorted(group.items[0] for group in groups)
     for group in groups:
         assert list(group.items) == sorted(group.items)
         load = Load.of([specs[item] for item in group.items])
         if group.budget is None:
-            assert group.reason is not None
+            whys = [packer.overflow(specs[item]) for item in group.items]
+            assert group.reasons == tuple(f"over {why}" if why else "cheaper" for why in whys)
             continue
-        assert group.reason is None
+        assert group.reasons == ()
         assert group.budget in packer.budgets
         assert load.items <= packer.max_batch_size
         assert load.tokens <= group.budget.tokens
@@ -97,7 +98,6 @@ def price(packer: Packer, specs: Sequence[EncoderItemSpec], groups: list[Group])
 
 def cheapest(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
     """The optimum over every way to divide the items into groups, run by replay or eagerly."""
-    single = [packer.overflow(spec) is not None for spec in specs]
     count = len(specs)
     cost = [0.0] * (1 << count)
     for chosen in range(1, 1 << count):
@@ -106,8 +106,7 @@ def cheapest(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
         if load.items <= packer.max_batch_size:
             takers = [budget for budget in packer.budgets if budget.refuses(load) is None]
             options += [packer.costs.replay(budget, load) for budget in takers]
-        alone = any(single[item] for item in range(count) if chosen >> item & 1)
-        cost[chosen] = float("inf") if alone and load.items > 1 else min(options)
+        cost[chosen] = min(options)
     best = [0.0] + [float("inf")] * ((1 << count) - 1)
     for chosen in range(1, 1 << count):
         lowest = chosen & -chosen  # the group that holds the first item, then the rest
@@ -218,6 +217,33 @@ def test_no_packing_is_cheaper_whatever_was_measured(
     check_optimal(Packer(list(table.empty_ms), table, most), specs)
 
 
+@pytest.mark.parametrize("count", [1, 5, 12, 13, 40])
+@pytest.mark.parametrize("prices", PRICES)
+def test_items_that_no_budget_holds_share_one_eager_run(prices: str, count: int) -> None:
+    """Each alone would wait for its own launches: many times as slow as the encoder itself."""
+    budgets = [budget for budget in ladder("qwen2_vl") if budget.tokens <= 256]
+    packer = Packer(budgets, PRICES[prices](budgets), 64)
+    over = [spec_of((36, 64))._replace(windows=0)] * count
+    (group,) = packer.pack(over)
+    check_groups(packer, over, [group])
+    assert group.cost == pytest.approx(packer.costs.eager(Load.of(over)))
+    for specs in (over + [spec_of((4, 4))._replace(windows=0)] * 2, over[:4]):
+        groups = packer.pack(specs)
+        check_groups(packer, specs, groups)
+        assert sum(group.budget is None for group in groups) == 1
+        assert price(packer, specs, groups) <= packer.costs.eager(Load.of(specs))
+
+
+def test_a_small_item_joins_an_eager_run_that_must_be_where_that_is_cheaper() -> None:
+    (budget,) = [Budget(64, 256, 8, 256, 0)]
+    table = CostTable({budget: 2.0}, 0.0, 0.0, 0.1, eager_floor_ms=9.0, eager_gap_ms=0.0)
+    specs = [EncoderItemSpec(64, 16, 1, 64), EncoderItemSpec(400, 100, 1, 400)]
+    (group,) = Packer([budget], table, 8).pack(specs)
+    assert (group.budget, group.reasons) == (None, ("cheaper", "over tokens"))
+    first, second = Packer([budget], RowCosts(), 8).pack(specs)  # no clock: what fits is replayed
+    assert (first.budget, second.reasons) == (budget, ("over tokens",))
+
+
 def test_many_items_that_leave_a_large_budget_half_empty_go_into_smaller_ones() -> None:
     budgets = [Budget(n, 4 * n, 64, 4 * n, 0) for n in (64, 1024, 8192)]
     packer = Packer(budgets, RowCosts(), 64)
@@ -298,7 +324,7 @@ def test_eager_is_chosen_where_it_is_cheaper_and_said() -> None:
     table = CostTable({budget: 20.0}, 0.0, 0.0, 0.1, eager_floor_ms=2.0, eager_gap_ms=0.0)
     (group,) = Packer([budget], table, 8).pack([spec_of((4, 4))._replace(windows=0)])
     assert group.budget is None
-    assert group.reason == "cheaper"
+    assert group.reasons == ("cheaper",)
 
 
 def best_of(times: int, call: Callable[[], object]) -> float:

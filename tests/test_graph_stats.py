@@ -55,6 +55,16 @@ def test_eager_items_are_counted_with_their_reason() -> None:
     assert wholly.stats().eager_reasons == {"eager backend": 2}
 
 
+@pytest.mark.parametrize("count", [3, 20])
+def test_items_over_every_budget_share_one_eager_run(count: int) -> None:
+    graphed, grids = toy((4, 8)), [*SMALL, *[[1, 2, 10], [1, 4, 6]] * count]
+    pixels = pixels_for(graphed.encoder, grids)
+    assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
+    stats = graphed.stats()
+    assert (stats.eager_calls, stats.eager_items) == (1, 2 * count)
+    assert stats.eager_reasons == {"over tokens": 2 * count}
+
+
 def test_a_call_of_nothing_counts_as_no_eager_run() -> None:
     graphed = toy()
     graphed(torch.zeros(0, 3), [])
