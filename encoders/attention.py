@@ -176,7 +176,7 @@ def segment_metadata(
         longest = max_seqlen_override
     return {
         "cu_seqlens": padded_offsets(lengths, capacity, name).to(device),
-        "max_seqlen": torch.tensor(longest, dtype=torch.int32),
+        "max_seqlen": torch.tensor(longest, dtype=torch.int32, device="cpu"),
     }
 
 
@@ -191,7 +191,7 @@ def padded_offsets(lengths: Sequence[int], capacity: int | None, name: str) -> T
             "or pass fewer items"
         )
     padding = 0 if capacity is None else capacity - len(lengths)
-    steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64)
+    steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")
     return steps.cumsum(0).to(torch.int32)
 
 

@@ -28,6 +28,7 @@ from .grids import (
     merge_order_positions,
     raster_maps,
     read_grid,
+    require_tensor,
     split_rows,
     squarest,
     stitch_tiles,
@@ -68,6 +69,7 @@ __all__ = [
     "read_integer",
     "read_size",
     "require_divisible",
+    "require_tensor",
     "require_value",
     "squarest",
     "stitch_tiles",
@@ -189,8 +191,9 @@ class VisionEncoder(nn.Module, ABC):
 
         Args:
             grid_thw: [items, 3]; empty is valid.
-            max_batch_size: segments to pad ``cu_seqlens`` for, unless ``max_frames_per_batch`` is
-            given. max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
+            max_batch_size: segments to pad ``cu_seqlens`` for where ``max_frames_per_batch`` is
+                not given.
+            max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
             max_seqlen_override: longest segment to plan for, at least the true one.
             max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
             max_windows_per_batch: attention windows to pad for (Qwen2.5-VL).
@@ -349,8 +352,10 @@ class VisionEncoder(nn.Module, ABC):
         """Check ``pixel_values`` and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: integer pixels, a wrong trailing shape, or pixels on another accelerator.
+            ValueError: no tensor, integer pixels, a wrong trailing shape, or pixels on another
+                accelerator.
         """
+        require_tensor(pixel_values)
         if not pixel_values.is_floating_point():
             raise ValueError(
                 f"pixel_values are {pixel_values.dtype}: the tower takes normalised floating-point "

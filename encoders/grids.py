@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 Grid: TypeAlias = tuple[int, int, int]
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
+
+_RULE = "each item needs three positive integers (t, h, w) in patches"
 
 
 def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size") -> list[Grid]:
@@ -25,7 +27,10 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
     Raises:
         ValueError: not three positive integers an item, or h or w not a multiple of ``merge``.
     """
-    raw = list(_plain(grid_thw))
+    plain = _plain(grid_thw)
+    if not isinstance(plain, Iterable):
+        raise ValueError(f"grid_thw is {plain!r}: {_RULE}")
+    raw = list(plain)
     if len(raw) == 3 and all(isinstance(value, int) for value in raw):
         raw = [raw]
     return [_read_item(row, merge, merge_name) for row in raw]
@@ -44,11 +49,9 @@ def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
         if whole and not h % merge and not w % merge:
             return t, h, w
     values = _plain(row)
-    values = list(values) if isinstance(values, Sequence) else [values]
-    if len(values) != 3 or any(int(v) != v or v < 1 for v in values):
-        raise ValueError(
-            f"grid_thw row {values}: each item needs three positive integers (t, h, w) in patches"
-        )
+    values = [_plain(v) for v in values] if isinstance(values, Sequence) else [values]
+    if len(values) != 3 or not all(_is_whole(v) and v > 0 for v in values):
+        raise ValueError(f"grid_thw row {values}: {_RULE}")
     t, h, w = (int(v) for v in values)
     for name, size in (("height", h), ("width", w)):
         if size % merge:
@@ -59,6 +62,10 @@ def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
                 f"resize to {fix} patches"
             )
     return t, h, w
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 
 def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> int:
@@ -169,14 +176,30 @@ def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
     """
     if indices is None:
         return list(range(depth))
-    if isinstance(indices, int):
-        if not 0 < indices <= depth:
-            raise ValueError(f"indices={indices}: the last n blocks, with n from 1 to {depth}")
-        return list(range(depth - indices, depth))
-    for index in indices:
-        if not -depth <= index < depth:
-            raise ValueError(f"block {index} does not exist: the tower has blocks 0 to {depth - 1}")
-    return [index % depth for index in indices]
+    wanted = _plain(indices)
+    if not isinstance(wanted, Iterable):
+        if not _is_number(wanted) or not 0 < wanted <= depth:
+            raise ValueError(f"indices={wanted}: the last n blocks, with n from 1 to {depth}")
+        return list(range(depth - wanted, depth))
+    numbers = [_plain(number) for number in wanted]
+    for number in numbers:
+        if not _is_number(number) or not -depth <= number < depth:
+            rule = f"the tower has blocks 0 to {depth - 1}"
+            raise ValueError(f"block {number!r} does not exist: {rule}")
+    return [number % depth for number in numbers]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def require_tensor(pixel_values: object) -> None:
+    """Raise unless ``pixel_values`` is a tensor: images go through ``preprocess`` first."""
+    if not isinstance(pixel_values, Tensor):
+        raise ValueError(
+            f"pixel_values is of type {type(pixel_values).__name__}: the tower takes a tensor of "
+            "normalised pixels; call encoder.preprocess on the images, or encoder.encode"
+        )
 
 
 def looks_like(pixel_values: Tensor) -> str:
@@ -189,16 +212,27 @@ def looks_like(pixel_values: Tensor) -> str:
 
 
 def split_rows(tensor: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
-    """Cut a tensor by the rows of each item; rows beyond the last item are padding."""
-    return [None] * len(sizes) if tensor is None else list(tensor[: sum(sizes)].split(list(sizes)))
+    """Cut a tensor by the rows of each item; rows beyond the last item are padding.
+
+    Raises:
+        ValueError: fewer rows than the items have.
+    """
+    if tensor is None:
+        return [None] * len(sizes)
+    if len(tensor) < sum(sizes):
+        raise ValueError(
+            f"the output has {len(tensor)} rows, the items of the grid {sum(sizes)}: pass the "
+            "grid_thw that belongs to this output"
+        )
+    return list(tensor[: sum(sizes)].split(list(sizes)))
 
 
 def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
     """(row, column) of every patch in merge-block order, int64 [rows, 2]; pad rows are (0, 0)."""
-    positions = torch.zeros(rows, 2, dtype=torch.int64)
+    positions = torch.zeros(rows, 2, dtype=torch.int64, device="cpu")
     start = 0
     for t, h, w in grids:
-        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+        cells = torch.cartesian_prod(_count(h), _count(w))
         cells = cells.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
         positions[start : start + t * h * w] = cells.repeat(t, 1)
         start += t * h * w
@@ -221,11 +255,16 @@ def window_order(
     order, windows, start = [], [], 0
     for t, h, w in grids:
         rows, columns = h // merge, w // merge
-        frame = torch.arange(rows * columns).view(rows, columns)
+        frame = _count(rows * columns).view(rows, columns)
         tiles = [tile for band in frame.split(side) for tile in band.split(side, dim=1)]
         frame_order = torch.cat([tile.flatten() for tile in tiles])
-        starts = start + torch.arange(t)[:, None] * rows * columns
+        starts = start + _count(t)[:, None] * rows * columns
         order.append((starts + frame_order).flatten())
         windows += [tile.numel() * merge**2 for tile in tiles] * t
         start += t * rows * columns
-    return torch.cat([*order, torch.arange(start, tokens)]), windows
+    return torch.cat([*order, _count(tokens)[start:]]), windows
+
+
+def _count(end: int) -> Tensor:
+    """0 to ``end`` - 1 on the host, whatever the default device."""
+    return torch.arange(end, device="cpu")

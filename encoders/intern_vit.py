@@ -36,7 +36,7 @@ from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_rows, read_grid, stitch_tiles
 from .contract import find_section, read_epsilon, read_field, read_flag, read_integer, read_size
-from .contract import require_divisible, require_value
+from .contract import require_divisible, require_tensor, require_value
 from .images import Preprocessor, TilePreprocessor
 
 
@@ -162,9 +162,7 @@ class InternViT(VisionEncoder):
         Raises:
             ValueError: integer pixels, a wrong tile size, or a grid that disagrees.
         """
-        if grid_thw is not None and encoder_metadata is None:
-            self._check_grid(pixel_values, self._read(grid_thw))
-        hidden = self._embed(pixel_values)
+        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         context = Context.of(self.resolve_metadata(grid_thw, encoder_metadata), hidden)
         for block in self.layers[: self.config.blocks_run]:
             hidden = self.run_block(block, hidden, context)
@@ -174,8 +172,7 @@ class InternViT(VisionEncoder):
 
     def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
         """The hidden state [B, n, D] after each block in turn."""
-        self._check_grid(pixel_values, self._read(grid_thw))
-        hidden = self._embed(pixel_values)
+        hidden = self._embed(pixel_values, grid_thw)
         context = Context.of(self.prepare_encoder_metadata(grid_thw), hidden)
         for block in self.layers:
             hidden = self.run_block(block, hidden, context)
@@ -272,7 +269,8 @@ class InternViT(VisionEncoder):
                     f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
                 )
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        require_tensor(pixel_values)
         step, sizes = self.config.patch_size * 2, pixel_values.shape[2:]
         whole = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
         pixels = self.admit_pixels(
@@ -281,6 +279,8 @@ class InternViT(VisionEncoder):
             f" (or any height and width that are multiples of {step})",
             row_shape=(self.config.in_channels, *sizes) if whole else None,
         )
+        if grid_thw is not None:
+            self._check_grid(pixels, self._read(grid_thw))
         return self.embeddings(pixels)
 
 

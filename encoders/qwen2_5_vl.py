@@ -178,6 +178,7 @@ class Qwen2_5VLEncoder(VisionEncoder):
         index, windows = window_order(grids, merge, self.config.window_side, rows // merge**2)
         positions = self._reorder(merge_order_positions(grids, merge, rows), index)
         cos, sin = rotary_cos_sin(positions, head, dtype)
+        window = self.config.window_rows
         cu_windows = padded_offsets(windows, max_windows_per_batch, "max_windows_per_batch")
         return {
             "rotary_pos_emb_cos": cos.to(device),
@@ -185,7 +186,7 @@ class Qwen2_5VLEncoder(VisionEncoder):
             "window_index": index.to(device),
             "reverse_index": index.argsort().to(device),
             "cu_window_seqlens": cu_windows.to(device),
-            "max_window_seqlen": torch.tensor(self.config.window_rows, dtype=torch.int32),
+            "max_window_seqlen": torch.tensor(window, dtype=torch.int32, device="cpu"),
             **segment_metadata(
                 [h * w for t, h, w in grids for _ in range(t)],
                 max_batch_size=max_batch_size,
@@ -232,8 +233,9 @@ class Qwen2_5VLEncoder(VisionEncoder):
         return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        check_rows(pixel_values.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
-        patches = self.patch_embed(self.admit_pixels(pixel_values, self.patch_embed.proj.weight))
+        pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
+        check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
+        patches = self.patch_embed(pixels)
         return self._reorder(patches, metadata["window_index"])
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
@@ -369,8 +371,9 @@ class Merger(nn.Module):
 
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype) / (head_size // 2)
-    angles = (positions[:, :, None].to(dtype) / 10000.0**steps).flatten(1)
+    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
+    turns = 10000.0 ** (steps / (head_size // 2))
+    angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 
 

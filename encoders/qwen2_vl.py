@@ -205,8 +205,9 @@ class Qwen2VLEncoder(VisionEncoder):
         return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        check_rows(pixel_values.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
-        return self.patch_embed(self.admit_pixels(pixel_values, self.patch_embed.proj.weight))
+        pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
+        check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
+        return self.patch_embed(pixels)
 
 
 class Context(NamedTuple):
@@ -312,8 +313,9 @@ class Merger(nn.Module):
 
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype) / (head_size // 2)
-    angles = (positions[:, :, None].to(dtype) / 10000.0**steps).flatten(1)
+    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
+    turns = 10000.0 ** (steps / (head_size // 2))
+    angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 
 

@@ -236,8 +236,9 @@ class Qwen3VLEncoder(VisionEncoder):
         return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        check_rows(pixel_values.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
-        patches = self.patch_embed(self.admit_pixels(pixel_values, self.patch_embed.proj.weight))
+        pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
+        check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
+        patches = self.patch_embed(pixels)
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         table = self.pos_embed.weight
         positions = table[taps[:, 0]] * weights[:, :1]
@@ -348,8 +349,9 @@ class Merger(nn.Module):
 
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype) / (head_size // 2)
-    angles = (positions[:, :, None].to(dtype) / 10000.0**steps).flatten(1)
+    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
+    turns = 10000.0 ** (steps / (head_size // 2))
+    angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 
 
@@ -373,15 +375,14 @@ def position_taps(
     Returns:
         int64 [rows, 4] and ``dtype`` [rows, 4]; pad rows have tap 0 and weight 0.
     """
-    index = torch.zeros(rows, 4, dtype=torch.int64)
-    weight = torch.zeros(rows, 4, dtype=dtype)
+    index = torch.zeros(rows, 4, dtype=torch.int64, device="cpu")
+    weight = torch.zeros(rows, 4, dtype=dtype, device="cpu")
     start = 0
     for t, h, w in grids:
         count = h * w
         cells = merge_order_positions([(1, h, w)], merge, count)
-        at = cells.to(dtype) * torch.tensor(
-            [(side - 1) / max(h - 1, 1), (side - 1) / max(w - 1, 1)], dtype=dtype
-        )
+        steps = [(side - 1) / max(h - 1, 1), (side - 1) / max(w - 1, 1)]
+        at = cells.to(dtype) * torch.tensor(steps, dtype=dtype, device="cpu")
         low = at.to(torch.int64)
         high = (low + 1).clamp(max=side - 1)
         far = at - low

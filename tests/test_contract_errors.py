@@ -91,6 +91,22 @@ def test_metadata_of_another_grid_is_refused(name: str) -> None:
         encoder(draw_pixels(encoder, [[1, 4, 4]]), encoder_metadata=metadata)
 
 
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("kind", ["list", "array", "scalar", "batch"])
+def test_what_is_no_tensor_of_rows_is_refused_with_what_it_is(name: str, kind: str) -> None:
+    encoder = tiny(name)
+    grid = [[1, 4, 6]] if name in QWEN else [[1, 8, 8]]
+    pixels = draw_pixels(encoder, grid)
+    wrong: Any = {
+        "list": [pixels], "array": pixels.numpy(), "scalar": pixels[0].mean(), "batch": pixels[None]
+    }[kind]  # fmt: skip
+    words = {"list": "list", "array": "ndarray", "scalar": r"\(\)", "batch": r"\(1, "}[kind]
+    with pytest.raises(ValueError, match=rf"pixel_values.*{words}.*preprocess"):
+        encoder(wrong, grid)
+    with pytest.raises(ValueError, match=rf"pixel_values.*{words}.*preprocess"):
+        encoder.forward_intermediates(wrong, grid)
+
+
 # --- grids -------------------------------------------------------------------------------------
 
 
@@ -114,12 +130,40 @@ def test_a_tile_grid_that_pixel_shuffle_cannot_halve_is_refused() -> None:
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize(
     "grid",
-    [[[1, 4]], [[1, 4, 4, 4]], [[0, 4, 4]], [[1, -4, 4]], [[1, 4, 0]], [[1, 4.5, 4]]],
+    [
+        [[1, 4]],
+        [[1, 4, 4, 4]],
+        [[0, 4, 4]],
+        [[1, -4, 4]],
+        [[1, 4, 0]],
+        [[1, 4.5, 4]],
+        [[1, float("nan"), 4]],
+        [[1, float("inf"), 4]],
+        [["1", "4", "4"]],
+        [["a", "b", "c"]],
+        [[1, None, 4]],
+        [[[1, 4, 4]]],
+        5,
+        None,
+        "144",
+    ],
     ids=str,
 )
 def test_a_row_that_is_not_three_positive_integers_is_refused(name: str, grid: Any) -> None:
-    with pytest.raises(ValueError, match=r"three positive integers \(t, h, w\)"):
+    with pytest.raises(ValueError, match=r"grid_thw.*three positive integers \(t, h, w\)"):
         tiny(name).prepare_encoder_metadata(grid)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_grid_of_more_items_than_the_output_has_is_refused_with_both_counts(name: str) -> None:
+    encoder = tiny(name)
+    grids = [[1, 4, 6]] if name in QWEN else [[1, 8, 8]]
+    output = encoder(draw_pixels(encoder, grids), grids)
+    counts = ("24", "48") if name in QWEN else ("1", "2")
+    with pytest.raises(ValueError, match=rf"{counts[0]} rows.*{counts[1]}.*grid_thw"):
+        encoder.split(output, [*grids, *grids])
+    with pytest.raises(ValueError, match=r"6 rows.*12" if name in QWEN else r"16 rows.*32"):
+        encoder.split(output._replace(last_hidden_state=None), [*grids, *grids])
 
 
 @pytest.mark.parametrize("name", OURS)

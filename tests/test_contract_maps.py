@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -127,6 +128,11 @@ def test_intermediates_are_found_by_number_by_count_and_from_the_end(name: str) 
         ([1, 1, -2], [second] * 3),
         (2, [second, third]),
         (3, [first, second, third]),
+        (torch.tensor([0, 2]), [first, third]),
+        (torch.tensor(2), [second, third]),
+        (np.array([-1]), [third]),
+        (np.int64(2), [second, third]),
+        ([np.int32(1)], [second]),
         ([], []),
     ):
         found = encoder.forward_intermediates(pixels, grids, wanted)
@@ -135,7 +141,9 @@ def test_intermediates_are_found_by_number_by_count_and_from_the_end(name: str) 
 
 
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("wanted", [0, 4, -1, [3], [-4], [0, 7]], ids=str)
+@pytest.mark.parametrize(
+    "wanted", [0, 4, -1, [3], [-4], [0, 7], True, [0.5], [True], 1.5, "1", ["1"]], ids=repr
+)
 def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None:
     encoder, grids = tiny(name), grids_for(name)
     with pytest.raises(ValueError, match=r"from 1 to 3|blocks 0 to 2"):

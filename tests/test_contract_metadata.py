@@ -73,6 +73,16 @@ def test_everything_else_goes_to_the_device_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
+def test_a_default_device_changes_no_metadata(name: str) -> None:
+    plain = prepare(name, grids_for(name), **CAPACITIES[kind(name)])
+    with torch.device("meta"):
+        found = prepare(name, grids_for(name), **CAPACITIES[kind(name)])
+    assert plain.keys() == found.keys()
+    for key, value in plain.items():
+        assert torch.equal(found[key], value), key
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_metadata_is_plain_tensors(name: str) -> None:
     for key, value in prepare(name, grids_for(name)).items():
         assert isinstance(key, str)
