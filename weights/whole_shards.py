@@ -131,6 +131,8 @@ class WholeShards:
         Raises:
             CheckpointError: one cannot be replaced.
         """
+        if not self._unproved:
+            return False
         with self._alone():
             damaged = [file for file in sorted(self._unproved) if self._is_misnamed(file)]
             for file in damaged:
