@@ -34,6 +34,8 @@ class Executor:
     session: Session | None
     counts: GraphStats
     guard: WeightGuard | None
+    weights: frozenset[int]
+    """Where the storages of weights start."""
     _blocks: Cache[Tensor] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _eager: Cache[Metadata] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _written: object = None
@@ -52,24 +54,19 @@ class Executor:
     def _run(
         self, plan: Plan, pixels: Tensor, given: dict[str, Tensor] | None
     ) -> dict[str, Tensor]:
+        alone = len(plan.steps) == 1 and given is None  # results need no place beside others'
         results: dict[str, Tensor] = {}
         for step in plan.steps:
             if step.budget is None:
-                fields = self._eager_step(step, pixels)
+                fields = self._eager_step(step, pixels, owned=alone and self.clone)
             else:
                 fields = self._replay_step(step, step.budget, pixels)
-            if len(plan.steps) == 1 and given is None:
-                return self._single(step, fields, pixels)
+                if alone and self.clone:
+                    fields = {name: field.clone() for name, field in fields.items()}
+            if alone:
+                return fields
             self._collect(step, plan, fields, results, given)
         return results
-
-    def _single(self, step: Step, fields: dict[str, Tensor], pixels: Tensor) -> dict[str, Tensor]:
-        """Results of a call of one group, which need no place beside others'."""
-        if not self.clone:
-            return fields
-        if step.budget is None:
-            return own(fields, pixels)
-        return {name: field.clone() for name, field in fields.items()}
 
     def _collect(
         self,
@@ -159,7 +156,8 @@ class Executor:
         runner.block.copy_(block, non_blocking=True)
         self._written = key
 
-    def _eager_step(self, step: Step, pixels: Tensor) -> dict[str, Tensor]:
+    def _eager_step(self, step: Step, pixels: Tensor, owned: bool) -> dict[str, Tensor]:
+        """Results in memory of their own if ``owned``, else perhaps in what the encoder holds."""
         self._check()
         rows = pixels
         if step.row_count != pixels.shape[0]:
@@ -171,7 +169,8 @@ class Executor:
             self.counts.eager_items += step.items
             self.counts.eager_reasons.update(step.reasons)
         output = self.encoder(rows, encoder_metadata=metadata)
-        return {n: f.contiguous() for n, f in output_fields(output, self.wanted).items()}
+        fields = {n: f.contiguous() for n, f in output_fields(output, self.wanted).items()}
+        return own(fields, [pixels, *metadata.values()], self.weights) if owned else fields
 
     def _eager_metadata(self, step: Step) -> Metadata:
         metadata = self._eager.get(step.grids)

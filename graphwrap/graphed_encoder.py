@@ -198,6 +198,7 @@ class GraphedEncoder:
         self._executor = Executor(
             self._contract, self.device, self.outputs, self.clone, session,
             self._fresh_stats(), self._guard if session is not None else None,
+            self._guard.storages if self._guard is not None else frozenset(),
         )  # fmt: skip
         self._executor.mark_stream()
 

@@ -40,6 +40,8 @@ class WeightGuard:
         self._tensors = [value for value in tensors if isinstance(value, Tensor)]
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._held = [tensor.detach() for tensor in self._tensors]
+        self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
+        """Where weights lie: a result there would not be the caller's own."""
         # Other tensors of one element may compare equal to these: they are told apart one by one.
         self._plain += [
             (slots, name, value)

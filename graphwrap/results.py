@@ -27,14 +27,21 @@ def by_row(name: str) -> bool:
     return name == "last_hidden_state"
 
 
-def own(fields: Mapping[str, Tensor], lent: Tensor) -> dict[str, Tensor]:
-    """The fields in memory that neither ``lent`` nor another field lies in."""
-    seen, kept = {lent.untyped_storage().data_ptr()}, {}
+def own(
+    fields: Mapping[str, Tensor], lent: Sequence[Tensor], storages: frozenset[int]
+) -> dict[str, Tensor]:
+    """The fields in memory of their own.
+
+    Args:
+        fields: what an encoder returned: its input or a weight, perhaps, or one tensor twice.
+        lent: tensors whose memory others use.
+        storages: where more such memory starts.
+    """
+    seen, kept = {tensor.untyped_storage().data_ptr() for tensor in lent}, {}
     for name, field in fields.items():
-        if field.untyped_storage().data_ptr() in seen:
-            field = field.clone()
-        seen.add(field.untyped_storage().data_ptr())
-        kept[name] = field
+        start = field.untyped_storage().data_ptr()
+        kept[name] = field.clone() if start in seen or start in storages else field
+        seen.add(start)
     return kept
 
 

@@ -14,7 +14,7 @@ from test_graph_calls import OVER, ROUTES, SMALL, SPLIT
 from torch import Tensor
 from toy_encoder import ToyEncoder
 
-from encoders.contract import EncoderOutput
+from encoders.contract import EncoderOutput, Metadata
 from graphwrap import GraphedEncoder
 
 
@@ -177,6 +177,33 @@ class Through(ToyEncoder):
 
     def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
         return EncoderOutput(pixel_values, pixel_values[::2], (pixel_values[::2],))
+
+
+class Lender(ToyEncoder):
+    """Returns what it holds: an entry of its metadata, and its weight."""
+
+    def prepare_encoder_metadata(self, *args: Any, **capacities: Any) -> Metadata:
+        metadata = super().prepare_encoder_metadata(*args, **capacities)
+        return {**metadata, "places": torch.ones(len(metadata["first"]), 3)}
+
+    def forward(self, pixel_values: Tensor, *args: Any, encoder_metadata: Any) -> EncoderOutput:
+        pooled = super().forward(pixel_values, encoder_metadata=encoder_metadata).pooler_output
+        weight = self.weight[None] if len(pooled) == 1 else self.weight.expand(len(pooled), -1)
+        return EncoderOutput(encoder_metadata["places"], pooled, (weight,))
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("grids", [[[1, 1, 2]], [[1, 1, 2], *OVER], OVER], ids=str)
+def test_a_result_changed_by_the_caller_changes_nothing_of_the_encoders(
+    grids: Grids, backend: str
+) -> None:
+    graphed = GraphedEncoder(Lender(), [4], outputs=EVERY_FIELD, backend=backend)
+    pixels = pixels_for(graphed.encoder, grids)
+    expected = copy_of(graphed(pixels, grids))
+    for value in fields(graphed(pixels, grids)).values():
+        value.fill_(7)
+    assert_same_bits(graphed(pixels, grids), expected)
+    assert torch.equal(graphed.encoder.weight, ToyEncoder().weight)
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
