@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download
 from checkpoints import same_weights
 from fetching import REPO
 from hub_server import Fault, HubServer
+from test_fetch_interrupts import start
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.hub import HubSnapshot
@@ -150,6 +151,25 @@ def test_several_that_find_the_same_damage_make_one_fetch(
     assert all(same_weights(encoder, load_encoder(folder)) for encoder in encoders)
     whole = [r for r in hub.requests if r.path.startswith("/blob/") and r.method == "GET"]
     assert len(whole) == len(shards_in(cache))
+
+
+def test_several_processes_that_find_the_same_damage_make_one_fetch(
+    hub: HubServer, folder: Path, tmp_path: Path
+) -> None:
+    """Nothing is recorded yet: the damage is another program's."""
+    hub.push(REPO, folder)
+    home = tmp_path / "home"
+    snapshot_download(REPO)
+    shards = [path for path in shards_in(home / "hub") if b"model.visual." in path.read_bytes()]
+    for shard in shards:
+        damage(shard)
+    hub.requests.clear()
+    processes = [start(hub, home, "auto") for _ in range(3)]
+    for process in processes:
+        assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+    bodies = [r for r in hub.requests if r.path.startswith("/blob/") and r.method == "GET"]
+    assert len(bodies) == len(shards) > 1
+    assert same_weights(load_encoder(REPO, local_files_only=True), load_encoder(folder))
 
 
 @pytest.fixture

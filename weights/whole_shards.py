@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 from .client import download
 from .errors import CheckpointError, DamagedError
@@ -26,7 +27,7 @@ from .shard_records import (
 )
 from .tensor_file import Header, read_header
 from .tower_cache import TowerCache
-from .workers import in_parallel
+from .workers import Stopped, in_parallel
 
 LITTLE_ELSE = 0.5
 """A shard of which the tower is at least this part costs little more to read than the tower."""
@@ -99,12 +100,12 @@ class WholeShards:
         unknown = [file for file, names in wanted.items() if not self._knows(file, names)]
         if unknown:
             with self._alone() as keep:
-                tasks = lambda file, _: self._prove(file, wanted[file], keep=keep)  # noqa: E731
-                in_parallel(tasks, unknown, self.repo.options.max_workers)
+                task = lambda file, stop: self._prove(file, wanted[file], stop, keep=keep)  # noqa: E731
+                in_parallel(task, unknown, self.repo.options.max_workers)
         known = {file: self._record(file) for file in wanted}
         return {file: record.crc32 if record else {} for file, record in known.items()}
 
-    def _prove(self, file: str, names: Collection[str], *, keep: bool) -> None:
+    def _prove(self, file: str, names: Collection[str], stop: Event, *, keep: bool) -> None:
         if self._knows(file, names):  # another process was faster
             return
         header = self._sound_header(file)
@@ -113,6 +114,8 @@ class WholeShards:
             return
         record = self._measure(file, names)
         named = self._named(file)
+        if stop.is_set():  # whoever waited has let go of the lock
+            raise Stopped
         if named not in (None, record.sha256):
             self._replace(file, DamagedError(f"{self._label(file)}: its SHA-256 is not its name"))
             record = self._measure(file, names)
