@@ -75,7 +75,8 @@ def to_rgb(image: Any) -> Tensor:
             damaged.
     """
     if isinstance(image, str | os.PathLike):
-        image = _open(Path(image))
+        with naming(str(path := Path(image))):
+            return _from_pil(_open(path))
     if isinstance(image, Image.Image):
         return _from_pil(image)
     if isinstance(image, np.ndarray):
@@ -174,8 +175,10 @@ def _size(pixels: Tensor) -> str:
 
 
 def _open(path: Path) -> Image.Image:
+    if path.is_dir():
+        raise ValueError("is a folder; pass the paths of the images in it")
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; pass the path of an image file")
+        raise ValueError("there is no such file; pass the path of an image file")
     try:
         with Image.open(path) as image:
             ImageOps.exif_transpose(image, in_place=True)
@@ -183,13 +186,18 @@ def _open(path: Path) -> Image.Image:
             return image
     except _DAMAGED as error:
         raise ValueError(
-            f"{path}: cannot be read as an image ({error}); it is damaged, truncated or of a "
+            f"cannot be read as an image ({error}); it is damaged, truncated or of a "
             "format that PIL does not know: replace it or convert it"
         ) from error
 
 
 def _from_pil(image: Image.Image) -> Tensor:
     _require_pixels(image.height, image.width)
+    if image.mode == "F":
+        raise ValueError(
+            "PIL image of mode F cannot be decoded to RGB: floating-point grey has no fixed range; "
+            "scale it to 0..255 as uint8"
+        )
     try:
         return torch.from_numpy(np.array(_pil_to_rgb(image))).permute(2, 0, 1)
     except _DAMAGED as error:
@@ -205,8 +213,6 @@ def _pil_to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I"):
         return Image.fromarray(_eight_bits(np.array(image))).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("floating-point grey has no fixed range; scale it to 0..255 as uint8")
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")

@@ -179,6 +179,11 @@ def text_file(tmp_path: Path) -> Path:
     return path
 
 
+def save_float(tmp_path: Path) -> Path:
+    china().convert("F").save(tmp_path / "depth.tiff")
+    return tmp_path / "depth.tiff"
+
+
 def lazily_opened(tmp_path: Path) -> Image.Image:
     return Image.open(io.BytesIO(truncated(tmp_path, ".jpg").read_bytes()))
 
@@ -189,7 +194,7 @@ BAD = {
     "zero rows": (lambda p: np.zeros((0, 5, 3), np.uint8), "is 5x0 pixels"),
     "zero columns": (lambda p: torch.zeros(3, 5, 0, dtype=torch.uint8), "is 0x5 pixels"),
     "no such file": (lambda p: p / "gone.jpg", r"gone\.jpg: there is no such file"),
-    "a folder": (lambda p: p, "there is no such file"),
+    "a folder": (lambda p: p, "is a folder; pass the paths of the images in it"),
     "a text file": (text_file, r"notes\.png: cannot be read as an image .*replace it"),
     "half a jpeg": (lambda p: truncated(p, ".jpg"), r"half\.jpg: cannot be read .*truncated"),
     "half a png": (lambda p: truncated(p, ".png"), r"half\.png: cannot be read .*truncated"),
@@ -205,6 +210,7 @@ BAD = {
     "two channels": (lambda p: np.zeros((9, 8, 2), np.uint8), "1, 3 or 4 channels"),
     "one dimension": (lambda p: np.zeros(9, np.uint8), r"shape \(9,\): an image of this type"),
     "float PIL": (lambda p: china().convert("F"), "mode F cannot be decoded .*fixed range"),
+    "float file": (save_float, r"depth\.tiff: .*mode F cannot be decoded .*as uint8$"),
     "32-bit grey": (lambda p: Image.new("I", (2, 2), 70000), "70000 are not 16-bit"),
 }
 

@@ -206,6 +206,24 @@ def test_text_is_not_an_image(cli: Cli, checkpoint: Path, tmp_path: Path) -> Non
     assert_one_line(run, tmp_path / "photo.jpg", "cannot be read as an image")
 
 
+def test_image_of_a_kind_that_has_no_rgb_form_is_named(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    grey = tmp_path / "depth.tiff"
+    Image.new("F", (40, 30)).save(grey)
+    run = cli("encode", checkpoint, photo, grey, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, f"{grey}: ", "mode F", "0..255")
+
+
+def test_folder_of_images_is_said_to_be_a_folder(
+    cli: Cli, checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "f.safetensors"
+    assert_one_line(cli("encode", checkpoint, tmp_path, "--out", out), f"{tmp_path}: is a folder")
+    run = cli("encode", checkpoint, "--video", tmp_path, "--out", out)
+    assert_one_line(run, f"{tmp_path}: is a folder")
+
+
 def test_truncated_image_is_one_line_and_writes_nothing(
     cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +252,18 @@ def test_absent_cuda_is_one_line(
     out = tmp_path / "f.safetensors"
     run = cli("encode", checkpoint, photo, "--out", out, "--device", "cuda")
     assert_one_line(run, "--device cuda", "use --device cpu")
+
+
+@pytest.mark.parametrize("device", ["hpu", "mps", "xpu", "meta", "banana", "cuda:x"])
+def test_a_device_that_is_not_here_is_one_short_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, device: str
+) -> None:
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has one")
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--device", device)
+    assert_one_line(run, f"--device {device}: ", "cpu")
+    assert len(run.err) < 200, run.err
 
 
 def test_plot_without_matplotlib_is_one_line(
@@ -288,6 +318,46 @@ def test_output_folder_that_is_not_there_is_one_line(
 ) -> None:
     out = tmp_path / "nowhere" / "f.safetensors"
     assert_one_line(cli("encode", checkpoint, photo, "--out", out), out, "folder that exists")
+
+
+def test_what_is_no_features_file_is_never_written_over(
+    cli: Cli, checkpoint: Path, photo: Path, clip: Path
+) -> None:
+    targets = (photo, clip, *checkpoint.iterdir())
+    before = [path.read_bytes() for path in targets]
+    for target in targets:
+        run = cli("encode", checkpoint, photo, "--video", clip, "--out", target)
+        assert_one_line(run, f"--out {target}", "no features file", "another name")
+    assert [path.read_bytes() for path in targets] == before
+
+
+def test_picture_is_never_drawn_over_a_photograph(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "alias.png").symlink_to(photo)
+    before = photo.read_bytes()
+    for target in (photo, tmp_path / "alias.png"):
+        out = tmp_path / "f.safetensors"
+        run = cli("encode", checkpoint, photo, "--out", out, "--plot", target)
+        assert_one_line(run, f"--plot {target}", photo, "another name")
+    assert photo.read_bytes() == before
+
+
+def test_features_and_picture_in_one_file_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    both = tmp_path / "both.png"
+    run = cli("encode", checkpoint, photo, "--out", both, "--plot", both)
+    assert_one_line(run, f"--plot {both}", "another name")
+
+
+def test_features_and_pictures_may_be_written_again(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    out, plot = tmp_path / "f.safetensors", tmp_path / "maps.png"
+    out.touch()  # as mktemp leaves it
+    for _ in range(2):
+        assert cli("encode", checkpoint, photo, "--out", out, "--plot", plot).code == 0
 
 
 def test_folder_without_a_checkpoint_is_one_line(cli: Cli, photo: Path, tmp_path: Path) -> None:

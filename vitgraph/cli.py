@@ -289,14 +289,22 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_targets(options: argparse.Namespace) -> None:
-    """Before anything is fetched: what is asked for can be written."""
+    """Before anything is fetched: what is asked for can be written, and costs nobody a file."""
+    from .features import is_features_file
+
     for path in filter(None, (options.out, options.plot)):
         if path.is_dir() or not path.parent.is_dir():
             raise ValueError(f"{path}: must be a file in a folder that exists")
+    out = options.out
+    if out.is_file() and out.stat().st_size and not is_features_file(out):
+        raise ValueError(f"--out {out}: exists and is no features file; give another name")
     if options.plot:
         from .plots import check_plot
 
         check_plot(options.plot)
+        for path in (*options.images, *options.video, out):
+            if path.resolve() == options.plot.resolve():
+                raise ValueError(f"--plot {options.plot}: would replace {path}; give another name")
 
 
 def list_families(options: argparse.Namespace) -> None:

@@ -109,7 +109,21 @@ def read_device(name: str | None) -> torch.device:
             f"--device {name}: torch {torch.__version__} sees {count} CUDA devices here; "
             + (f"use cuda:0 to cuda:{count - 1}" if count else "use --device cpu")
         )
+    if not _can_compute(device):
+        raise ValueError(
+            f"--device {name}: torch {torch.__version__} cannot compute on it here; "
+            "use --device cpu"
+        )
     return device
+
+
+def _can_compute(device: torch.device) -> bool:
+    """Whether tensors can be made there; what torch says otherwise runs to a page."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError):
+        return False
+    return device.type != "meta"
 
 
 @torch.inference_mode()

@@ -109,6 +109,15 @@ def load_features(path: str | Path) -> Features:
     )
 
 
+def is_features_file(path: Path) -> bool:
+    """Whether :func:`save_features` wrote it; only the header is read."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return "vitgraph" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 def _read_item(fields: dict[str, object]) -> Item:
     lists = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
     return Item(**lists)  # type: ignore[arg-type]

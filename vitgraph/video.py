@@ -94,6 +94,8 @@ class VideoFrames(Sequence[Tensor]):
     def _decode(self) -> Iterator[VideoFrame]:
         import av
 
+        if self.path.is_dir():
+            raise ValueError(f"{self.path}: is a folder; pass the paths of the clips in it")
         if not self.path.is_file():
             raise ValueError(f"{self.path}: there is no such file; pass the path of a video file")
         try:
