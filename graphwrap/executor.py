@@ -92,7 +92,9 @@ class Executor:
             self._face = self._learn_face(pixels)
         lent = []
         if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
-            lent = [pixels, *(self.session.arena.outputs.values() if self.session else ())]
+            lent.append(pixels)
+        if not self.clone and self.session is not None:  # earlier results are views of these
+            lent += self.session.arena.outputs.values()
         return read_out(out, self.wanted, self._face, (plan.rows, plan.tokens), lent)
 
     def _learn_face(self, pixels: Tensor) -> Face:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,10 +95,10 @@ def _check_target(
             f"out.{name} is {target.dtype} {tuple(target.shape)} on {target.device}: must be "
             f"{dtype} {shape} on {device}"
         )
-    if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), shape, strict=True)):
+    if _folded(target):
         raise ValueError(
-            f"out.{name} is expanded: several of its entries are one place in memory; pass "
-            "a tensor of its own (.contiguous())"
+            f"out.{name} is expanded or unfolded: several of its entries are one place in memory; "
+            "pass a tensor of its own (.contiguous())"
         )
     if target.is_inference():
         raise ValueError(
@@ -118,11 +119,45 @@ def _check_apart(given: Mapping[str, Tensor], lent: Sequence[Tensor]) -> None:
         taken.append((f"out.{name}", target))
 
 
+def _folded(tensor: Tensor) -> bool:
+    """Whether a tensor may reach one place in two ways: a step no longer than all below it."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors surely share memory (columns of one tensor may interleave)."""
+    """Whether two tensors share memory; columns of one tensor may lie apart in one stretch."""
     if not one.numel() or not other.numel() or one.device != other.device:
         return False
     first, second = one.data_ptr(), other.data_ptr()
-    if first == second or not (one.is_contiguous() and other.is_contiguous()):
-        return first == second
-    return first < second + other.nbytes and second < first + one.nbytes
+    if second >= first + _stretch(one) or first >= second + _stretch(other):
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    return np.shares_memory(np.asarray(_Addresses(one)), np.asarray(_Addresses(other)))
+
+
+def _stretch(tensor: Tensor) -> int:
+    """Bytes from a tensor's first entry to the end of its last."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    return (1 + sum(stride * (size - 1) for stride, size in steps)) * tensor.element_size()
+
+
+class _Addresses:
+    """A tensor's places in memory as an array that nobody reads, on whatever device they are."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+        }

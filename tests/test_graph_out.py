@@ -10,7 +10,7 @@ import torch
 from graph_cases import pixels_for, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from oracles import Grids
-from test_graph_calls import OVER, ROUTES, SMALL, SPLIT
+from test_graph_calls import LARGE, OVER, ROUTES, SMALL, SPLIT
 from torch import Tensor
 from toy_encoder import ToyEncoder
 
@@ -118,9 +118,18 @@ def test_out_is_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) ->
                               deepstack_features=(deep[0], both[-tokens:])),
                 r"out.deepstack_features.1 shares memory with out.pooler_output",
             ),
+            "a column of one": (
+                good._replace(pooler_output=(wide := torch.zeros(tokens, 8))[:, :3],
+                              deepstack_features=(deep[0], wide[:, 2:5])),
+                r"out.deepstack_features.1 shares memory with out.pooler_output",
+            ),
             "expanded": (
                 good._replace(pooler_output=torch.zeros(3).expand(tokens, 3)),
                 r"out.pooler_output is expanded",
+            ),
+            "unfolded": (
+                good._replace(pooler_output=torch.zeros(tokens + 2).unfold(0, 3, 1)),
+                r"out.pooler_output is expanded or unfolded",
             ),
             "of inference mode": (
                 good._replace(pooler_output=inferred),
@@ -157,6 +166,17 @@ def test_out_over_the_pixels_of_a_later_group_is_refused() -> None:
         if len(over.pooler_output) == len(pooled):
             with pytest.raises(ValueError, match="shares memory with the pixels or buffers"):
                 graphed(pixels, SPLIT, out=over)
+
+
+def test_out_over_earlier_results_that_are_views_is_refused() -> None:
+    """They lie where a replay writes: one field's copy would be taken from another's."""
+    graphed = toy(clone=False)
+    seen = graphed(pixels_for(graphed.encoder, LARGE), LARGE)
+    pixels = pixels_for(graphed.encoder, SMALL)
+    hidden, _, deep = copy_of(graphed.encoder(pixels, SMALL))
+    for view in (seen.pooler_output[1:4], seen.deepstack_features[0][:3]):
+        with pytest.raises(ValueError, match=r"pooler_output shares memory with the pixels or buf"):
+            graphed(pixels, SMALL, out=EncoderOutput(hidden, view, deep))
 
 
 def test_columns_of_one_tensor_may_take_two_fields() -> None:
