@@ -323,6 +323,11 @@ def test_a_damaged_kept_tower_is_no_obstacle_offline_where_its_shards_are_here(
         for revision in (None, commit):
             again = load_encoder(REPO, revision=revision, cache_dir=cache, local_files_only=True)
             assert same_weights(again, load_encoder(folder))
+    for path in cache.rglob("files/*.json"):
+        path.write_bytes(b"{}")
+    again = load_encoder(REPO, cache_dir=cache, local_files_only=True)
+    assert same_weights(again, load_encoder(folder))
+    assert again.preprocessor == load_encoder(folder).preprocessor
     damage((cache / f"models--owner--tower/snapshots/{commit}/{SHARD}").resolve())
     tower.write_bytes(flip(raw, len(raw) - 1))
     with pytest.raises(CheckpointError, match="damaged and cannot be fetched again offline"):

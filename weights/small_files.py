@@ -79,13 +79,16 @@ class SmallFiles:
         try:
             found = self.cache.small_file(name)
         except DamagedError as error:
-            if self.repo.offline:
-                raise CheckpointError(
-                    f"{self.repo.label}: the kept {name} is damaged and cannot be fetched again "
-                    f"offline ({error}): load once with a connection, or remove it (vitgraph cache "
-                    f"remove {self.repo.repo_id})"
-                ) from error
-            return None
+            if not self.repo.offline:
+                return None
+            found = self._clients(name)
+            if isinstance(found, Path):
+                return found
+            raise CheckpointError(
+                f"{self.repo.label}: the kept {name} is damaged and cannot be fetched again "
+                f"offline ({error}): load once with a connection, or remove it (vitgraph cache "
+                f"remove {self.repo.repo_id})"
+            ) from error
         return self._clients(name) if found is None else found
 
     def _clients(self, name: str) -> Path | bool | None:
