@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
@@ -199,13 +199,14 @@ def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ValueError: no list of fields, an empty one, or an unknown field.
     """
-    if outputs is None or isinstance(outputs, str):
+    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
         raise ValueError(f"outputs={outputs!r}: give a tuple of fields, as ('pooler_output',)")
-    for name in outputs:
+    names = tuple(outputs)
+    for name in names:
         require_choice("outputs entry", name, FIELDS)
-    if not outputs:
+    if not names:
         raise ValueError(f"outputs is empty: name at least one of {', '.join(FIELDS)}")
-    return tuple(dict.fromkeys(outputs))
+    return tuple(dict.fromkeys(names))
 
 
 def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch.device) -> None:

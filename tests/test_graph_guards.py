@@ -308,7 +308,9 @@ def test_pixels_that_are_no_tensor_are_refused_with_the_fix(convert: Any) -> Non
     [
         ({"outputs": "pooler_output"}, r"outputs='pooler_output': give a tuple of fields"),
         ({"outputs": None}, "outputs=None: give a tuple of fields"),
+        ({"outputs": 5}, "outputs=5: give a tuple of fields"),
         ({"outputs": ()}, "outputs is empty"),
+        ({"outputs": iter(())}, "outputs is empty"),
         ({"outputs": ("pooler",)}, "outputs entry='pooler': must be one of last_hidden_state"),
         ({"outputs": (3,)}, "outputs entry=3: must be one of"),
         ({"clone": "no"}, "clone='no': must be one of True, False"),
@@ -331,6 +333,11 @@ def test_more_budgets_than_graphs_are_refused_in_the_words_of_the_command_line()
     assert len(set(options.budgets)) == 48
     with pytest.raises(ValueError, match=r"--budgets names 49, .* 48 graphs are captured: leave"):
         read_graph_options(graph=True, budgets=f"{most},7")
+
+
+def test_fields_may_come_from_any_iterable() -> None:
+    for make in (list, iter, dict.fromkeys):
+        assert static(ToyEncoder(), [4], outputs=make(EVERY_FIELD)).outputs == EVERY_FIELD
 
 
 def test_a_field_named_twice_is_one() -> None:
