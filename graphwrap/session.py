@@ -148,7 +148,7 @@ class Capturer:
                 runner.graph = capture(runner, session.pool, session.stream)
             else:
                 runner.body()
-        except RuntimeError as error:  # out of memory, or the allocator's assertion on a MIG slice
+        except (RuntimeError, MemoryError) as error:  # or the allocator's assertion on a MIG slice
             runner.graph = None
             self._drop(budget, error)
             if self.graphs and not session.runners:  # torch takes a pool up again only in use

@@ -148,6 +148,31 @@ def test_a_budget_whose_metadata_the_host_cannot_hold_is_dropped(error: Exceptio
     assert [budget.hits for budget in graphed.stats().budgets] == [1]
 
 
+@pytest.mark.parametrize("where", ["forward", "prepare_encoder_metadata"])
+def test_a_budget_that_the_host_cannot_hold_when_it_is_captured_is_dropped(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy and Python say MemoryError where torch says RuntimeError."""
+    encoder = ToyEncoder()
+    graphed, calls, run = (
+        static(encoder, [4, 8], max_frames_per_batch=1),
+        [],
+        getattr(encoder, where),
+    )
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        calls.append(where)
+        if len(calls) == (1 if where == "forward" else 3):  # two budgets were laid out before
+            raise MemoryError
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(encoder, where, fails)
+    with pytest.warns(UserWarning, match=r"budget 8 .* is dropped \(MemoryError\)") as said:
+        graphed.capture(progress=False)
+    assert len(said) == 1
+    assert [budget.tokens for budget in graphed.stats().budgets] == [4]
+
+
 def test_where_every_budget_fails_by_a_bug_of_the_encoder_it_is_raised() -> None:
     graphed = failing(BUG, lambda rows: True)
     with warnings.catch_warnings():
