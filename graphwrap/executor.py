@@ -155,6 +155,7 @@ class Executor:
             self._blocks.put(key, block, block.numel())
         if block.is_cuda:  # kept since a call on another stream, perhaps, and evicted at any time
             block.record_stream(torch.cuda.current_stream(self.device))
+        self._written = None  # an interrupt may come after the copy, and before what is noted
         runner.block.copy_(block, non_blocking=True)
         self._written = key
 

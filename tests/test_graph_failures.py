@@ -138,6 +138,29 @@ def test_a_call_that_fails_half_way_leaves_no_stale_metadata(
         assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
 
 
+def test_a_call_interrupted_when_its_metadata_are_written_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the copy, before it is noted: the next call of the grid before must write its own."""
+    graphed = toy([16], max_frames_per_batch=4)
+    one, other = [[1, 1, 8], [1, 1, 4]], [[1, 1, 4], [1, 1, 8]]
+    pixels = pixels_for(graphed.encoder, one)
+    expected = copy_of(graphed(pixels, one))
+    block, copy = graphed._session.arena.block, Tensor.copy_
+
+    def interrupted(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        copy(target, *args, **kwargs)
+        if target.data_ptr() == block.data_ptr():
+            raise KeyboardInterrupt
+        return target
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "copy_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            graphed(pixels, other)
+    assert_same_bits(graphed(pixels, one), expected)
+
+
 # --- several callers ------------------------------------------------------------------------------
 
 
