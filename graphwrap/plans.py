@@ -14,6 +14,9 @@ from encoders.contract import EncoderItemSpec, Grid, GridLike, read_grid
 from .budgets import Budget
 from .packing import Group
 
+ENTRIES = 20_000
+"""Values of a cache at most. Each takes some 2 KiB of the host, whatever its size is: metadata of 168
+bytes, as of eight images in tiles, would take a gigabyte until they are 64 MiB."""
 Key: TypeAlias = tuple[Grid, ...]
 Value = TypeVar("Value")
 
@@ -145,7 +148,7 @@ def _runs(spans: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[tupl
 
 
 class Cache(Generic[Value]):
-    """Least recently used values, bounded by a count or by bytes."""
+    """The values used last, bounded by a sum of sizes, and in number."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -161,10 +164,10 @@ class Cache(Generic[Value]):
         return found[0]
 
     def put(self, key: object, value: Value, size: int = 1) -> None:
-        """Keep a value unless it alone is over the bound; the oldest go until it fits."""
+        """Keep a value unless it alone is over the bound; those unused longest go until it fits."""
         if size > self.most:
             return
-        while self.held + size > self.most:
+        while self.held + size > self.most or len(self._values) >= ENTRIES:
             _, (_, freed) = self._values.popitem(last=False)
             self.held -= freed
         self._values[key] = (value, size)

@@ -15,7 +15,7 @@ from photographs import china, flower, panning_clip
 from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderItemSpec, GridLike
-from graphwrap import BudgetStats, GraphedEncoder, GraphStats
+from graphwrap import BudgetStats, GraphedEncoder, GraphStats, executor, plans
 
 SMALL: Grids = [[1, 1, 6]]
 OVER: Grids = [[1, 10, 10]]
@@ -99,6 +99,27 @@ def test_metadata_kept_is_counted_and_bounded() -> None:
     assert few > 0
     call(graphed, [[1, 1, 2]])
     assert graphed.stats().cache_bytes == few
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize(("bytes_", "entries"), [(2000, 10**6), (10**9, 3)])
+def test_what_is_kept_of_grids_seen_is_bounded_in_bytes_and_in_number(
+    monkeypatch: pytest.MonkeyPatch, backend: str, bytes_: int, entries: int
+) -> None:
+    """Small metadata are mostly the host's objects around them: bytes alone bound those badly."""
+    monkeypatch.setattr(executor, "METADATA_BYTES", bytes_)
+    monkeypatch.setattr(plans, "ENTRIES", entries)
+    encoder = ToyEncoder()
+    graphed = GraphedEncoder(encoder, [32], backend=backend, outputs=EVERY_FIELD)
+    for number in [*range(1, 30), *range(1, 30)]:
+        grids = [[1, 1, 2 * number]]
+        pixels = pixels_for(encoder, grids)
+        assert_same_bits(graphed(pixels, grids), encoder(pixels, grids))
+        runs = graphed._executor
+        held = [len(cache._values) for cache in (runs._blocks, runs._eager, graphed._plans)]
+        assert graphed.stats().cache_bytes <= bytes_
+        assert max(held) <= entries
+        assert max(held[:2]) >= 1
 
 
 def test_counters_start_again_and_what_capture_measured_stays() -> None:
