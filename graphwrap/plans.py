@@ -15,8 +15,8 @@ from .budgets import Budget
 from .packing import Group
 
 ENTRIES = 20_000
-"""Values of a cache at most. Each takes some 2 KiB of the host, whatever its size is: metadata of 168
-bytes, as of eight images in tiles, would take a gigabyte until they are 64 MiB."""
+"""Values of a cache at most. Each takes some 2 KiB of the host, whatever its size is: metadata of
+168 bytes, as of eight images in tiles, would take a gigabyte until they are 64 MiB."""
 Key: TypeAlias = tuple[Grid, ...]
 Value = TypeVar("Value")
 
