@@ -36,6 +36,7 @@ from .grids import (
 )
 from .hf_config import (
     find_section,
+    read_blocks,
     read_epsilon,
     read_field,
     read_flag,
@@ -62,6 +63,7 @@ __all__ = [
     "find_section",
     "merge_order_positions",
     "raster_maps",
+    "read_blocks",
     "read_epsilon",
     "read_field",
     "read_flag",

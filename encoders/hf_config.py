@@ -48,6 +48,14 @@ def read_size(
     return value
 
 
+def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    """A list of block numbers; text would match no block, and say nothing."""
+    value = read_field(section, name, default=default)
+    if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
+        raise ValueError(f"config field {name}={value!r}: must be a list of integers")
+    return tuple(value)
+
+
 def read_flag(section: Mapping[str, Any], *names: str, default: bool) -> bool:
     """A true or false field."""
     value = read_field(section, *names, default=default)

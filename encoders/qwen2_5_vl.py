@@ -33,7 +33,7 @@ from .attention import attention, padded_offsets, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
 from .contract import squarest, window_order
-from .contract import find_section, read_field, read_size, require_divisible, require_value
+from .contract import find_section, read_blocks, read_size, require_divisible, require_value
 from .images import PatchPreprocessor, Preprocessor
 
 
@@ -96,7 +96,7 @@ class Qwen2_5VLConfig:
             intermediate_size=read_size(vision, "intermediate_size"),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
             out_hidden_size=read_size(vision, "out_hidden_size"),
-            fullatt_block_indexes=tuple(read_field(vision, "fullatt_block_indexes", default=full)),
+            fullatt_block_indexes=read_blocks(vision, "fullatt_block_indexes", full),
             window_size=read_size(vision, "window_size", default=112),
             patch_size=read_size(vision, "patch_size", "spatial_patch_size", default=14),
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),

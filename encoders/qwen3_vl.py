@@ -33,7 +33,7 @@ from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
 from .contract import squarest
-from .contract import find_section, read_field, read_size, require_divisible, require_value
+from .contract import find_section, read_blocks, read_size, require_divisible, require_value
 from .images import PatchPreprocessor, Preprocessor
 
 
@@ -100,9 +100,7 @@ class Qwen3VLConfig:
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
             out_hidden_size=read_size(vision, "out_hidden_size", default=3584),
             num_position_embeddings=read_size(vision, "num_position_embeddings", default=2304),
-            deepstack_visual_indexes=tuple(
-                read_field(vision, "deepstack_visual_indexes", default=deepstack)
-            ),
+            deepstack_visual_indexes=read_blocks(vision, "deepstack_visual_indexes", deepstack),
             patch_size=read_size(vision, "patch_size", default=16),
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
@@ -147,10 +145,11 @@ class Qwen3VLEncoder(VisionEncoder):
         metadata = self.resolve_metadata(grid_thw, encoder_metadata)
         hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
         deepstack: list[Tensor] = []
+        tapped = self.config.deepstack_visual_indexes
         for number, block in enumerate(self.blocks):
             hidden = self.run_block(block, hidden, context)
-            if number in self.config.deepstack_visual_indexes:
-                deepstack.append(self.deepstack_merger_list[len(deepstack)](hidden))
+            if number in tapped:
+                deepstack.append(self.deepstack_merger_list[tapped.index(number)](hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
     def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:

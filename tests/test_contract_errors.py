@@ -195,6 +195,11 @@ def test_a_grid_may_be_a_list_a_tuple_a_tensor_an_array_or_one_item(name: str) -
         ("intern_vit_300m", {"select_layer": -30}, r"select_layer=-30 must be from -25 to 24"),
         ("qwen3_vl", {"depth": 0}, r"depth=0"),
         ("qwen3_vl", {"hidden_size": "1152"}, r"hidden_size='1152'"),
+        ("qwen3_vl", {"deepstack_visual_indexes": ["8"]}, r"_indexes=\['8'\].*list of"),
+        ("qwen3_vl", {"deepstack_visual_indexes": 8}, r"deepstack_visual_indexes=8.*list of"),
+        ("qwen2_5_vl", {"fullatt_block_indexes": ["7", "15"]}, r"_indexes=\['7', '15'\].*list"),
+        ("qwen2_5_vl", {"fullatt_block_indexes": 7}, r"fullatt_block_indexes=7.*list of"),
+        ("qwen2_5_vl", {"fullatt_block_indexes": "7"}, r"fullatt_block_indexes='7'.*list of"),
     ],
 )  # fmt: skip
 def test_a_config_that_cannot_be_built_is_refused_by_name(

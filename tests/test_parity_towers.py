@@ -240,6 +240,17 @@ def test_pixel_shuffle_v1_gives_the_tokens_of_v2_transposed() -> None:
     torch.testing.assert_close(v1.transpose(1, 2), v2, rtol=0, atol=1e-5)
 
 
+# --- DeepStack's other faces -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indexes", [[2, 0], [1, 1], [2, 0, 1]], ids=str)
+def test_deepstack_mergers_go_by_their_place_in_the_config(indexes: list[int]) -> None:
+    """The merger of a block is the one at its place in the list, not the next one in line."""
+    family = BY_NAME["qwen3_vl"]
+    changes = {**family.tiny, "deepstack_visual_indexes": indexes}
+    assert_within(worst_distances(family, changes, QWEN_FAST[:2]), FLOAT32)
+
+
 # --- the comparisons can fail ------------------------------------------------------------------
 
 
