@@ -39,6 +39,14 @@ PLACED = [
 ]
 
 
+@pytest.mark.parametrize("counts", [{"shards": 0}, {"shards": -1}, {"decoy_shards": -1}], ids=str)
+def test_a_checkpoint_in_no_file_is_refused(tmp_path: Path, counts: dict[str, int]) -> None:
+    (name, value), *_ = counts.items()
+    with pytest.raises(ValueError, match=f"{name}={value}.*at least 1"):
+        write_seeded_checkpoint(tmp_path / "new", "qwen3_vl", **counts)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(("family", "prefix"), PLACED)
 def test_every_layout_at_every_place_gives_the_same_tower(
     tmp_path: Path, family: str, prefix: str

@@ -85,6 +85,18 @@ def test_figure_shows_each_photograph_beside_its_maps() -> None:
     assert to_rgb(Image.open(buffer)).shape[2] > 300
 
 
+def test_maps_that_are_not_laid_out_in_space_are_refused_with_their_shape() -> None:
+    for wrong in (noise(4, 6, 16), noise(24, 16), noise(1, 4, 6, 2)):
+        with pytest.raises(ValueError, match=r"\[t, h, w, D\]") as caught:
+            plot_feature_maps(photographs()[:1], [wrong])
+        assert str(tuple(wrong.shape)) in str(caught.value)
+
+
+def test_a_figure_of_no_image_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one image"):
+        plot_feature_maps([], {})
+
+
 def test_a_map_for_every_image_is_demanded() -> None:
     with pytest.raises(ValueError, match="1 maps for 3 images"):
         plot_feature_maps(photographs(), [noise(1, 3, 4, 8)])
@@ -188,6 +200,16 @@ def test_video_of_odd_size_is_refused_before_a_file_is_made(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 1, 8, 8), (0, 3, 8, 8)])
+def test_frames_of_another_layout_are_refused_before_a_file_is_made(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"\[F, 3, H, W\]") as caught:
+        write_video(tmp_path / "clip.mp4", torch.zeros(shape, dtype=torch.uint8), 8)
+    assert str(shape) in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def some_features() -> Features:
     items = [
         Item("a.jpg", "image", (40, 30), 1, (1, 4, 6), None),
@@ -207,6 +229,27 @@ def test_features_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read[:4] == written[:4]
     for one, other in zip(read.outputs, written.outputs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("field", EncoderOutput._fields)
+def test_field_that_a_graphed_encoder_left_out_is_read_back_as_left_out(
+    field: str, tmp_path: Path
+) -> None:
+    whole = some_features()
+    written = whole._replace(outputs=[one._replace(**{field: None}) for one in whole.outputs])
+    save_features(tmp_path / "f.safetensors", written)
+    read = load_features(tmp_path / "f.safetensors")
+    absent = () if field == "deepstack_features" else None  # the file cannot tell () from None
+    for one, other in zip(read.outputs, whole.outputs, strict=True):
+        torch.testing.assert_close(one, other._replace(**{field: absent}), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("about", ["no JSON", "[]", "{}", '{"items": [{"name": "a"}]}'])
+def test_features_file_with_a_damaged_header_is_refused_by_name(tmp_path: Path, about: str) -> None:
+    path = tmp_path / "f.safetensors"
+    save_file({"x": torch.zeros(1)}, path, {"vitgraph": about})
+    with pytest.raises(ValueError, match=f"{path}: .*damaged"):
+        load_features(path)
 
 
 def test_failed_write_leaves_the_old_features_file(

@@ -86,8 +86,10 @@ def save_features(path: str | Path, features: Features) -> None:
 def load_features(path: str | Path) -> Features:
     """Read a file that :func:`save_features` wrote.
 
+    A field that was left out is None again; of DeepStack features, an empty tuple.
+
     Raises:
-        ValueError: not a features file.
+        ValueError: not a features file, or a damaged one.
         OSError: no such file.
     """
     try:
@@ -98,15 +100,14 @@ def load_features(path: str | Path) -> Features:
         raise ValueError(f"{path}: not a safetensors file, or a damaged one ({error})") from error
     if "vitgraph" not in metadata:
         raise ValueError(f"{path}: not a features file; `vitgraph encode` writes them")
-    about = json.loads(metadata["vitgraph"])
-    items = [_read_item(fields) for fields in about["items"]]
-    return Features(
-        about["repo"],
-        about["revision"],
-        about["encoder"],
-        items,
-        [_read_output(tensors, f"item{number}") for number in range(len(items))],
-    )
+    try:
+        about = json.loads(metadata["vitgraph"])
+        items = [_read_item(fields) for fields in about["items"]]
+        source = about["repo"], about["revision"], about["encoder"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: the header is damaged ({error!r}); encode again") from error
+    outputs = [_read_output(tensors, f"item{number}") for number in range(len(items))]
+    return Features(*source, items, outputs)
 
 
 def is_features_file(path: Path) -> bool:
@@ -126,7 +127,9 @@ def _read_item(fields: dict[str, object]) -> Item:
 def _read_output(tensors: dict[str, Tensor], item: str) -> EncoderOutput:
     deepstack = [tensors[name] for name in _deepstack_names(tensors, item)]
     return EncoderOutput(
-        tensors[f"{item}.last_hidden_state"], tensors[f"{item}.pooler_output"], tuple(deepstack)
+        tensors.get(f"{item}.last_hidden_state"),
+        tensors.get(f"{item}.pooler_output"),
+        tuple(deepstack),
     )
 
 

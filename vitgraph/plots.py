@@ -63,8 +63,14 @@ def feature_rgb(maps: Sequence[Tensor]) -> list[Tensor]:
         As many float32 [t, h, w, 3] from 0 to 1, on the CPU.
 
     Raises:
-        ValueError: no map, or maps of different width D.
+        ValueError: no map, maps of different width D, or of another layout.
     """
+    for features in maps:
+        if features.ndim != 4 or features.shape[-1] < 3:
+            raise ValueError(
+                f"map of shape {tuple(features.shape)}: pass maps [t, h, w, D] with D >= 3, as "
+                "encoder.feature_maps gives them"
+            )
     if not maps or len({features.shape[-1] for features in maps}) != 1:
         widths = [features.shape[-1] for features in maps]
         raise ValueError(f"maps of widths {widths}: pass at least one, all of one width")
@@ -111,12 +117,15 @@ def plot_feature_maps(
         The figure; ``figure.savefig(path)`` writes it.
 
     Raises:
-        ValueError: matplotlib is missing, or there are not as many maps as images.
+        ValueError: matplotlib is missing, there are not as many maps as images, or none, or they
+            are not laid out in space.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
 
     columns = maps if isinstance(maps, Mapping) else {"feature map": maps}
+    if not len(images):
+        raise ValueError("nothing to draw: pass at least one image and its map")
     for name, column in columns.items():
         if len(column) != len(images):
             raise ValueError(f"{name}: {len(column)} maps for {len(images)} images; pass one each")

@@ -142,11 +142,16 @@ def write_seeded_checkpoint(
         ``folder``.
 
     Raises:
-        ValueError: an unknown family, a prefix that its layout does not know, or an odd width.
+        ValueError: an unknown family, a prefix that its layout does not know, an odd width, or no
+            shards.
     """
     recipe = find_recipe(family)
     if width % 32:
         raise ValueError(f"width={width}: must be a multiple of 32, the size of a head")
+    if shards < 1 or decoy_shards < 0:
+        raise ValueError(
+            f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = recipe.config(depth, width)

@@ -132,8 +132,8 @@ def write_video(path: str | Path, frames: Tensor, fps: int) -> None:
     require_av()
     import av
 
-    count, _, height, width = frames.shape
-    if frames.dtype != torch.uint8 or height % 2 or width % 2 or not count:
+    count, channels, height, width = frames.shape if frames.ndim == 4 else (0, 0, 0, 0)
+    if frames.dtype != torch.uint8 or channels != 3 or height % 2 or width % 2 or not count:
         raise ValueError(
             f"frames {tuple(frames.shape)} {frames.dtype}: must be uint8 [F, 3, H, W] with F >= 1 "
             "and even H and W"
