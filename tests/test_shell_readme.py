@@ -6,8 +6,13 @@ that repo's layout. The photographs and the clip that the examples name lie in t
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +27,7 @@ from vitgraph.video import write_video
 
 ROOT = Path(__file__).parents[1]
 REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 PAGES = ("README.md", "docs/command_line.md", "docs/graphs.md")
 
 
@@ -113,6 +119,29 @@ def test_readme_names_every_encoder() -> None:
         exported = getattr(encoders, name)
         if isinstance(exported, type) and issubclass(exported, torch.nn.Module):
             assert name == "VisionEncoder" or f"`{name}`" in text, name
+
+
+@pytest.mark.parametrize("encoder", ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_an_encoder_works_copied_out_with_the_files_that_the_readme_names(
+    encoder: str, tmp_path: Path
+) -> None:
+    text = (ROOT / "README.md").read_text()
+    (sentence,) = re.findall(r"can be copied out with ([^.]+)\.", text)
+    named = re.findall(r"`(\w+)`", sentence)
+    (tmp_path / "mine").mkdir()
+    for name in [encoder, *named]:
+        shutil.copy(ROOT / "encoders" / f"{name}.py", tmp_path / "mine")
+    code = f"import sys, mine.{encoder}; assert 'encoders' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, check=True)
+
+
+def test_readme_shows_the_committed_fetch_figures() -> None:
+    """Measured anew? ``python benchmarks/fetch.py`` prints them."""
+    report = json.loads((ROOT / "benchmarks" / "results" / "fetch.json").read_text())
+    ranges, shards = report["first_load"]["ranges"], report["first_load"]["shards"]
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{ranges['bytes'] / 1e6:.1f} MB in {ranges['seconds']:.2f} s" in said
+    assert f"{shards['bytes'] / 1e6:,.0f} MB and take {shards['seconds']:.1f} s" in said
 
 
 @pytest.mark.slow
