@@ -225,7 +225,7 @@ def encode(options: argparse.Namespace) -> None:
     """Check everything, load, encode, write, draw, print the table."""
     from weights import load_encoder
 
-    from .encode import encode_media, open_media, read_device, read_dtype, table
+    from .encode import encode_media, enough_memory, open_media, read_device, read_dtype, table
     from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
 
     limits = _limits(options)
@@ -236,7 +236,8 @@ def encode(options: argparse.Namespace) -> None:
     dtype, device = read_dtype(options.dtype), read_device(options.device)
     _check_targets(options)
     media = open_media(options.images, options.video)
-    encoder = load_encoder(options.repo, **_source(options), dtype=dtype, device=device)
+    with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
+        encoder = load_encoder(options.repo, **_source(options), dtype=dtype, device=device)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     if graphed is not None:
         encoded = encode_graphed(graphed, encoder, media, limits)

@@ -159,16 +159,35 @@ def named(*media: Media) -> Iterator[None]:
         ValueError: what went wrong, running out of memory too.
     """
     names = ", ".join(medium.name for medium in media)
+    fix = (
+        "make the item smaller (--max-pixels, --max-tiles, --num-frames) or the numbers "
+        "(--dtype bfloat16)"
+    )
+    with enough_memory(names, fix):
+        try:
+            yield
+        except ValueError as error:
+            said = str(error).removeprefix("image 0: ").removeprefix("video 0: ")
+            raise ValueError(f"{names}: {said}") from error
+
+
+@contextmanager
+def enough_memory(what: str, fix: str) -> Iterator[None]:
+    """Running out of memory inside is told of ``what``, with the ``fix``.
+
+    Raises:
+        ValueError: it ran out.
+    """
     try:
         yield
-    except ValueError as error:
-        said = str(error).removeprefix("image 0: ").removeprefix("video 0: ")
-        raise ValueError(f"{names}: {said}") from error
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"{names}: the device ran out of memory; make the item smaller (--max-pixels, "
-            "--max-tiles, --num-frames) or the numbers (--dtype bfloat16)"
-        ) from error
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            place = "the device"
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            place = "this machine"  # torch has no class of its own for the CPU's
+        else:
+            raise
+        raise ValueError(f"{what}: {place} ran out of memory; {fix}") from error
 
 
 def prepare(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> VisionInputs:

@@ -28,6 +28,8 @@ CLIP_SEGMENTS = 64
 """Frame pairs that a graph for clips holds: 128 frames."""
 MAX_GRAPHS = 48
 """As many as :class:`GraphedEncoder` captures by default."""
+MOST_ITEMS = 8192
+"""Items a replay; as many as the tokens that graphs are captured for by default."""
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """The ladder where there are no CUDA graphs: every budget costs a run of the tower."""
 REPLAYS = {
@@ -95,6 +97,11 @@ def read_graph_options(
         raise ValueError(f"--modality {modality}: must be one of {', '.join(MODALITIES)}")
     if max_batch_size is not None and max_batch_size < 1:
         raise ValueError(f"--max-batch-size {max_batch_size}: must be a positive integer")
+    if max_batch_size is not None and max_batch_size > MOST_ITEMS:
+        raise ValueError(
+            f"--max-batch-size {max_batch_size}: an item makes at least one token, and graphs are "
+            f"captured for up to {MOST_ITEMS}; give at most that"
+        )
     if modality is None:
         modality = "+".join(["image"] * bool(images) + ["video"] * bool(videos)) or "image+video"
     for kind, files in (("image", images), ("video", videos)):
