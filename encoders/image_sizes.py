@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsFloat, TypeAlias
 
 import torch
 
@@ -160,13 +160,14 @@ def sample_frames(
         initial_shift: where the internvl rule starts: True is half a step, a number is a frame.
 
     Raises:
-        ValueError: both ``fps`` and ``num_frames``, more frames than there are, or none at all.
+        ValueError: both ``fps`` and ``num_frames``, more frames than there are (where qwen3_vl
+            repeats some), none at all, or a ``source_fps`` that is no positive number.
     """
     if fps is None and num_frames is None:
         return list(range(total))
     if fps is not None and num_frames is not None:
         raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
-    wanted = float(num_frames or 0) if fps is None else total / (source_fps or 24.0) * fps
+    wanted = float(num_frames or 0) if fps is None else total / _source_rate(source_fps) * fps
     if rule == "qwen3_vl":
         count = int(wanted)
         if fps is not None:
@@ -182,6 +183,22 @@ def sample_frames(
     most = min(max_frames, total) // pair * pair
     count = math.floor(min(max(wanted, min_frames), most) / pair) * pair
     return _steps(0, total, count or total)  # fewer than a pair: all there are
+
+
+def is_rate(fps: object) -> bool:
+    """Whether it is a positive number of frames a second."""
+    return isinstance(fps, SupportsFloat) and 0 < float(fps) < math.inf
+
+
+def _source_rate(fps: float | None) -> float:
+    if fps is None:
+        return 24.0
+    if not is_rate(fps):
+        raise ValueError(
+            f"the video's own fps={fps}: must be a positive number of frames a second; leave it "
+            "out where it is unknown"
+        )
+    return fps
 
 
 def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from .contract import Grid, VisionInputs
 from .image_intake import ChooseFrames, Video, naming, read_images, read_videos, to_rgb
-from .image_sizes import MOST_TILES, SamplingRule, best_tiling, sample_frames
+from .image_sizes import MOST_TILES, SamplingRule, best_tiling, is_rate, sample_frames
 from .image_sizes import smart_resize, smart_resize_video
 from .processor_files import IMAGENET_MEAN, IMAGENET_STD, QWEN2_IMAGES, QWEN2_VIDEOS, Stats
 from .processor_files import QWEN3_PUBLISHED_IMAGES, QWEN3_PUBLISHED_VIDEOS
@@ -374,5 +374,5 @@ def _check_keywords(fps: float | None = None, **counts: object) -> None:
     for name, value in counts.items():
         if value is not None and (not isinstance(value, SupportsIndex) or index(value) < 1):
             raise ValueError(f"{name}={value}: must be a positive integer")
-    if fps is not None and not 0 < fps < math.inf:
+    if fps is not None and not is_rate(fps):
         raise ValueError(f"fps={fps}: must be a positive number of frames a second")

@@ -159,6 +159,7 @@ def test_an_image_does_not_depend_on_its_neighbours(ours: PatchPreprocessor) -> 
         ({"max_pixels": 100}, "is over max_pixels=100: pass both .*checkpoint's own"),
         ({"fps": 0}, "fps=0: must be a positive number"),
         ({"fps": float("nan")}, "fps=nan: must be a positive number"),
+        ({"fps": "2"}, "fps=2: must be a positive number"),
         ({"num_frames": 0}, "num_frames=0: must be a positive integer"),
     ],
 )

@@ -166,6 +166,15 @@ def test_sampling_that_cannot_be_names_the_video() -> None:
         QWEN3(videos=[panning_clip(4)], num_frames=2, fps=1)
 
 
+@pytest.mark.parametrize("rate", [0, -24.0, float("nan"), float("inf"), "24"])
+def test_a_rate_that_cannot_be_is_refused_where_sampling_goes_by_it(rate: Any) -> None:
+    clip = Video(panning_clip(4), rate)
+    for ours in (QWEN2, QWEN3, TilePreprocessor()):
+        with pytest.raises(ValueError, match=rf"video 0: .*fps={rate}: must be .*leave it out"):
+            ours(videos=[clip], fps=2)
+        assert len(ours(videos=[clip]).grid_thw) == 1
+
+
 def test_only_the_sampled_frames_are_read() -> None:
     frames = [china(), "not there.png", "nor there.png", flower()]
     assert QWEN3(videos=[frames], num_frames=2).grid_thw[0, 0] == 1
