@@ -106,10 +106,14 @@ class EncoderItemSpec(NamedTuple):
     """What one item costs: the single source for counting, packing and balancing."""
 
     input_size: int
+    """Rows of ``pixel_values``: patches; InternViT tiles."""
     output_tokens: int
+    """Rows of ``pooler_output``."""
     segments: int
     longest_segment: int
+    """In rows that attend to each other: patches; InternViT 1+h*w."""
     windows: int = 0
+    """Attention windows (Qwen2.5-VL)."""
 
 
 class GraphableEncoder(Protocol):
@@ -220,7 +224,16 @@ class VisionEncoder(nn.Module, ABC):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """Lay features out in space: a list of [t, h, w, D] in raster order, one an item."""
+        """Lay features out in space: a list of [t, h, w, D] in raster order, one an item.
+
+        Args:
+            features: ``last_hidden_state``, ``pooler_output`` or a DeepStack feature.
+            grid_thw: [items, 3].
+            tiles: of :class:`VisionInputs`, to stitch an image's tiles (InternViT).
+
+        Raises:
+            ValueError: features that are not of this grid.
+        """
 
     def preprocess(
         self,
@@ -287,7 +300,11 @@ class VisionEncoder(nn.Module, ABC):
         return self.split(self(inputs.pixel_values, inputs.grid_thw), inputs.grid_thw)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
-        """Cut a batched output into one output an item (views, not copies)."""
+        """Cut a batched output into one output an item (views, not copies).
+
+        Raises:
+            ValueError: a bad grid, or one of more rows or tokens than the output has.
+        """
         specs = self.item_specs(grid_thw)
         rows, tokens = [s.input_size for s in specs], [s.output_tokens for s in specs]
         hidden = split_rows(output.last_hidden_state, rows)

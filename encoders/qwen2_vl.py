@@ -115,7 +115,7 @@ class Qwen2VLEncoder(VisionEncoder):
     ) -> EncoderOutput:
         """Encode packed patches [P, patch_dim] of the items ``grid_thw`` (t, h, w in patches).
 
-        With ``encoder_metadata`` nothing syncs and the grid may be None. Returns
+        With ``encoder_metadata`` nothing syncs and the grid is not read. Returns
         ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
 
         Raises:
