@@ -315,6 +315,11 @@ def test_each_capacity_alone_makes_an_item_overflow() -> None:
         assert budget.refuses(Load.of([fits._replace(**change)])) == reason
 
 
+def test_the_short_shapes_longest_segment_is_rounded_up() -> None:
+    short = max(plan_ladder(ToyEncoder(), [7]).budgets, key=lambda budget: budget.segments)
+    assert (short.rows, short.longest_segment) == (14, 2)
+
+
 def test_frames_given_are_the_segments_of_every_budget() -> None:
     for frames in (1, 3, 8, 50):
         ladder = plan_ladder(ToyEncoder(), [64], max_frames_per_batch=frames)

@@ -146,6 +146,18 @@ def test_a_bad_grid_is_refused_as_the_encoder_refuses_it(name: str) -> None:
             graphed(pixels, grid)
 
 
+@pytest.mark.parametrize("side", [10**7, 10**200], ids=["large", "absurd"])
+@pytest.mark.parametrize("backend", ["static", "eager"])
+def test_a_grid_of_any_size_is_refused_for_the_rows_that_are_not_there(
+    backend: str, side: int
+) -> None:
+    """Before packing, whose arrays have no such numbers."""
+    graphed = GraphedEncoder(ToyEncoder(), [8], backend=backend)
+    for grids in ([[side, side, 2 * side]], [[1, 1, 2], [1, side, 4]]):
+        with pytest.raises(ValueError, match=r"^pixel_values has 6 rows but the grid makes \d+00"):
+            graphed(torch.zeros(6, 3), grids)
+
+
 def rebind(encoder: Any) -> None:
     encoder.load_state_dict({k: v.clone() for k, v in encoder.state_dict().items()}, assign=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -181,6 +182,25 @@ def test_eight_threads_over_one_object_get_right_answers() -> None:
         assert all(threads.map(lambda seed: ask(graphed, seed), range(8)))
     stats = graphed.stats()
     assert len(stats.budgets) == len(graphed.ladder.budgets)
+
+
+def test_calls_of_several_threads_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right answers alone may be luck: each call's forward lasts until others had time to begin."""
+    graphed = toy([8]).capture(progress=False)
+    pixels = pixels_for(graphed.encoder, SMALL)
+    forward, inside, most = graphed.encoder.forward, [], []
+
+    def slow(*args: Any, **kwargs: Any) -> EncoderOutput:
+        inside.append(threading.get_ident())
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(graphed.encoder, "forward", slow)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: graphed(pixels, SMALL), range(8)))
+    assert most == [1] * 8
 
 
 def test_release_while_others_call_is_survived() -> None:

@@ -26,9 +26,14 @@ CPU = torch.device("cpu")
 
 
 def lowered(
-    monkeypatch: pytest.MonkeyPatch, free: int, encoder: ToyEncoder | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    encoder: ToyEncoder | None = None,
+    *,
+    a_row: int = 1000,
+    cached: int = 0,
 ) -> tuple[Ladder, Ladder]:
-    """The toy's ladder before and after it is fitted to a device of 1,000 bytes a row."""
+    """The toy's ladder before and after it is fitted to a device of ``a_row`` bytes a row."""
     encoder = encoder or ToyEncoder()
     rows = [0]
     forward = encoder.forward
@@ -39,10 +44,10 @@ def lowered(
 
     for name, value in {
         "mem_get_info": lambda device: (free, free),
-        "memory_reserved": lambda device: 0,
-        "memory_allocated": lambda device: 0,
+        "memory_reserved": lambda device: 500 + cached,
+        "memory_allocated": lambda device: 500,
         "reset_peak_memory_stats": lambda device: None,
-        "max_memory_allocated": lambda device: 1000 * rows[0],
+        "max_memory_allocated": lambda device: 500 + a_row * rows[0],
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(encoder, "forward", counted)
@@ -71,6 +76,16 @@ def test_the_largest_budget_is_lowered_to_fit_with_one_warning(
     assert len(said) == 1
     assert after.budgets == before.budgets[: len(after.budgets)]
     assert 56 <= after.budgets[-1].rows <= 70
+
+
+def test_what_torch_holds_unused_is_free_and_what_the_arena_takes_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, after = lowered(monkeypatch, free=0, cached=10**9)
+    assert before == after
+    with pytest.warns(UserWarning, match="largest budget lowered from 64 to"):
+        before, after = lowered(monkeypatch, free=3 * 20 * 128, a_row=0)
+    assert after.budgets[-1].rows <= 64  # a row of pixels, results and metadata is 50 bytes
 
 
 def test_where_no_budget_fits_only_the_smallest_is_captured(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from encoders.contract import EncoderItemSpec
 from graphwrap import Budget
-from graphwrap.costs import CostTable
+from graphwrap.budgets import Load
+from graphwrap.costs import CostTable, fit_attention
 from graphwrap.packing import Packer
 
 
@@ -23,3 +26,37 @@ def test_a_larger_budget_is_taken_where_it_was_measured_cheaper() -> None:
     (alone,) = packer.pack([tiles(30)])
     assert alone.budget is not None
     assert alone.budget.tokens == 30 * 256
+
+
+def load_of(rows: int, area: int) -> Load:
+    return Load(1, rows // 4, rows, 1, rows, 0, area)
+
+
+def test_attention_is_fitted_by_rows_and_by_squared_lengths() -> None:
+    """Points that two prices explain give these prices."""
+    loads = [load_of(rows, rows * length) for rows, length in [(64, 8), (500, 64), (4000, 64)]]
+    points = [(load, 0.002 * load.rows + 3e-6 * load.area) for load in loads]
+    assert fit_attention(points) == pytest.approx((0.002, 3e-6))
+
+
+def test_attention_never_has_a_negative_price() -> None:
+    """Where rows would need one, lengths explain it alone; where nothing was measured, nothing."""
+    loads = [load_of(64, 64**2), load_of(512, 512**2)]
+    falling = [(load, 1e-5 * load.area - 1e-4 * load.rows) for load in loads]
+    row_ms, area_ms = fit_attention(falling)
+    assert row_ms == 0.0
+    assert 0 < area_ms < 1e-5
+    alike = [(load, 2e-6 * load.area) for load in (loads[0], loads[0])]
+    assert fit_attention(alike) == pytest.approx((0.0, 2e-6))
+    for nothing in ([], [(loads[0], 0.0)], [(loads[0], -0.1)]):
+        assert fit_attention(nothing) == (0.0, 0.0)
+
+
+def test_a_curve_that_points_below_nothing_starts_at_nothing() -> None:
+    """Two budgets whose line would make the price of few rows negative."""
+    budgets = {Budget(16, 64, 8, 64, 0): 1.0, Budget(32, 128, 8, 128, 0): 4.0}
+    table = CostTable(budgets, 0.0, 0.0, 0.0, eager_floor_ms=0.0, eager_gap_ms=0.0)
+    assert table.device(0) == 0.0
+    assert table.device(32) == pytest.approx(0.5)
+    assert table.device(96) == pytest.approx(2.5)
+    assert table.device(1280) == pytest.approx(40.0, rel=1e-3)  # beyond: in proportion

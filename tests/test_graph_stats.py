@@ -15,7 +15,7 @@ from photographs import china, flower, panning_clip
 from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderItemSpec, GridLike
-from graphwrap import BudgetStats, GraphedEncoder, GraphStats, executor, plans
+from graphwrap import BudgetStats, GraphedEncoder, GraphStats, executor, graphed_encoder, plans
 
 SMALL: Grids = [[1, 1, 6]]
 OVER: Grids = [[1, 10, 10]]
@@ -120,6 +120,20 @@ def test_what_is_kept_of_grids_seen_is_bounded_in_bytes_and_in_number(
         assert graphed.stats().cache_bytes <= bytes_
         assert max(held) <= entries
         assert max(held[:2]) >= 1
+
+
+def test_plans_are_bounded_by_their_items_and_those_used_last_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphed_encoder, "PLAN_ITEMS", 6)
+    graphed = toy()
+    often, large = [[1, 1, 2]], [[1, 1, 2], [1, 1, 4], [1, 1, 6]]
+    call(graphed, often)
+    kept = graphed._plan(often)
+    for number in range(1, 9):
+        call(graphed, [*large, [1, 1, 2 * number]])
+        assert graphed._plan(often) is kept
+        assert graphed._plans.held == 5
 
 
 def test_counters_start_again_and_what_capture_measured_stays() -> None:
