@@ -113,7 +113,8 @@ def plan_ladder(
         encoder: asked for its range, and for what one item of so many tokens costs.
         budgets: output tokens, any order, any iterable; inferred from the range if None.
         max_batch_size: items a replay; inferred as min(64, smallest budget).
-        max_frames_per_batch: segments of every budget; by default 8 long or 64 short ones.
+        max_frames_per_batch: segments of every budget, by default 8 long or 64 short ones; without
+            effect where segments are tiles of one length, which a budget's tokens decide.
         min_budget: smallest inferred budget; the encoder's smallest by default.
         max_budget: largest inferred budget; the encoder's largest by default.
         max_graphs: how many graphs at most.

@@ -53,6 +53,9 @@ class Packer:
 
         Args:
             specs: what each item costs, in the caller's order.
+
+        Returns:
+            The groups; those that run eagerly have a reason an item. None for no items.
         """
         items = range(len(specs))
         if self.budgets and len(specs) <= EXACT_ITEMS:
