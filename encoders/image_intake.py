@@ -184,6 +184,11 @@ def _open(path: Path) -> Image.Image:
             ImageOps.exif_transpose(image, in_place=True)
             image.load()
             return image
+    except Image.DecompressionBombError as error:
+        raise ValueError(
+            f"cannot be read as an image ({error}); it is larger than PIL opens: shrink it, or "
+            "raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
+        ) from error
     except _DAMAGED as error:
         raise ValueError(
             f"cannot be read as an image ({error}); it is damaged, truncated or of a "

@@ -224,6 +224,16 @@ def test_bad_images_are_named_with_number_value_and_fix(case: str, tmp_path: Pat
         assert str(caught.value).startswith("image 1: ")
 
 
+def test_a_picture_too_large_for_pil_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    china().save(tmp_path / "scan.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match=r"scan\.png: .*MAX_IMAGE_PIXELS") as caught:
+        to_rgb(tmp_path / "scan.png")
+    assert "damaged" not in str(caught.value)
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm"])
 def test_a_damaged_file_is_read_or_refused_but_nothing_else(suffix: str, tmp_path: Path) -> None:
     rng = random.Random(suffix)
