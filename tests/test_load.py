@@ -308,3 +308,10 @@ def test_loading_has_a_small_fixed_cost_in_memory(tmp_path: Path) -> None:
     )
     assert tower < 4e6
     assert grown <= 24 << 20
+
+
+@pytest.mark.parametrize("device", ["mps", "hpu", "xla"])
+def test_a_device_that_is_not_there_is_named_in_one_line(qwen3: Path, device: str) -> None:
+    with pytest.raises(ValueError, match=f"device='{device}' is not one of this machine") as raised:
+        load_encoder(qwen3, device=device)
+    assert len(str(raised.value)) < 300

@@ -157,7 +157,7 @@ def test_folder_without_weights_or_config(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     refused(folder, "no config.json beside the weights")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "no safetensors files among no files at all")
+    refused(tmp_path / "empty", "no safetensors files (no file at all)")
 
 
 def test_several_files_without_an_index_are_not_guessed_at(folder: Path) -> None:

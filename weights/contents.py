@@ -146,7 +146,7 @@ def _without_safetensors(label: str, names: list[str]) -> CheckpointError:
             "never opened: use a repo with safetensors, or convert it (save_pretrained writes them)"
         )
     return CheckpointError(
-        f"{label}: no safetensors files among {', '.join(names[:8]) or 'no files at all'}: pass "
+        f"{label}: no safetensors files ({', '.join(names[:8]) or 'no file at all'}): pass "
         "the repo or folder that holds config.json and the weights, or its subfolder"
     )
 

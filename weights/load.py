@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -101,8 +102,8 @@ def _check_device(device: torch.device | str | None) -> torch.device:
     try:
         target = torch.get_default_device() if device is None else torch.device(device)
         torch.empty(0, device=target)
-    except (RuntimeError, AssertionError) as error:  # the latter: torch without CUDA in it
-        reason = str(error).partition("\n")[0]
+    except (RuntimeError, AssertionError, ImportError) as error:  # how backends say they are away
+        reason = shorten(str(error).partition("\n")[0], 120, placeholder=" ...")
         raise ValueError(
             f"device={str(device)!r} is not one of this machine ({reason}): pass one that is, or "
             "leave it out for the CPU"
