@@ -121,24 +121,27 @@ def _record(graph: torch.cuda.CUDAGraph, runner: Runner, pool: tuple[int, int]) 
     try:
         runner.body()
     except BaseException:
-        _abandon(graph, pool)
+        with contextlib.suppress(RuntimeError):  # of a capture that failed: said already
+            _end(graph, pool)
         raise
-    graph.capture_end()
+    _end(graph, pool)
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-    """End a capture that failed.
+def _end(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+    """End a capture.
 
-    One that CUDA has invalidated says so once more, and leaves the allocator recording into the
-    pool, which keeps all freed memory until the process ends: then that is ended by hand.
+    One that CUDA has invalidated cannot be: it leaves the allocator recording into the pool, which
+    keeps all freed memory until the process ends. Then that is ended by hand. A graph that was
+    captured and could not be instantiated has ended it, and gives the pool back itself.
     """
     try:
         graph.capture_end()
     except RuntimeError:
         device = torch.cuda.current_device()
-        with contextlib.suppress(RuntimeError):  # it had come so far by itself
+        with contextlib.suppress(RuntimeError):  # not recording: nothing to end
             torch._C._cuda_endAllocateToPool(device, pool)
-        torch._C._cuda_releasePool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:

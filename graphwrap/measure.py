@@ -31,7 +31,9 @@ class Meter:
         Every budget is timed empty and filled, eager on a small and on a middling load.
         """
         largest = max(self.runners, key=lambda budget: budget.rows)
-        pixels = self.runners[largest].pixels.normal_()  # zeros would run faster than real pixels
+        dice = torch.Generator(self.device).manual_seed(0)  # the caller's draws go on as they would
+        pixels = self.runners[largest].pixels
+        pixels.normal_(generator=dice)  # zeros would run faster than real pixels
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         by_rows = self._empty()  # the two shapes of a token count cost the same empty
         empty = {budget: by_rows[budget.rows] for budget in self.runners}

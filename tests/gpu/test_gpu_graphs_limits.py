@@ -229,12 +229,17 @@ def test_a_budget_that_fails_is_dropped_and_the_rest_serve(
     assert bool((torch.ones(8, device="cuda") * 2 == 2).all())
 
 
-def test_a_failed_capture_leaks_no_pool() -> None:
+@pytest.mark.parametrize(
+    ("run", "fail"),
+    [(1, out_of_memory), (2, out_of_memory), (2, torch.cuda.synchronize)],
+    ids=["warming up", "capturing", "capture invalidated"],
+)
+def test_a_failed_capture_leaks_no_pool(run: int, fail: Callable[[], None]) -> None:
     encoder = new_tower("qwen3_vl")
     replaying(encoder, [64]).release()
     before = torch.cuda.memory_reserved()
-    for run in (1, 2):
-        fail_at(encoder, 4 * 1024, run, out_of_memory)
+    for _ in range(2):
+        fail_at(encoder, 4 * 1024, run, fail)
         with pytest.warns(UserWarning, match="budget 1024 .* is dropped") as caught:
             graphed = replaying(encoder, [64, 1024], max_frames_per_batch=1)
         assert len(caught) == 1, [str(warning.message) for warning in caught]
@@ -257,6 +262,12 @@ def test_an_interrupted_capture_leaves_a_usable_object(run: int) -> None:
 
 
 # --- the measured table ---------------------------------------------------------------------------
+
+
+def test_measuring_takes_none_of_the_callers_random_numbers() -> None:
+    before = torch.cuda.get_rng_state()
+    GraphedEncoder(tower("qwen3_vl"), [64, 256]).capture(progress=False).release()
+    assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 def test_a_saved_table_makes_the_same_choices_without_measuring(tmp_path: Path) -> None:
