@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +15,24 @@ from .budgets import Budget, Load, read_specs
 from .buffers import output_fields
 from .capture import Runner, capacity_metadata, poison_pool
 from .guards import WeightGuard
-from .plans import Cache, Plan, Step, gather_runs, scatter_runs
+from .plans import Cache, Plan, Step, gather_runs, places_of, scatter_runs
 from .results import Face, by_row, face_of, own, read_out
 from .session import Session
 from .stats import GraphStats
 
 METADATA_BYTES = 64 * 2**20
 """Metadata kept on the device for grids seen before, for replays and for eager runs each."""
+PLACES = 4096
+"""Groups whose views of the arena are kept: after a wait, making one takes as long as a launch."""
+
+
+class Use(NamedTuple):
+    """Who used the arena last, and until when."""
+
+    stream: torch.cuda.Stream
+    event: torch.cuda.Event
+    numbers: tuple[int, int, int]
+    """The stream's: comparing them takes no object."""
 
 
 @dataclass
@@ -38,8 +50,9 @@ class Executor:
     """Where the storages of weights start."""
     _blocks: Cache[Tensor] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _eager: Cache[Metadata] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
+    _places: Cache[tuple[Tensor, ...]] = dataclasses.field(default_factory=lambda: Cache(PLACES))
     _written: object = None
-    _used: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+    _used: Use | None = None
     _face: Face | None = None
 
     def run(self, plan: Plan, pixels: Tensor, out: EncoderOutput | None) -> dict[str, Tensor]:
@@ -109,7 +122,7 @@ class Executor:
         assert self.session is not None
         runner = self.session.runners[budget]
         self._write_block(step, budget)
-        gather_runs(pixels, runner.pixels, step.rows)
+        self._write_rows(step, runner, pixels)
         self._replay(runner)
         self._count_replay(step, budget)
         return {
@@ -159,13 +172,21 @@ class Executor:
         runner.block.copy_(block, non_blocking=True)
         self._written = key
 
+    def _write_rows(self, step: Step, runner: Runner, pixels: Tensor) -> None:
+        key = (runner.budget, step.rows)
+        places = self._places.get(key)
+        if places is None:
+            places = places_of(runner.pixels, step.rows)
+            self._places.put(key, places)
+        gather_runs(pixels, places, step.rows)
+
     def _eager_step(self, step: Step, pixels: Tensor, owned: bool) -> dict[str, Tensor]:
         """Results in memory of their own if ``owned``, else perhaps in what the encoder holds."""
         self._check()
         rows = pixels
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
-            gather_runs(pixels, rows, step.rows)
+            gather_runs(pixels, places_of(rows, step.rows), step.rows)
         metadata = self._eager_metadata(step)
         if step.items:
             self.counts.eager_calls += 1
@@ -189,21 +210,18 @@ class Executor:
 
     def _order_streams(self) -> None:
         """The arena is shared: work on another stream waits for the last call's."""
-        if self._used is None:
-            return
-        stream, event = self._used
-        if _raw_stream(self.device) != _raw_of(stream):
-            torch.cuda.current_stream(self.device).wait_event(event)
+        if self._used is not None and self._used.numbers != _stream_numbers(self.device):
+            torch.cuda.current_stream(self.device).wait_event(self._used.event)
 
     def mark_stream(self) -> None:
         """Note that the arena is in use by all that this stream has been given so far."""
         if self.device.type != "cuda":
             return
-        if self._used is None or _raw_stream(self.device) != _raw_of(self._used[0]):
-            event = self._used[1] if self._used is not None else torch.cuda.Event()
-            self._used = (torch.cuda.current_stream(self.device), event)
-        stream, event = self._used
-        event.record(stream)
+        numbers = _stream_numbers(self.device)
+        if self._used is None or self._used.numbers != numbers:
+            event = self._used.event if self._used is not None else torch.cuda.Event()
+            self._used = Use(torch.cuda.current_stream(self.device), event, numbers)
+        self._used.event.record(self._used.stream)
 
     def _count_replay(self, step: Step, budget: Budget) -> None:
         assert self.session is not None
@@ -229,11 +247,7 @@ class Executor:
             poison_pool(self.session.pool, self.device)
 
 
-def _raw_stream(device: torch.device) -> tuple[int, int, int]:
+def _stream_numbers(device: torch.device) -> tuple[int, int, int]:
     """The current stream in numbers: the object takes several microseconds to make."""
     numbers: tuple[int, int, int] = torch._C._cuda_getCurrentStream(device.index)
     return numbers
-
-
-def _raw_of(stream: torch.cuda.Stream) -> tuple[int, int, int]:
-    return stream.stream_id, stream.device_index, stream.device_type

@@ -135,9 +135,10 @@ def _undoing(device: torch.device) -> list[AbstractContextManager[object]]:
     if undo or torch.is_grad_enabled():  # leaving inference mode turns gradients on
         undo.append(torch.no_grad())
     on_cuda = device.type == "cuda"
-    for kind in ("cpu", "cuda") if on_cuda else ("cpu",):
-        if torch.is_autocast_enabled(kind):
-            undo.append(torch.autocast(kind, enabled=False))
+    if torch._C._is_any_autocast_enabled():
+        kinds = ("cpu", "cuda") if on_cuda else ("cpu",)
+        on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+        undo += [torch.autocast(kind, enabled=False) for kind in on]
     if _default_device_may_be_set() and torch.empty(0).device.type != "cpu":
         undo.append(torch.device("cpu"))
     if on_cuda and torch._C._cuda_getDevice() != device.index:

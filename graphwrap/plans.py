@@ -179,10 +179,15 @@ class Cache(Generic[Value]):
         self.held = 0
 
 
-def gather_runs(whole: Tensor, group: Tensor, runs: Sequence[Run]) -> None:
-    """Copy a group's rows from among the caller's to the group's."""
-    for source, target, length in runs:
-        _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
+def places_of(group: Tensor, runs: Sequence[Run]) -> tuple[Tensor, ...]:
+    """Where a group's runs lie among its rows: views."""
+    return tuple(_rows(group, target, length) for _, target, length in runs)
+
+
+def gather_runs(whole: Tensor, places: Sequence[Tensor], runs: Sequence[Run]) -> None:
+    """Copy a group's runs from among the caller's rows to their places."""
+    for (source, _, length), place in zip(runs, places, strict=True):
+        place.copy_(_rows(whole, source, length), non_blocking=True)
 
 
 def scatter_runs(group: Tensor, whole: Tensor, runs: Sequence[Run]) -> None:
@@ -192,4 +197,4 @@ def scatter_runs(group: Tensor, whole: Tensor, runs: Sequence[Run]) -> None:
 
 
 def _rows(tensor: Tensor, start: int, length: int) -> Tensor:
-    return tensor if length == len(tensor) else tensor.narrow(0, start, length)
+    return tensor if length == tensor.shape[0] else tensor.narrow(0, start, length)

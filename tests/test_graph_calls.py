@@ -11,6 +11,7 @@ from graph_cases import OURS, mixes, new_tower, pixels_for, single, static, towe
 from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from oracles import Grids
 from toy_encoder import ToyEncoder
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
@@ -266,3 +267,38 @@ def test_pixels_need_not_be_contiguous() -> None:
     wide = torch.stack((pixels, pixels * 7), dim=2)[..., 0]
     assert not wide.is_contiguous()
     assert_same_bits(graphed(wide, LARGE), graphed.encoder(pixels, LARGE))
+
+
+# --- the way to a launch --------------------------------------------------------------------------
+
+
+class Operations(TorchDispatchMode):
+    """Notes every operation on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("grids", [[[1, 1, 6]], [[1, 2, 4]]], ids=["padded", "whole"])
+def test_a_grid_seen_before_costs_one_copy_before_the_launch(grids: Grids) -> None:
+    graphed = toy()
+    pixels = pixels_for(graphed.encoder, grids)
+    graphed(pixels, grids)
+    session = graphed._session
+    assert session is not None
+    launched: list[list[str]] = []
+
+    class Graph:
+        def replay(self) -> None:
+            launched.append(list(operations.names))
+
+    for runner in session.runners.values():
+        runner.graph = Graph()  # type: ignore[assignment]
+    with Operations() as operations:
+        graphed(pixels, grids)
+    assert launched == [["copy_"]]

@@ -352,7 +352,7 @@ def test_a_call_on_another_stream_waits_for_capture_and_for_calls_that_failed(
     graphed.device = torch.device("cuda", 0)
     graphed._start(graphed._packer, graphed._session)  # as capture ends
     executor = graphed._executor
-    (event,) = {executor._used[1]}
+    (event,) = {executor._used.event}
     assert event.recorded == streams[:1]
     monkeypatch.setattr(executor, "_run", lambda *args: 1 / 0)
     for stream in streams[1:]:
