@@ -21,7 +21,8 @@ from weights import CheckpointError, load_encoder
 from weights.workers import Stopped, in_parallel
 
 LOAD = """
-import resource, sys
+import resource, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children ignore it
 from weights.contents import read_contents
 from weights.errors import CheckpointError
 from weights.hub import HubSnapshot
