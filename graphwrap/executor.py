@@ -22,8 +22,8 @@ from .stats import GraphStats
 
 METADATA_BYTES = 64 * 2**20
 """Metadata kept on the device for grids seen before, for replays and for eager runs each."""
-PLACES = 4096
-"""Groups whose views of the arena are kept: after a wait, making one takes as long as a launch."""
+PLACES = 8192
+"""Views of the arena kept, a run each: after a wait, making one takes as long as a launch."""
 
 
 class Use(NamedTuple):
@@ -177,7 +177,7 @@ class Executor:
         places = self._places.get(key)
         if places is None:
             places = places_of(runner.pixels, step.rows)
-            self._places.put(key, places)
+            self._places.put(key, places, len(places))
         gather_runs(pixels, places, step.rows)
 
     def _eager_step(self, step: Step, pixels: Tensor, owned: bool) -> dict[str, Tensor]:

@@ -122,6 +122,23 @@ def test_what_is_kept_of_grids_seen_is_bounded_in_bytes_and_in_number(
         assert max(held[:2]) >= 1
 
 
+def test_views_kept_are_bounded_in_number_whatever_groups_they_belong_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Items that are no neighbours are a view each: a group may have dozens."""
+    monkeypatch.setattr(executor, "PLACES", 5)
+    graphed = toy([16], max_batch_size=3)
+    most = 0
+    for number in range(1, 9):
+        grids = [[1, 1, 2 * number], [1, 2, 4], [1, 1, 2], [1, 2, 6], [1, 1, 4], [1, 2, 8]]
+        pixels = pixels_for(graphed.encoder, grids)
+        assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
+        places = graphed._executor._places
+        assert sum(len(views) for views, _ in places._values.values()) == places.held <= 5
+        most = max(most, *(len(views) for views, _ in places._values.values()))
+    assert most >= 2
+
+
 def test_plans_are_bounded_by_their_items_and_those_used_last_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
