@@ -23,8 +23,8 @@ from .grids import (
     GridLike,
     block_indices,
     check_input_size,
+    check_pixels,
     check_rows,
-    looks_like,
     merge_order_positions,
     raster_maps,
     read_grid,
@@ -90,6 +90,15 @@ class EncoderOutput(NamedTuple):
     """[N, out] merged tokens, in the merge order of the checkpoint."""
     deepstack_features: tuple[Tensor, ...] | None
     """A tuple of [N, out], empty where the family has none."""
+
+    def clone(self) -> EncoderOutput:
+        """The same tensors in memory of their own: one item of ``split``, free of its batch."""
+        hidden, pooled, deepstack = self
+        return EncoderOutput(
+            None if hidden is None else hidden.clone(),
+            None if pooled is None else pooled.clone(),
+            None if deepstack is None else tuple(layer.clone() for layer in deepstack),
+        )
 
 
 class VisionInputs(NamedTuple):
@@ -249,7 +258,8 @@ class VisionEncoder(nn.Module, ABC):
         """Resize, normalise and cut images and videos as the checkpoint's own processor does.
 
         Args:
-            images: PIL images, numpy [H, W, C] or uint8 tensors [C, H, W], in any mix.
+            images: paths (read upright, by EXIF), PIL images (as they are), numpy [H, W, C] or
+                uint8 tensors [C, H, W], in any mix.
             videos: each a sequence of such frames, or one array [F, H, W, C] / tensor [F, C, H, W].
             min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
             max_pixels: largest area, likewise.
@@ -286,7 +296,9 @@ class VisionEncoder(nn.Module, ABC):
     ) -> list[EncoderOutput]:
         """Encode images and videos: one :class:`EncoderOutput` an item, images first.
 
-        Takes the arguments of :meth:`preprocess` and raises what it raises.
+        Takes the arguments of :meth:`preprocess` and raises what it raises. Everything given runs
+        in one forward, so memory grows with the call: pass many in chunks. Every item has memory
+        of its own, so one can be kept or saved without the rest.
         """
         inputs = self.preprocess(
             images,
@@ -297,10 +309,13 @@ class VisionEncoder(nn.Module, ABC):
             fps=fps,
             num_frames=num_frames,
         )
-        return self.split(self(inputs.pixel_values, inputs.grid_thw), inputs.grid_thw)
+        items = self.split(self(inputs.pixel_values, inputs.grid_thw), inputs.grid_thw)
+        return [item.clone() for item in items] if len(items) > 1 else items
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
-        """Cut a batched output into one output an item (views, not copies).
+        """Cut a batched output into one output an item: views, which keep the whole batch.
+
+        An item's ``clone()`` is a copy of it alone.
 
         Raises:
             ValueError: a bad grid, or one of more rows or tokens than the output has.
@@ -374,21 +389,6 @@ class VisionEncoder(nn.Module, ABC):
             ValueError: no tensor, integer pixels, a wrong trailing shape, or pixels on another
                 accelerator.
         """
-        require_tensor(pixel_values)
-        if not pixel_values.is_floating_point():
-            raise ValueError(
-                f"pixel_values are {pixel_values.dtype}: the tower takes normalised floating-point "
-                "pixels; call encoder.preprocess on the images"
-            )
-        if tuple(pixel_values.shape[1:]) != (row_shape or self.row_shape):
-            raise ValueError(
-                f"pixel_values of shape {tuple(pixel_values.shape)}: {type(self).__name__} takes "
-                f"rows of shape {self.row_shape}{hint}{looks_like(pixel_values)}; "
-                "call this encoder's preprocess on the images"
-            )
-        if pixel_values.device != weight.device and pixel_values.device.type != "cpu":
-            raise ValueError(
-                f"pixel_values are on {pixel_values.device}, the encoder on {weight.device}: "
-                "pass them on the CPU or move them to the encoder's device"
-            )
+        rows = f"{type(self).__name__} takes rows of shape {self.row_shape}{hint}"
+        check_pixels(pixel_values, row_shape or self.row_shape, rows, weight.device)
         return pixel_values.to(device=weight.device, dtype=weight.dtype)

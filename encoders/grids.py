@@ -202,7 +202,39 @@ def require_tensor(pixel_values: object) -> None:
         )
 
 
-def looks_like(pixel_values: Tensor) -> str:
+def check_pixels(
+    pixel_values: Tensor, row_shape: tuple[int, ...], rule: str, device: torch.device
+) -> None:
+    """Raise unless these are floating-point rows of this shape, on the CPU or on ``device``.
+
+    Args:
+        pixel_values: what the user passed.
+        row_shape: trailing shape that they must have.
+        rule: which rows the encoder takes, for the message.
+        device: the encoder's.
+
+    Raises:
+        ValueError: no tensor, integer pixels, a wrong trailing shape, or another accelerator.
+    """
+    require_tensor(pixel_values)
+    if not pixel_values.is_floating_point():
+        raise ValueError(
+            f"pixel_values are {pixel_values.dtype}: the tower takes normalised floating-point "
+            "pixels; call encoder.preprocess on the images"
+        )
+    if tuple(pixel_values.shape[1:]) != row_shape:
+        raise ValueError(
+            f"pixel_values of shape {tuple(pixel_values.shape)}: {rule}"
+            f"{_looks_like(pixel_values)}; call this encoder's preprocess on the images"
+        )
+    if pixel_values.device != device and pixel_values.device.type != "cpu":
+        raise ValueError(
+            f"pixel_values are on {pixel_values.device}, the encoder on {device}: "
+            "pass them on the CPU or move them to the encoder's device"
+        )
+
+
+def _looks_like(pixel_values: Tensor) -> str:
     """Which family's rows these are, for the message about a wrong width."""
     if pixel_values.ndim == 4:
         return "; these look like InternViT tiles"
