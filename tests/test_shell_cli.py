@@ -346,9 +346,10 @@ def test_picture_is_never_drawn_over_a_photograph(
 def test_features_and_picture_in_one_file_is_one_line(
     cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
 ) -> None:
-    both = tmp_path / "both.png"
-    run = cli("encode", checkpoint, photo, "--out", both, "--plot", both)
-    assert_one_line(run, f"--plot {both}", "another name")
+    both, alias = tmp_path / "both.safetensors", tmp_path / "both.png"
+    alias.symlink_to(both)
+    run = cli("encode", checkpoint, photo, "--out", both, "--plot", alias)
+    assert_one_line(run, f"--plot {alias}", "another name")
 
 
 def test_features_and_pictures_may_be_written_again(

@@ -95,9 +95,11 @@ def test_encode_through_graphs_writes_what_encode_without_writes(
         ("plain", ["--no-graph"]),
         ("graphed", ["--graph", "--budgets", "512,2048"]),
     ):
-        code, out, err = cli("encode", *common, *options, "--out", tmp_path / name)
+        features = tmp_path / f"{name}.safetensors"
+        code, out, err = cli("encode", *common, *options, "--out", features)
         assert code == 0, err
-    plain, graphed = (load_features(tmp_path / name) for name in ("plain", "graphed"))
+    names = ("plain", "graphed")
+    plain, graphed = (load_features(tmp_path / f"{name}.safetensors") for name in names)
     assert graphed.items == plain.items
     for ours, theirs in zip(graphed.outputs, plain.outputs, strict=True):
         assert len(ours.deepstack_features or ()) == len(theirs.deepstack_features or ())
@@ -343,12 +345,13 @@ def test_device_too_small_for_any_budget_is_one_line(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("graphwrap.session.Arena", full)
-    arguments = (checkpoints["qwen3_vl"], media / "a.png", "--out", tmp_path / "f")
+    out = tmp_path / "f.safetensors"
+    arguments = (checkpoints["qwen3_vl"], media / "a.png", "--out", out)
     code, _, err = cli("encode", *arguments, "--graph", "--budgets", "64,256")
     assert code == 2
     assert "error: the device ran out of memory" in err
     assert "--budgets" in err
-    assert not (tmp_path / "f").exists()
+    assert not out.exists()
 
 
 @pytest.mark.skipif(not (bench.RESULTS / bench.GRAPHS).is_file(), reason="not measured yet")

@@ -29,7 +29,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--json", action="store_true", help="for programs")
         action.add_argument("--cache-dir", type=Path, help="where downloads are kept")
         action.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        action.set_defaults(command=command)
+        action.set_defaults(command=command, parser=action)
 
 
 def list_towers(options: argparse.Namespace) -> None:

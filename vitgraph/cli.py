@@ -77,11 +77,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ValueError: arguments that make no sense.
     """
-    parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = build_parser().parse_known_args(arguments)
     strangers = [argument for argument in rest if argument.startswith("-")]
     if strangers or (rest and "images" not in options):
-        parser.error(f"unrecognized arguments: {' '.join(strangers or rest)}")
+        options.parser.error(f"unrecognized arguments: {' '.join(strangers or rest)}")
     if rest:
         options.images += map(Path, rest)
     return options
@@ -113,7 +112,7 @@ def _add_command(
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, parser=parser)
     return parser
 
 
@@ -225,7 +224,10 @@ def encode(options: argparse.Namespace) -> None:
     """Check everything, load, encode, write, draw, print the table."""
     from weights import load_encoder
 
-    from .encode import encode_media, enough_memory, open_media, read_device, read_dtype, table
+    from .encode import (
+        check_checkpoint, check_targets, encode_media, enough_memory, open_media, read_device,
+        read_dtype, table,
+    )  # fmt: skip
     from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
 
     limits = _limits(options)
@@ -234,7 +236,8 @@ def encode(options: argparse.Namespace) -> None:
         modality=options.modality, images=options.images, videos=options.video,
     )  # fmt: skip
     dtype, device = read_dtype(options.dtype), read_device(options.device)
-    _check_targets(options)
+    check_checkpoint(options.repo)
+    check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
     media = open_media(options.images, options.video)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(options.repo, **_source(options), dtype=dtype, device=device)
@@ -287,25 +290,6 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
         if name in given and not options.video:
             raise ValueError(f"--{name.replace('_', '-')} samples videos: pass one with --video")
     return given
-
-
-def _check_targets(options: argparse.Namespace) -> None:
-    """Before anything is fetched: what is asked for can be written, and costs nobody a file."""
-    from .features import is_features_file
-
-    for path in filter(None, (options.out, options.plot)):
-        if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"{path}: must be a file in a folder that exists")
-    out = options.out
-    if out.is_file() and out.stat().st_size and not is_features_file(out):
-        raise ValueError(f"--out {out}: exists and is no features file; give another name")
-    if options.plot:
-        from .plots import check_plot
-
-        check_plot(options.plot)
-        for path in (*options.images, *options.video, out):
-            if path.resolve() == options.plot.resolve():
-                raise ValueError(f"--plot {options.plot}: would replace {path}; give another name")
 
 
 def list_families(options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, VisionEncoder, VisionInputs
 from encoders.images import Video, to_rgb
 
-from .features import Item
+from .features import Item, is_features_file
 from .tables import format_table
 from .video import read_video
 
@@ -66,6 +66,54 @@ class Encoded(NamedTuple):
     """[t, h, w, D] of ``last_hidden_state``."""
     milliseconds: float
     """Preprocessing and encoding, wall clock."""
+
+
+def check_checkpoint(repo: str) -> None:
+    """Raise if the first argument is a file to encode, the checkpoint having been forgotten.
+
+    Raises:
+        ValueError: a file that cannot be a checkpoint.
+    """
+    path = Path(repo)
+    if path.is_file() and path.suffix.lower() != ".safetensors":
+        raise ValueError(
+            f"{repo}: is no checkpoint; the first argument is a repo id or the folder of a "
+            "checkpoint, and the images come after it"
+        )
+
+
+def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
+    """Before anything is fetched: what is asked for can be written, and costs nobody a file.
+
+    Args:
+        out: the features file.
+        plot: the picture, if one is wanted.
+        inputs: files that are read.
+
+    Raises:
+        ValueError: a target that cannot be written, or that is not to be written over.
+    """
+    for path in filter(None, (out, plot)):
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"{path}: must be a file in a folder that exists")
+    if out.is_file() and out.stat().st_size and not is_features_file(out):
+        raise ValueError(f"--out {out}: exists and is no features file; give another name")
+    if out.suffix.lower() != ".safetensors":
+        raise ValueError(
+            f"--out {out}: the features file is a safetensors file; let its name end in "
+            f".safetensors, as {out.with_suffix('.safetensors')}"
+        )
+    if plot:
+        _check_plot(plot, (*inputs, out))
+
+
+def _check_plot(plot: Path, others: Sequence[Path]) -> None:
+    from .plots import check_plot
+
+    check_plot(plot)
+    for path in others:
+        if path.resolve() == plot.resolve():
+            raise ValueError(f"--plot {plot}: would replace {path}; give another name")
 
 
 def open_media(images: Sequence[Path], videos: Sequence[Path]) -> list[Media]:

@@ -31,12 +31,13 @@ def test_encode_through_graphs_gives_the_features_of_encode_without(
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     common = ["encode", str(checkpoint), str(tmp_path / "photo.png"), "--dtype", "float32"]
     for name, options in (("plain", []), ("graphed", ["--graph", "--max-batch-size", "1"])):
-        out = ["--device", "cuda", "--out", str(tmp_path / name)]
+        out = ["--device", "cuda", "--out", str(tmp_path / f"{name}.safetensors")]
         assert main([*common, *out, *options]) == 0, capsys.readouterr().err
     said = capsys.readouterr()
     assert "there are no CUDA graphs" not in said.err
     assert re.search(r"^cudagraph: \d+ budgets of .* tokens in ", said.out, re.M)
-    plain, graphed = (load_features(tmp_path / name).outputs[0] for name in ("plain", "graphed"))
+    files = (tmp_path / f"{name}.safetensors" for name in ("plain", "graphed"))
+    plain, graphed = (load_features(file).outputs[0] for file in files)
     for ours, theirs in zip(graphed[:2], plain[:2], strict=True):
         assert ours is not None
         assert theirs is not None
