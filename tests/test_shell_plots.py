@@ -102,6 +102,27 @@ def test_a_map_for_every_image_is_demanded() -> None:
         plot_feature_maps(photographs(), [noise(1, 3, 4, 8)])
 
 
+def test_images_and_maps_in_the_wrong_order_are_refused_with_the_right_one() -> None:
+    features = noise(1, 3, 4, 8)
+    for image in photographs()[:2]:
+        for images, maps in (
+            ([features], [image]),
+            (features, image),
+            ([features], {"a": [image]}),
+        ):
+            with pytest.raises(ValueError, match="pass the images first, then their maps"):
+                plot_feature_maps(images, maps)
+
+
+def test_one_image_or_one_map_that_is_in_no_list_is_refused() -> None:
+    features = noise(1, 3, 4, 8)
+    for image in photographs():
+        with pytest.raises(ValueError, match=r"images is one \w+: pass a list"):
+            plot_feature_maps(image, [features])
+        with pytest.raises(ValueError, match="is one Tensor, not a list of maps"):
+            plot_feature_maps([image], features)
+
+
 def test_nearest_patch_of_a_shifted_map_is_shifted() -> None:
     features = noise(6, 8, 32)
     shifted = features.roll((1, 2), dims=(0, 1))

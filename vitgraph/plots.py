@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from encoders.images import to_rgb
+from encoders.image_intake import read_images, to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,11 +66,7 @@ def feature_rgb(maps: Sequence[Tensor]) -> list[Tensor]:
         ValueError: no map, maps of different width D, or of another layout.
     """
     for features in maps:
-        if features.ndim != 4 or features.shape[-1] < 3:
-            raise ValueError(
-                f"map of shape {tuple(features.shape)}: pass maps [t, h, w, D] with D >= 3, as "
-                "encoder.feature_maps gives them"
-            )
+        _require_map(features)
     if not maps or len({features.shape[-1] for features in maps}) != 1:
         widths = [features.shape[-1] for features in maps]
         raise ValueError(f"maps of widths {widths}: pass at least one, all of one width")
@@ -80,6 +76,19 @@ def feature_rgb(maps: Sequence[Tensor]) -> list[Tensor]:
     colours = ((components - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     parts = colours.split([len(rows) for rows in flat])
     return [part.view(*m.shape[:-1], 3) for part, m in zip(parts, maps, strict=True)]
+
+
+def _require_map(features: object) -> None:
+    if not isinstance(features, Tensor):
+        raise ValueError(
+            f"{type(features).__name__} where a map belongs: pass the images first, then their "
+            "maps [t, h, w, D], as encoder.feature_maps gives them"
+        )
+    if features.ndim != 4 or features.shape[-1] < 3:
+        raise ValueError(
+            f"map of shape {tuple(features.shape)}: pass maps [t, h, w, D] with D >= 3, as "
+            "encoder.feature_maps gives them"
+        )
 
 
 def principal_components(rows: Tensor, count: int) -> Tensor:
@@ -107,7 +116,7 @@ def plot_feature_maps(
     """Photographs on the left, their feature maps (PCA to RGB) beside them.
 
     Args:
-        images: PIL images, numpy [H, W, 3] or tensors [3, H, W], one a row.
+        images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W], one a row.
         maps: one map [t, h, w, D] an image; or, to compare encoders, such a list a name. Of a video
             the middle frame pair is shown.
         titles: one an image, written beside it.
@@ -117,19 +126,21 @@ def plot_feature_maps(
         The figure; ``figure.savefig(path)`` writes it.
 
     Raises:
-        ValueError: matplotlib is missing, there are not as many maps as images, or none, or they
-            are not laid out in space.
+        ValueError: matplotlib is missing, images or maps are no list of such, there are not as many
+            maps as images, or none, or they are not laid out in space.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    columns = maps if isinstance(maps, Mapping) else {"feature map": maps}
-    if not len(images):
+    columns = _read_columns(maps)
+    photographs = [pixels.permute(1, 2, 0) for pixels in read_images(images)]
+    if not photographs:
         raise ValueError("nothing to draw: pass at least one image and its map")
     for name, column in columns.items():
-        if len(column) != len(images):
-            raise ValueError(f"{name}: {len(column)} maps for {len(images)} images; pass one each")
-    photographs = [to_rgb(image).permute(1, 2, 0) for image in images]
+        if len(column) != len(photographs):
+            raise ValueError(
+                f"{name}: {len(column)} maps for {len(photographs)} images; pass one each"
+            )
     ratios = [pixels.shape[0] / pixels.shape[1] for pixels in photographs]
     size = (2.4 * (1 + len(columns)) + 0.2, 2.33 * sum(ratios) + 0.25 * len(ratios) + 0.7)
     figure = Figure(size, layout="constrained")
@@ -141,6 +152,22 @@ def plot_feature_maps(
         _fill_maps(axes, name, column, photographs)
     figure.suptitle(title or "", fontsize=11)
     return figure
+
+
+def _read_columns(
+    maps: Sequence[Tensor] | Mapping[str, Sequence[Tensor]],
+) -> Mapping[str, Sequence[Tensor]]:
+    """Lists of maps by name; told before the images are read, as they may be each other's."""
+    columns = maps if isinstance(maps, Mapping) else {"feature map": maps}
+    for name, column in columns.items():
+        if not isinstance(column, Sequence):
+            raise ValueError(
+                f"{name}: is one {type(column).__name__}, not a list of maps; pass the images "
+                "first, then their maps, in a list also for one"
+            )
+        for features in column:
+            _require_map(features)
+    return columns
 
 
 def _fill_photographs(
