@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import multiprocessing
+import pickle
 import sys
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -190,6 +194,33 @@ def test_sampling_a_video_file_decodes_to_memory_only_the_frames_it_keeps(
     inputs = preprocess(videos=[read_video(tmp_path / "clip.mp4")], num_frames=4)
     assert inputs.grid_thw[0, 0] == 2
     assert len(converted) == 4
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+def test_an_open_video_can_be_copied_and_sent_to_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: bool
+) -> None:
+    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
+    monkeypatch.chdir(tmp_path)
+    clip = read_video("clip.mp4")
+    if used:
+        assert len(list(clip.frames)) == 7
+    monkeypatch.chdir("/")
+    for twin in (copy.deepcopy(clip), copy.copy(clip), pickle.loads(pickle.dumps(clip))):
+        assert twin.fps == 12
+        assert all(map(torch.equal, twin.frames, clip.frames))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert torch.equal(pool.apply(getitem, (clip.frames, 3)), clip.frames[3])
+
+
+def test_a_video_that_was_replaced_by_a_shorter_one_is_an_error(tmp_path: Path) -> None:
+    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
+    clip = read_video(tmp_path / "clip.mp4")
+    write_video(tmp_path / "clip.mp4", moving_square(4), 12)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"clip\.mp4: ends after 4 frames and had 7"):
+            clip.frames[6]
+    assert clip.frames[3].shape == (3, 64, 96)
 
 
 @pytest.mark.parametrize("degrees", [-90, 0, 90, 180])

@@ -49,10 +49,13 @@ class VideoFrames(Sequence[Tensor]):
 
     Frames are decoded when asked for, going forward: of a long film from which a few are sampled,
     no more than those are ever in memory. ``torch.stack(list(frames))`` holds all of them.
+
+    They can be copied and pickled, for workers in other processes: what travels is the path, and
+    the file is opened anew when a frame is asked for.
     """
 
-    _decoder: Iterator[tuple[int, VideoFrame]]
-    _position: int
+    _decoder: Iterator[tuple[int, VideoFrame]] | None = None
+    _position: int = -1
     """Number of ``_frame``, the one decoded last."""
     _frame: VideoFrame
 
@@ -60,11 +63,20 @@ class VideoFrames(Sequence[Tensor]):
         """Count the frames by decoding the file once: what containers say of it is often wrong."""
         require_av()
         self.path = Path(path)
+        self._file = self.path.absolute()  # to open again, when the working folder may be another
         self.fps = 0.0
         self._count = sum(1 for _ in self._decode())
         if not self._count:
             raise ValueError(f"{self.path}: holds no frame that can be decoded")
-        self._restart()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Everything but the decoder and its frame, which cannot be copied."""
+        return {
+            "path": self.path,
+            "fps": self.fps,
+            "_file": self._file,
+            "_count": self._count,
+        }
 
     def __len__(self) -> int:
         return self._count
@@ -81,25 +93,32 @@ class VideoFrames(Sequence[Tensor]):
         number = index + self._count if index < 0 else index
         if not 0 <= number < self._count:
             raise IndexError(f"frame {index}: {self.path} has {self._count} frames")
-        if number < self._position:
-            self._restart()
+        if self._decoder is None or number < self._position:
+            self._decoder, self._position = enumerate(self._decode()), -1
         while self._position < number:
-            self._position, self._frame = next(self._decoder)
+            self._advance(self._decoder)
         return _upright(self._frame)
 
-    def _restart(self) -> None:
-        self._decoder = enumerate(self._decode())
-        self._position, self._frame = next(self._decoder)
+    def _advance(self, decoder: Iterator[tuple[int, VideoFrame]]) -> None:
+        self._decoder = None  # unless decoding succeeds: a generator that raised is spent
+        try:
+            self._position, self._frame = next(decoder)
+        except StopIteration:
+            raise ValueError(
+                f"{self.path}: ends after {self._position + 1} frames and had {self._count} when "
+                "it was opened: it was replaced; open it again with read_video"
+            ) from None
+        self._decoder = decoder
 
     def _decode(self) -> Iterator[VideoFrame]:
         import av
 
-        if self.path.is_dir():
+        if self._file.is_dir():
             raise ValueError(f"{self.path}: is a folder; pass the paths of the clips in it")
-        if not self.path.is_file():
+        if not self._file.is_file():
             raise ValueError(f"{self.path}: there is no such file; pass the path of a video file")
         try:
-            with av.open(str(self.path), mode="r") as container:
+            with av.open(str(self._file), mode="r") as container:
                 if not container.streams.video:
                     raise ValueError(f"{self.path}: has no video stream; pass a video file")
                 stream = container.streams.video[0]
