@@ -1,7 +1,8 @@
-"""Every code block of the README and the docs runs as it stands, but for one thing: the repo id.
+"""Every Python block of the README and the docs runs as it stands, and every command in ``sh``.
 
-Tests are offline, so ``Qwen/Qwen3-VL-2B-Instruct`` becomes the path of a small seeded checkpoint in
-that repo's layout. The photographs and the clip that the examples name lie in the working folder.
+Tests are offline, so what stands behind a repo id is a small seeded checkpoint in that repo's
+layout: its path in place of the id, or a hub on loopback where the page is about fetching. The
+photographs and the clip that the examples name lie in the working folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from encoders.images import to_rgb
+from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.demo import panned_clip, sample_photographs
 from vitgraph.seeded import write_seeded_checkpoint
@@ -28,7 +30,9 @@ from vitgraph.video import write_video
 ROOT = Path(__file__).parents[1]
 REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-PAGES = ("README.md", "docs/command_line.md", "docs/graphs.md")
+DOCS = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *DOCS)
+HUB_REPO_ID = "Qwen/Qwen3-VL-235B-A22B-Instruct"
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -56,43 +60,66 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Path)
     torch.compiler.reset()
 
 
-def test_readme_code_runs_from_top_to_bottom(workplace: Path, checkpoint: Path) -> None:
-    code = blocks("README.md", "python")
-    assert len(code) >= 4
-    assert REPO_ID in code[0]
-    names: dict[str, object] = {}
-    for block in code:
-        exec(compile(block.replace(REPO_ID, str(checkpoint)), "README.md", "exec"), names)
-    assert (workplace / "maps.png").stat().st_size > 10_000
+def run_page(page: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the Python blocks of a page one after another, then its commands.
+
+    Args:
+        page: its path.
+        names: what to put in place of a repo id.
+        capsys: for what a command that fails has said.
+    """
+
+    def offline(text: str) -> str:
+        for repo_id, place in names.items():
+            text = text.replace(repo_id, place)
+        return text
+
+    scope: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(compile(offline(block), page, "exec"), scope)
+    for line in commands(page):
+        assert main(shlex.split(offline(line))[1:]) == 0, capsys.readouterr().err
 
 
-def test_readme_commands_run(
+def test_every_page_with_code_is_run_here() -> None:
+    run = {"README.md", "docs/checkpoints.md", "docs/command_line.md", "docs/graphs.md"}
+    assert {page for page in PAGES if blocks(page, "python") or commands(page)} == run
+
+
+def test_readme_runs_from_top_to_bottom(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = commands("README.md")
-    assert [shlex.split(line)[1] for line in lines] == ["encode", "inspect", "extract", "list"]
-    for line in lines:
-        code = main(shlex.split(line.replace(REPO_ID, str(checkpoint)))[1:])
-        assert code == 0, capsys.readouterr().err
-    assert (workplace / "maps.png").exists()
+    assert REPO_ID in blocks("README.md", "python")[0]
+    run = [shlex.split(line)[1] for line in commands("README.md")]
+    assert run == ["encode", "inspect", "extract", "list"]
+    run_page("README.md", {REPO_ID: str(checkpoint)}, capsys)
+    assert (workplace / "maps.png").stat().st_size > 10_000
+    for path in map(workplace.joinpath, ("street.pt", "flower.pt")):
+        saved = torch.load(path)
+        assert saved.untyped_storage().nbytes() == saved.nbytes, "its own memory, says the README"
     assert (workplace / "tower" / "model.safetensors").exists()
 
 
-def test_documented_way_to_read_a_features_file_works(workplace: Path, checkpoint: Path) -> None:
+def test_documented_way_to_read_a_features_file_works(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["encode", str(checkpoint), "street.jpg", "--out", "features.safetensors"])
-    for block in blocks("docs/command_line.md", "python"):
-        exec(compile(block, "docs/command_line.md", "exec"), {})
+    run_page("docs/command_line.md", {}, capsys)
 
 
 def test_documented_graphs_run(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names: dict[str, object] = {}
-    for block in blocks("docs/graphs.md", "python"):
-        exec(compile(block.replace(REPO_ID, str(checkpoint)), "docs/graphs.md", "exec"), names)
-    for line in commands("docs/graphs.md"):
-        code = main(shlex.split(line.replace(REPO_ID, str(checkpoint)))[1:])
-        assert code == 0, capsys.readouterr().err
+    run_page("docs/graphs.md", {REPO_ID: str(checkpoint)}, capsys)
+
+
+def test_documented_fetching_runs_against_a_hub(
+    workplace: Path, checkpoint: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert HUB_REPO_ID in blocks("docs/checkpoints.md", "python")[0]
+    hub.push(HUB_REPO_ID, checkpoint)
+    run_page("docs/checkpoints.md", {}, capsys)
+    assert (workplace / "tower" / "model.safetensors").exists()
 
 
 def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:

@@ -317,7 +317,7 @@ def list_families(options: argparse.Namespace) -> None:
         "image graphs", "video graphs",
     )  # fmt: skip
     print(format_table(header, rows))
-    print("\nFine-tunes load too, and folders and files in any of these layouts.")
+    print("\nOthers load where config and tensors fit: base models, fine-tunes, folders, files.")
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}
