@@ -16,7 +16,7 @@ from threading import Event
 from typing import Any, TypeVar
 
 import huggingface_hub
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, ModelInfo, hf_hub_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's library
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -43,8 +43,11 @@ def list_files(repo: Repo) -> list[str]:
     """The files of the checkpoint, by name."""
     api = HfApi(token=repo.options.token)
     seconds = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-    question = lambda: api.model_info(repo.repo_id, revision=repo.revision, timeout=seconds)  # noqa: E731
     name = "the list of files"
+
+    def question() -> ModelInfo:
+        return api.model_info(repo.repo_id, revision=repo.revision, timeout=seconds)
+
     info = repo.ask(lambda: patiently(question, f"{repo.label}: {name}", None), name)
     prefix = repo.inside("x")[:-1]
     files = [file.rfilename for file in info.siblings or ()]
@@ -64,9 +67,12 @@ def download(repo: Repo, sizes: Mapping[str, int], *, force: bool = False) -> di
     if needed > _free(repo.clients_cache):
         raise _disk_full(repo, needed, "nothing was fetched")
     left = "whole files that had arrived stay in the Hub client's cache (hf cache ls)"
+
+    def task(name: str, stop: Event) -> Path:
+        return _download(repo, name, sizes[name], stop, force=force)
+
     try:
         with quiet(repo.options.progress):
-            task = lambda name, stop: _download(repo, name, sizes[name], stop, force=force)  # noqa: E731
             paths = in_parallel(task, names, repo.options.max_workers)
     except CheckpointError as error:
         if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
