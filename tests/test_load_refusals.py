@@ -202,6 +202,15 @@ def test_language_model_alone_has_no_tower(folder: Path) -> None:
     refused(folder, "no qwen3_vl vision tower among its 10 tensors", "lm_head")
 
 
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", INDEX, "config.json"])
+def test_a_pointer_of_git_lfs_is_called_one(folder: Path, name: str) -> None:
+    content = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4988\n"
+    (folder / name).write_text(content)
+    refused(
+        folder, f"{name}: a Git LFS pointer, not the file itself: run git lfs pull in the clone"
+    )
+
+
 def test_two_towers_are_not_chosen_between(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.update({"visual.blocks.0.norm1.weight": t[NORM]}))
     refused(folder, "several towers, under 'model.visual.' and 'visual.'")

@@ -21,6 +21,8 @@ from zlib import crc32
 
 from .errors import CheckpointError, shown
 
+LFS_POINTER = b"version https://git-lfs"
+"""What a file begins with that a clone without Git LFS has in place of the content."""
 CHECKED_BYTES = 1 << 19
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit; the largest published checkpoints stay under 10 MB."""
@@ -80,7 +82,8 @@ def read_header(path: Path, label: str) -> Header:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
-            length = header_length(file.read(8), label)
+            length = header_length(file.read(len(LFS_POINTER)), label)
+            file.seek(8)
             if length > size - 8:
                 raise CheckpointError(
                     f"{label}: the header claims {length} bytes but the file has {size}: "
@@ -104,11 +107,12 @@ def check_size(header: Header, size: int, label: str) -> None:
 
 
 def header_length(raw: bytes, label: str) -> int:
-    """The length of the JSON part, from the first 8 bytes of a file.
+    """The length of the JSON part, from the beginning of a file: 8 bytes, more for a better error.
 
     Raises:
-        CheckpointError: fewer than 8 bytes, or a length over the limit of the format.
+        CheckpointError: fewer than 8 bytes, a length over the limit of the format, or a pointer.
     """
+    _refuse_pointer(raw, label)
     if len(raw) < 8:
         raise CheckpointError(f"{label}: {len(raw)} bytes is too short for a safetensors file")
     length = int.from_bytes(raw[:8], "little")
@@ -118,6 +122,14 @@ def header_length(raw: bytes, label: str) -> int:
             "not a safetensors file, or damaged"
         )
     return length
+
+
+def _refuse_pointer(raw: bytes, label: str) -> None:
+    if raw.startswith(LFS_POINTER):
+        raise CheckpointError(
+            f"{label}: a Git LFS pointer, not the file itself: run git lfs pull in the clone, or "
+            "pass the repo id instead of the folder"
+        )
 
 
 def parse_header(raw: bytes, label: str) -> Header:
@@ -145,9 +157,10 @@ def parse_json(raw: bytes, label: str) -> dict[str, Any]:
     """Parse a JSON object in which no name occurs twice.
 
     Raises:
-        CheckpointError: not UTF-8, not JSON, nested too deeply, not an object, or made of so many
-            parts that parsing it would take gigabytes.
+        CheckpointError: a pointer, not UTF-8, not JSON, nested too deeply, not an object, or made
+            of so many parts that parsing it would take gigabytes.
     """
+    _refuse_pointer(raw, label)
     _refuse_bulk(raw, label)
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
