@@ -24,14 +24,22 @@ _SPACE = "free some space or pass a cache_dir on another disk"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def explain(error: BaseException, label: str, revision: str, name: str) -> str:
-    """One line that says what went wrong with ``name`` of a repo, and what to do about it."""
+def explain(error: BaseException, label: str, revision: str, name: str, page: str) -> str:
+    """One line that says what went wrong with ``name`` of a repo, and what to do about it.
+
+    Args:
+        error: what was raised.
+        label: what messages call the repo.
+        revision: of the repo.
+        name: of the file.
+        page: address of the repo, for people.
+    """
     if type(error) is ValueError and error.__cause__ is not None:  # "due to the above error"
         error = error.__cause__
     reasons: list[tuple[type[BaseException], str]] = [
         (
             GatedRepoError,
-            "the repo is gated: accept its terms on its page, then log in (hf auth login) or pass "
+            f"the repo is gated: accept its terms on {page}, then log in (hf auth login) or pass "
             "token=",
         ),
         (

@@ -99,4 +99,9 @@ class Repo:
         except CheckpointError:
             raise
         except (EntryNotFoundError, HTTPError, OSError, ValueError) as error:
-            raise CheckpointError(explain(error, self.label, self.revision, name)) from error
+            raise CheckpointError(self.explain(error, name)) from error
+
+    def explain(self, error: BaseException, name: str) -> str:
+        """One line that says what went wrong with ``name``, and what to do about it."""
+        page = f"{huggingface_hub.constants.ENDPOINT}/{self.repo_id}"
+        return explain(error, self.label, self.revision, name, page)

@@ -52,9 +52,9 @@ def resolve(repo: Repo) -> tuple[str, SmallFiles]:
         return known, _pinned(repo, known)
     try:
         commit, content = _ask(repo, known is not None)
-    except _Unreachable:
-        if known is None:
-            raise
+    except _Unreachable as error:
+        if known is None:  # a traceback shows the class that users catch
+            raise CheckpointError(str(error)) from error.__cause__
         return known, _pinned(repo, known)
     files = _pinned(repo, commit)
     _keep_config(files, content)
@@ -117,7 +117,9 @@ def _unknown(repo: Repo, obstacle: str) -> CheckpointError:
     """The error where nobody says at which commit the revision is; others may be kept."""
     commits = kept_commits(repo)
     if not commits:
-        return CheckpointError(f"{repo.label}: {not_here(CONFIG, obstacle)}")
+        return CheckpointError(
+            f"{repo.label}: no such folder here, and {not_here(CONFIG, obstacle)}"
+        )
     more = f" and {len(commits) - SHOWN} more" if len(commits) > SHOWN else ""
     return CheckpointError(
         f"{repo.label}: the Hub cannot be asked where {repo.revision!r} stands ({obstacle}), nor "

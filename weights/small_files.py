@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .errors import CheckpointError, DamagedError
-from .obstacles import explain, is_absence, is_full
+from .obstacles import is_absence, is_full
 from .repo import Repo
 from .snapshot import json_limit
 from .tensor_file import parse_json
@@ -67,7 +67,7 @@ class SmallFiles:
         except OSError as error:
             repo = self.repo
             reason = (
-                explain(error, repo.label, repo.revision, name)
+                repo.explain(error, name)
                 if is_full(error)
                 else f"{repo.label}: {self.cache.folder}: cannot be written ({error}): pass a "
                 "cache_dir that can be"

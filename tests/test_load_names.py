@@ -1,0 +1,98 @@
+"""What is neither a repo id nor a path that is there: what was meant, and how to say it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from fetching import REPO
+from hub_server import TOKEN, Fault, HubServer
+from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+
+PULL = "https://huggingface.co/Q/X/tree/refs%2Fpr%2F3/a/b?not-for-all-audiences=true#top"
+
+
+@pytest.mark.parametrize(
+    ("address", "scheme", "instead"),
+    [
+        ("https://huggingface.co/Q/X", "https://huggingface.co/", "'Q/X'"),
+        ("https://huggingface.co/Q/X/", "https://huggingface.co/", "'Q/X'"),
+        ("https://huggingface.co/Q/X.git", "https://huggingface.co/", "'Q/X'"),
+        ("huggingface.co/Q/X", "huggingface.co/", "'Q/X'"),
+        ("https://hf.co/Q/X", "https://hf.co/", "'Q/X'"),
+        ("http://mirror.example:8080/Q/X", "http://mirror.example:8080/", "'Q/X'"),
+        ("hf://Q/X", "hf://", "'Q/X'"),
+        ("https://huggingface.co/Q/X/tree/main", "https://huggingface.co/",
+         "'Q/X', revision='main'"),
+        ("https://huggingface.co/Q/X/blob/main/config.json", "https://huggingface.co/",
+         "'Q/X', revision='main'"),
+        ("https://huggingface.co/Q/X/resolve/v1/a/model.safetensors", "https://huggingface.co/",
+         "'Q/X', revision='v1', subfolder='a'"),
+        (PULL, "https://huggingface.co/", "'Q/X', revision='refs/pr/3', subfolder='a/b'"),
+    ],
+)  # fmt: skip
+def test_an_address_of_a_repo_is_turned_into_what_to_pass(
+    hub: HubServer, address: str, scheme: str, instead: str
+) -> None:
+    message = f"{address}: the address of a repo, not its id: drop {scheme} and pass {instead}"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
+        load_encoder(address)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://huggingface.co/Q", "https://huggingface.co/datasets/Q/X", "https://huggingface.co/"],
+)
+def test_an_address_of_no_repo_of_weights_is_turned_into_nothing(address: str) -> None:
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        load_encoder(address)
+
+
+@pytest.mark.parametrize("revision", ["main", "refs/pr/3"])
+def test_a_revision_behind_an_at_sign_is_a_keyword(hub: HubServer, revision: str) -> None:
+    message = f"Q/X@{revision}: no such folder here, and a repo id has no @: pass 'Q/X' and"
+    with pytest.raises(CheckpointError, match=f"^{message} revision='{revision}'"):
+        load_encoder(f"Q/X@{revision}")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("value", [None, 3, b"owner/name", ["owner/name"]], ids=str)
+def test_what_is_neither_text_nor_a_path_is_named(tmp_path: Path, value: object) -> None:
+    message = re.escape(f"repo_id_or_path={value!r}: must be text or a path: owner/name")
+    with pytest.raises(TypeError, match=message):
+        load_encoder(value)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=message):
+        inspect_checkpoint(value)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=message):
+        extract_encoder(value, tmp_path / "out")  # type: ignore[arg-type]
+
+
+def test_offline_a_mistyped_folder_may_be_a_folder(
+    hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = r"^ck/nothere@main: no such folder here, and config\.json is not in the cache and the"
+    with pytest.raises(CheckpointError, match=message):
+        load_encoder("ck/nothere", cache_dir=cache, local_files_only=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=message):
+        load_encoder("ck/nothere", cache_dir=cache)
+
+
+@pytest.mark.parametrize("trouble", ["missing", "gated", "private", "busy", "down", "offline"])
+def test_the_class_that_a_traceback_shows_is_the_one_to_catch(
+    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr("weights.remote._sleep", lambda seconds, stop: None)
+    if trouble in ("gated", "private"):
+        hub.push(REPO, folder, gated=trouble == "gated", private=trouble == "private")
+    if trouble in ("busy", "down"):
+        hub.fail("", *[Fault(503) if trouble == "busy" else Fault(silent=True)] * 99)
+    with pytest.raises(CheckpointError) as raised:
+        load_encoder(REPO, cache_dir=cache, progress=False, local_files_only=trouble == "offline")
+    assert type(raised.value) is CheckpointError
+    assert (raised.value.__cause__ is None) == (trouble == "offline")
+    assert TOKEN not in str(raised.value)
