@@ -237,7 +237,8 @@ def test_links_that_stay_inside_and_those_of_the_hubs_cache_are_followed(
     assert same_weights(expected, load_encoder(folder))
     whole = write_seeded_checkpoint(tmp_path / "one", "qwen3_vl", width=64, shards=1)
     (tmp_path / "link.safetensors").symlink_to(whole / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_bytes((whole / name).read_bytes())
     assert load_encoder(tmp_path / "link.safetensors") is not None  # the user's own
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from encoders import VisionEncoder
 
-from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
 from .hub_options import HubOptions
 from .plan import DTYPES, Source, Tower, find_encoder
-from .snapshot import Located, Snapshot, with_headers, with_located
+from .preprocessing import set_up_preprocessing
+from .snapshot import Located, with_headers, with_located
 from .sources import open_source
 from .tensor_file import read_into
 
@@ -67,13 +67,16 @@ def load_encoder(
         device: where the encoder goes; None is torch's default device.
 
     Returns:
-        The encoder in eval mode, gradients off, preprocessing set up as the checkpoint says.
+        The encoder in eval mode, gradients off, preprocessing set up as the checkpoint says; if it
+        has no processor file that says how images are prepared, by the family's defaults, with a
+        warning.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or read, is an adapter, quantised or
             pickled, has an unsupported model type, or its tensors do not fit.
         ValueError: ``dtype`` is not a floating dtype, ``device`` is not one of this machine, or an
             unknown ``fetch``; nothing was fetched yet.
+        TypeError: ``repo_id_or_path`` is neither text nor a path.
     """
     if dtype is not None and dtype not in DTYPES.values():
         known = ", ".join(str(kind) for kind in DTYPES.values())
@@ -89,11 +92,7 @@ def load_encoder(
     everything = chain(encoder.named_parameters(), encoder.named_buffers())
     left = [name for name, value in everything if value.is_meta]
     assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
-    files = read_processor_files(snapshot)
-    try:
-        encoder.preprocessor = encoder.preprocessor.with_files(files)
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise CheckpointError(f"{snapshot.label}: processor files: {error}") from error
+    set_up_preprocessing(encoder, tower)
     return encoder.eval().requires_grad_(False)
 
 
@@ -111,16 +110,6 @@ def _check_device(device: torch.device | str | None) -> torch.device:
     if target.type == "meta":
         raise ValueError("device='meta' holds no weights: pass cpu, cuda, cuda:1, mps, ...")
     return target
-
-
-def read_processor_files(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
-    """What the checkpoint says about preprocessing: file name without ``.json`` -> its content."""
-    with ThreadPoolExecutor(
-        len(PROCESSOR_FILES)
-    ) as pool:  # on the Hub, one round trip and not three
-        found = pool.map(lambda name: snapshot.read_json(f"{name}.json"), PROCESSOR_FILES)
-        pairs = zip(PROCESSOR_FILES, found, strict=True)
-        return {name: content for name, content in pairs if content is not None}
 
 
 def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
