@@ -25,6 +25,7 @@ from .grids import (
     check_input_size,
     check_pixels,
     check_rows,
+    check_tiles,
     merge_order_positions,
     raster_maps,
     read_grid,
@@ -45,6 +46,7 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
+from .layers import is_plain, patch_product
 
 if TYPE_CHECKING:
     from .images import Preprocessor
@@ -60,8 +62,11 @@ __all__ = [
     "VisionInputs",
     "check_input_size",
     "check_rows",
+    "check_tiles",
     "find_section",
+    "is_plain",
     "merge_order_positions",
+    "patch_product",
     "raster_maps",
     "read_blocks",
     "read_epsilon",

@@ -97,6 +97,18 @@ def check_rows(rows: int, expected: int, what: str) -> None:
         )
 
 
+def check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -> None:
+    """Raise unless the tiles are as many, and each as large, as the grid says."""
+    check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
+    for _, h, w in grids:
+        height, width = h * patch_size, w * patch_size
+        if tuple(pixel_values.shape[2:]) != (height, width):
+            raise ValueError(
+                f"grid {h}x{w} means tiles of {height}x{width} pixels, these are "
+                f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
+            )
+
+
 def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Tensor]:
     """Undo the merge-block order: a list of [t, h, w, D], one an item.
 

@@ -14,7 +14,8 @@ Shapes: B tiles of n = 1 + h*w rows (class token first), D width, H heads, K hea
 
 Deliberate differences:
 
-- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product
+  (unless that layer is more than its weight, by LoRA or hooks: then it is called).
 - Layer scale with residual, and RMS norm with weight, round once (the source twice).
 - Positions for other tile sizes are interpolated in float32 or wider and added in the tower's
   dtype.
@@ -34,9 +35,9 @@ from torch import Tensor, nn
 
 from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import check_input_size, check_rows, read_grid, stitch_tiles
+from .contract import check_input_size, check_tiles, read_grid, stitch_tiles
 from .contract import find_section, read_epsilon, read_field, read_flag, read_integer, read_size
-from .contract import require_divisible, require_tensor, require_value
+from .contract import patch_product, require_divisible, require_tensor, require_value
 from .images import Preprocessor, TilePreprocessor
 
 
@@ -259,16 +260,6 @@ class InternViT(VisionEncoder):
     def _read(self, grid_thw: GridLike) -> list[Grid]:
         return read_grid(grid_thw, 2, "the pixel shuffle")
 
-    def _check_grid(self, pixel_values: Tensor, grids: list[Grid]) -> None:
-        check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
-        patch = self.config.patch_size
-        for _, h, w in grids:
-            if tuple(pixel_values.shape[2:]) != (h * patch, w * patch):
-                raise ValueError(
-                    f"grid {h}x{w} means tiles of {h * patch}x{w * patch} pixels, these are "
-                    f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
-                )
-
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         require_tensor(pixel_values)
         step, sizes = self.config.patch_size * 2, pixel_values.shape[2:]
@@ -280,7 +271,7 @@ class InternViT(VisionEncoder):
             row_shape=(self.config.in_channels, *sizes) if whole else None,
         )
         if grid_thw is not None:
-            self._check_grid(pixels, self._read(grid_thw))
+            check_tiles(pixels, self._read(grid_thw), self.config.patch_size)
         return self.embeddings(pixels)
 
 
@@ -305,6 +296,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.side, self.patch_size = config.image_size // config.patch_size, config.patch_size
         width, patch = config.hidden_size, config.patch_size
+        self.patch = (config.in_channels, patch, patch)
         self.class_embedding = nn.Parameter(torch.randn(1, 1, width))
         self.patch_embedding = nn.Conv2d(config.in_channels, width, patch, stride=patch)
         self.position_embedding = nn.Parameter(torch.randn(1, 1 + self.side**2, width))
@@ -314,7 +306,7 @@ class Embeddings(nn.Module):
         patches = rearrange(
             pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=self.patch_size, q=self.patch_size
         )
-        rows = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
+        rows = patch_product(self.patch_embedding, patches, self.patch)
         cls = self.class_embedding.expand(pixels.shape[0], -1, -1)
         return torch.cat((cls, rows), dim=1) + self.positions(h, w)
 

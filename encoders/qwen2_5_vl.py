@@ -13,7 +13,7 @@ Deliberate differences:
 
 - ``last_hidden_state`` is in input order; transformers leaves it in window order.
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums.
+  sums. A layer that is more than its weight (LoRA, hooks) is called instead, here and below.
 - RMS norms round once, after the weight; transformers rounds before it too.
 - The rotation multiplies in float32 and writes the tower's dtype once.
 """
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from .attention import attention, padded_offsets, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
-from .contract import squarest, window_order
+from .contract import is_plain, patch_product, squarest, window_order
 from .contract import find_section, read_blocks, read_size, require_divisible, require_value
 from .images import PatchPreprocessor, Preprocessor
 
@@ -275,12 +275,13 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: Qwen2_5VLConfig) -> None:
         super().__init__()
         kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch = (config.in_channels, *kernel)
         self.proj = nn.Conv3d(
             config.in_channels, config.hidden_size, kernel, stride=kernel, bias=False
         )
 
     def forward(self, patches: Tensor) -> Tensor:
-        return F.linear(patches, self.proj.weight.flatten(1))
+        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):
@@ -325,12 +326,13 @@ class MLP(nn.Module):
 
     def __init__(self, config: Qwen2_5VLConfig) -> None:
         super().__init__()
+        self.width = config.intermediate_size
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and self.gate_proj.out_features % 8:
+        if x.is_cuda and self.width % 8 and is_plain(self.gate_proj, self.up_proj, self.down_proj):
             return self._forward_aligned(x)
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 

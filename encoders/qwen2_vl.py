@@ -11,7 +11,7 @@ Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums.
+  sums. A layer that is more than its weight (LoRA, hooks) is called instead, here and below.
 - The rotation multiplies in float32 and writes the tower's dtype once.
 - Quick GELU is written with SiLU, its constant divided out in the next product: a kernel less.
 - Config fields have one meaning in every file here: ``hidden_size`` is the tower's width
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
-from .contract import squarest
+from .contract import is_plain, patch_product, squarest
 from .contract import find_section, read_field, read_size, require_divisible, require_value
 from .images import PatchPreprocessor, Preprocessor
 
@@ -238,12 +238,13 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: Qwen2VLConfig) -> None:
         super().__init__()
         kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch = (config.in_channels, *kernel)
         self.proj = nn.Conv3d(
             config.in_channels, config.hidden_size, kernel, stride=kernel, bias=False
         )
 
     def forward(self, patches: Tensor) -> Tensor:
-        return F.linear(patches, self.proj.weight.flatten(1))
+        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):
@@ -291,6 +292,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # x sigmoid(1.702 x) is silu(1.702 x) / 1.702, and the product takes the division along.
         scaled = F.silu(1.702 * self.fc1(x))
+        if not is_plain(self.fc2):
+            return self.fc2(scaled / 1.702)
         return torch.addmm(self.fc2.bias, scaled, self.fc2.weight.t(), alpha=1 / 1.702)
 
 

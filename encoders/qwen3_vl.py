@@ -13,7 +13,7 @@ Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums.
+  sums. A layer that is more than its weight (LoRA, hooks) is called instead, here and below.
 - Position interpolation adds its four taps in the tower's precision or float32, whichever is
   wider, on every path (an engine that changes it under graphs is off by 17 %, SGLang).
 - The rotation multiplies in float32 and writes the tower's dtype once.
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from .attention import attention, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
-from .contract import squarest
+from .contract import patch_product, squarest
 from .contract import find_section, read_blocks, read_size, require_divisible, require_value
 from .images import PatchPreprocessor, Preprocessor
 
@@ -239,10 +239,11 @@ class Qwen3VLEncoder(VisionEncoder):
         check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
         patches = self.patch_embed(pixels)
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        table = self.pos_embed.weight
-        positions = table[taps[:, 0]] * weights[:, :1]
+        positions = self.pos_embed(taps[:, 0]) * weights[:, :1]
         for tap in (1, 2, 3):
-            positions = torch.addcmul(positions, table[taps[:, tap]], weights[:, tap, None])
+            positions = torch.addcmul(
+                positions, self.pos_embed(taps[:, tap]), weights[:, tap, None]
+            )
         return patches + positions.to(patches.dtype)
 
 
@@ -274,10 +275,11 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: Qwen3VLConfig) -> None:
         super().__init__()
         kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch = (config.in_channels, *kernel)
         self.proj = nn.Conv3d(config.in_channels, config.hidden_size, kernel, stride=kernel)
 
     def forward(self, patches: Tensor) -> Tensor:
-        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):

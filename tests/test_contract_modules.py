@@ -3,14 +3,291 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from oracles import BY_NAME, build_encoder, fields_of, tiny
+import torch.nn.functional as F
+import torch.nn.utils.prune as prune
+from oracles import BY_NAME, Grids, build_encoder, distances, draw_pixels, fields_of, tiny
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from encoders.contract import EncoderOutput
+from encoders import Qwen2_5VLEncoder, Qwen3VLEncoder
+from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.layers import is_plain, patch_product
 
 OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+PATCHED = (nn.Linear, nn.Conv2d, nn.Conv3d)
+
+
+def grids_for(name: str) -> Grids:
+    return [[2, 8, 8], [1, 8, 8]] if "intern" in name else [[2, 4, 6], [1, 10, 6]]
+
+
+def fresh(name: str, dtype: torch.dtype = torch.float64) -> VisionEncoder:
+    return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
+
+
+def run(encoder: VisionEncoder, name: str) -> EncoderOutput:
+    grids = grids_for(name)
+    return encoder(draw_pixels(encoder, grids), grids)
+
+
+def worst(ours: EncoderOutput, theirs: EncoderOutput) -> float:
+    with torch.no_grad():
+        return max(distances(ours, theirs).values())
+
+
+def replace_layers(encoder: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """Put ``wrap(layer)`` in the place of every Linear and convolution."""
+    for parent in list(encoder.modules()):
+        for key, layer in list(parent.named_children()):
+            if type(layer) in PATCHED:
+                setattr(parent, key, wrap(layer))
+
+
+# --- every layer is called or read as it is ----------------------------------------------------
+
+
+class Lora(nn.Module):
+    """As peft wraps a layer: ``weight`` is the base's, the low-rank part is added to its result."""
+
+    def __init__(self, base: Any, up: float) -> None:
+        super().__init__()
+        self.base = base
+        out, columns = base.weight.shape[0], base.weight[0].numel()
+        self.down = nn.Parameter(torch.full((1, columns), 0.5 / columns, dtype=base.weight.dtype))
+        self.up = nn.Parameter(torch.full((out, 1), up, dtype=base.weight.dtype))
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self.base.weight
+        return weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.base, nn.Linear):
+            return self.base(x) + F.linear(F.linear(x, self.down), self.up)
+        added = F.linear(F.linear(x.flatten(1), self.down), self.up)
+        return self.base(x) + added.view(*added.shape, *[1] * (x.ndim - 2))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_lora_around_every_layer_is_the_merged_weight_and_gets_gradients(name: str) -> None:
+    plain, wrapped, merged = run(fresh(name), name), fresh(name), fresh(name)
+    replace_layers(wrapped, lambda layer: Lora(layer, 0.3))
+    for layer in merged.modules():
+        if type(layer) in PATCHED:
+            layer.weight.add_(0.3 * 0.5 / layer.weight[0].numel())
+    output = run(wrapped, name)
+    assert worst(output, run(merged, name)) <= 1e-12
+    assert worst(output, plain) > 1e-3
+    sum(x.pow(2).sum() for x in fields_of(output).values()).backward()
+    for key, part in wrapped.named_modules():
+        if isinstance(part, Lora):
+            for weight in (part.up, part.down):
+                assert weight.grad is not None, key
+                assert weight.grad.abs().max() > 0, key
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_wrapper_that_adds_nothing_changes_nothing(name: str) -> None:
+    encoder = fresh(name)
+    replace_layers(encoder, lambda layer: Lora(layer, 0.0))
+    assert worst(run(encoder, name), run(fresh(name), name)) <= 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of a layer fed by pixels
+@pytest.mark.parametrize("name", OURS)
+def test_hooks_fire_on_every_leaf(name: str) -> None:
+    """Before and after each layer, and in the backward."""
+    encoder = fresh(name).requires_grad_(True)
+    leaves = {key: leaf for key, leaf in encoder.named_modules() if not list(leaf.children())}
+    fired: dict[str, set[str]] = {"before": set(), "after": set(), "backward": set()}
+    for key, leaf in leaves.items():
+        leaf.register_forward_pre_hook(lambda *_, key=key: fired["before"].add(key))
+        leaf.register_forward_hook(lambda *_, key=key: fired["after"].add(key))
+    expected = run(fresh(name), name)
+    output = run(encoder, name)
+    assert fired["before"] == fired["after"] == set(leaves)
+    assert worst(output, expected) <= 1e-12
+    encoder = fresh(name).requires_grad_(True)
+    for key in leaves:
+        encoder.get_submodule(key).register_full_backward_hook(
+            lambda *_, key=key: fired["backward"].add(key)
+        )
+    sum(x.pow(2).sum() for x in fields_of(run(encoder, name)).values()).backward()
+    assert fired["backward"] == set(leaves)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_hook_may_change_a_layers_result(name: str) -> None:
+    for kind in PATCHED:
+        encoder = fresh(name)
+        layers = [layer for layer in encoder.modules() if type(layer) is kind]
+        for layer in layers:
+            layer.register_forward_hook(lambda module, args, out: 1.1 * out)
+        changed = worst(run(encoder, name), run(fresh(name), name)) > 1e-3
+        assert changed == bool(layers)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_forward_set_on_a_layer_is_called(name: str) -> None:
+    """As accelerate does to bring weights in from elsewhere."""
+    encoder, called = fresh(name), set()
+    leaves = {key: leaf for key, leaf in encoder.named_modules() if not list(leaf.children())}
+
+    def watched(key: str, old: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(*args: Tensor) -> Tensor:
+            called.add(key)
+            return old(*args)
+
+        return forward
+
+    for key, leaf in leaves.items():
+        leaf.forward = watched(key, leaf.forward)
+    assert worst(run(encoder, name), run(fresh(name), name)) <= 1e-12
+    assert called == set(leaves)
+
+
+class Halved(Tensor):
+    """A weight kept at half its size and doubled where a layer reads it, as a quantised one is."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        calls = {F.linear, F.conv2d, F.conv3d, torch.conv2d, torch.conv3d}
+
+        def read(x: Any) -> Any:
+            plain = x.as_subclass(Tensor) if isinstance(x, Halved) else x
+            return 2 * plain if isinstance(x, Halved) and function in calls else plain
+
+        return function(*tree_map(read, args), **tree_map(read, kwargs or {}))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
+    encoder = fresh(name)
+    for layer in encoder.modules():
+        if type(layer) in PATCHED:
+            half = (layer.weight / 2).as_subclass(Halved)
+            del layer.weight
+            layer.weight = half
+    assert worst(run(encoder, name), run(fresh(name), name)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
+    torch.compiler.reset()
+    encoder, grids = fresh(name), grids_for(name)
+    replace_layers(encoder, lambda layer: Lora(layer, 0.3))
+    metadata = encoder.prepare_encoder_metadata(grids)
+    compiled = torch.compile(encoder.forward, fullgraph=True, backend="aot_eager")
+    output = compiled(draw_pixels(encoder, grids), encoder_metadata=metadata)
+    assert worst(output, run(encoder, name)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_plain_tower_compiles_to_its_fast_products(name: str) -> None:
+    torch.compiler.reset()
+    encoder, grids, code = tiny(name), grids_for(name), []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        code.append(graph.code)
+        return graph.forward
+
+    metadata = encoder.prepare_encoder_metadata(grids)
+    compiled = torch.compile(encoder.forward, fullgraph=True, backend=keep)
+    compiled(draw_pixels(encoder, grids), encoder_metadata=metadata)
+    assert "conv" not in code[0].replace("_conv", "")
+    assert (name == "qwen2_vl") == ("torch.addmm(" in code[0])
+
+
+# --- the fast products themselves --------------------------------------------------------------
+
+
+class OnGpu(Tensor):
+    """A tensor on the CPU that says it is not, to take a branch of CUDA's."""
+
+    is_cuda = True
+
+
+def mlp(width: int = 20) -> nn.Module:
+    family = BY_NAME["qwen2_5_vl"]
+    encoder = build_encoder(family, {**family.tiny, "intermediate_size": width}, torch.float64)
+    assert isinstance(encoder, Qwen2_5VLEncoder)
+    return encoder.blocks[0].mlp
+
+
+def drawn_rows(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def test_padding_the_inner_width_on_a_gpu_gives_the_same_sums() -> None:
+    layer, x = mlp(), drawn_rows(7, 64)
+    torch.testing.assert_close(layer(x.as_subclass(OnGpu)).as_subclass(Tensor), layer(x))
+
+
+@pytest.mark.parametrize("part", ["gate_proj", "up_proj", "down_proj"])
+def test_on_a_gpu_too_a_wrapped_layer_is_called(part: str) -> None:
+    """3420 is no multiple of 8, so that branch puts the layers' weights together."""
+    layer, x = mlp(), drawn_rows(7, 64)
+    plain = layer(x)
+    setattr(layer, part, Lora(getattr(layer, part), 0.3))
+    on_gpu = layer(x.as_subclass(OnGpu)).as_subclass(Tensor)
+    torch.testing.assert_close(on_gpu, layer(x), rtol=0, atol=0)
+    assert not torch.allclose(on_gpu, plain)
+
+
+def test_the_position_table_is_called_with_the_bits_of_indexing() -> None:
+    encoder, grids = tiny("qwen3_vl", torch.bfloat16), grids_for("qwen3_vl")
+    assert isinstance(encoder, Qwen3VLEncoder)
+    metadata = encoder.prepare_encoder_metadata(grids)
+    pixels = draw_pixels(encoder, grids).bfloat16()
+    taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
+    table = encoder.pos_embed.weight
+    positions = table[taps[:, 0]] * weights[:, :1]
+    for tap in (1, 2, 3):
+        positions = torch.addcmul(positions, table[taps[:, tap]], weights[:, tap, None])
+    expected = encoder.patch_embed(pixels) + positions.bfloat16()
+    assert torch.equal(encoder._embed(pixels, metadata), expected)
+
+
+def test_a_layer_is_plain_until_something_is_added_to_it() -> None:
+    linear = nn.Linear(4, 4)
+    assert is_plain()
+    assert is_plain(linear, nn.Conv2d(3, 4, 2), nn.Conv3d(3, 4, 2))
+    added: list[Callable[[nn.Linear], object]] = [
+        lambda layer: layer.register_forward_hook(lambda *_: None),
+        lambda layer: layer.register_forward_pre_hook(lambda *_: None),
+        lambda layer: layer.register_full_backward_hook(lambda *_: None),
+        lambda layer: layer.register_full_backward_pre_hook(lambda *_: None),
+        lambda layer: setattr(layer, "forward", layer.forward),
+        lambda layer: nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh()),
+        lambda layer: prune.identity(layer, "weight"),
+        lambda layer: layer._parameters.update(weight=layer.weight.as_subclass(Halved)),
+    ]
+    for add in added:
+        layer = nn.Linear(4, 4)
+        add(layer)
+        assert not is_plain(layer)
+        assert not is_plain(linear, layer)
+    assert not is_plain(type("Other", (nn.Linear,), {})(4, 4))
+    assert not is_plain(nn.LayerNorm(4))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_patch_product_is_its_convolution_whoever_makes_it(rows: int) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv3d(3, 8, (2, 4, 4), stride=(2, 4, 4)).double().requires_grad_(False)
+    for shape in ((rows, 96), (rows, 3, 96)):
+        x = drawn_rows(*shape)
+        product = patch_product(conv, x, (3, 2, 4, 4))
+        called = patch_product(Lora(conv, 0.0), x, (3, 2, 4, 4))
+        assert product.shape == called.shape == (*shape[:-1], 8)
+        torch.testing.assert_close(product, called)
 
 
 # --- memory of their own -----------------------------------------------------------------------

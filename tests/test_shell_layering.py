@@ -24,7 +24,7 @@ ALLOWED = {
 }  # fmt: skip
 # Files that an encoder file may import; they may import one another.
 SHARED = {
-    "contract", "attention", "grids", "hf_config",
+    "contract", "attention", "grids", "hf_config", "layers",
     "images", "image_intake", "image_sizes", "processor_files",
 }  # fmt: skip
 # The only files of ``encoders`` that know what an image file or an array is.

@@ -1,0 +1,50 @@
+"""Layers taken as the matrix product they are, where calling them would come to just that.
+
+A wrapped layer (LoRA), a quantised one, one with hooks or with a ``forward`` of its own does more
+than its weight says: it is called as the module it is.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_KNOWN = frozenset((nn.Linear, nn.Conv2d, nn.Conv3d))
+_WEIGHTS = frozenset((Tensor, nn.Parameter))
+
+
+def is_plain(*layers: nn.Module) -> bool:
+    """Whether calling each layer is its weight and bias and nothing else.
+
+    It is not for a subclass or a wrapper, a ``forward`` set on the instance, a hook on the layer,
+    or a weight that is a tensor subclass or no parameter. 0.3 us a layer.
+    """
+    for layer in layers:
+        if (
+            type(layer) not in _KNOWN
+            or type(layer._parameters.get("weight")) not in _WEIGHTS
+            or "forward" in layer.__dict__
+            or layer._forward_hooks
+            or layer._forward_pre_hooks
+            or layer._backward_hooks
+            or layer._backward_pre_hooks
+        ):
+            return False
+    return True
+
+
+def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, ...]) -> Tensor:
+    """A convolution whose kernel is its stride, over rows that are one patch each.
+
+    Args:
+        layer: Conv2d or Conv3d, or what stands in its place.
+        rows: [.., C*p*p] or [.., C*T*p*p], in the order of the kernel.
+        patch: (C, p, p) or (C, T, p, p).
+
+    Returns:
+        [.., D], as one matrix product where the layer is plain.
+    """
+    if is_plain(layer):
+        return F.linear(rows, layer.weight.flatten(1), layer.bias)
+    out: Tensor = layer(rows.reshape(-1, *patch))
+    return out.flatten(1).unflatten(0, rows.shape[:-1])
