@@ -7,7 +7,8 @@ Taken: PIL images of any mode, paths of image files, numpy arrays [H, W, C] or [
 Deliberate differences:
 
 - 16-bit grey (PIL modes ``I;16*`` and ``I``) is scaled to 8 bits by 1/257, rounded; PIL would clip
-  it at 255, which turns almost every such image white.
+  it at 255, which turns almost every such image white. 12 bits in ``I;16`` are taken as 16: scale
+  them beforehand. Mode ``I`` with no value above 255 may be 8-bit, and is refused.
 - Files that are opened here are turned upright by their EXIF orientation (as ``load_image`` does
   there); PIL objects are taken as they are.
 - The layout goes by the type, arrays channels-last, tensors channels-first; there it is guessed
@@ -68,11 +69,12 @@ def to_rgb(image: Any) -> Tensor:
     Args:
         image: a PIL image of any mode, the path of an image file, numpy uint8 [H, W, C] or [H, W],
             or a uint8 tensor [C, H, W] or [H, W]; 1 (grey), 3 (RGB) or 4 (RGBA) channels. 16-bit
-            grey PIL images (modes ``I;16*`` and ``I``) are scaled to 8 bits by 1/257, rounded.
+            grey PIL images (modes ``I;16*`` and ``I``) are scaled to 8 bits by 1/257, rounded, 12
+            bits in ``I;16`` as if they were 16.
 
     Raises:
-        ValueError: not an image, not 8 bits a channel, without pixels, or a file that is missing or
-            damaged.
+        ValueError: not an image, not 8 bits a channel, without pixels, of mode ``I`` with values
+            that may be of 8 bits or of 16, or a file that is missing or damaged.
     """
     if isinstance(image, str | os.PathLike):
         with naming(str(path := Path(image))):
@@ -204,12 +206,18 @@ def _from_pil(image: Image.Image) -> Tensor:
             "scale it to 0..255 as uint8"
         )
     try:
-        return torch.from_numpy(np.array(_pil_to_rgb(image))).permute(2, 0, 1)
+        rgb = torch.from_numpy(np.array(_pil_to_rgb(image))).permute(2, 0, 1)
     except _DAMAGED as error:
         raise ValueError(
             f"PIL image of mode {image.mode} cannot be decoded to RGB ({error}): it is truncated "
             "or of a mode that has no RGB form; replace it or convert it to RGB"
         ) from error
+    if image.mode == "I" and 0 < (most := int(np.array(image).max())) <= 255:
+        raise ValueError(
+            f"PIL image of mode I with values up to {most}, which may be 8-bit or 16-bit: convert "
+            'it, with .convert("L") if 255 is white, .convert("I;16") if 65535 is'
+        )
+    return rgb
 
 
 def _pil_to_rgb(image: Image.Image) -> Image.Image:

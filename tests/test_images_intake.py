@@ -91,6 +91,16 @@ def test_16_bit_grey_is_scaled_to_8_bits(dtype: str) -> None:
     assert np.array_equal(as_array(image), np.repeat(wanted[..., None], 3, -1))
 
 
+@pytest.mark.parametrize(("mode", "wanted"), [("L", 200), ("I;16", 1)])
+def test_small_values_of_mode_i_are_taken_once_their_range_is_said(mode: str, wanted: int) -> None:
+    """As they are they once came out black, taken for 16 bits."""
+    image = Image.new("I", (3, 2), 200)
+    with pytest.raises(ValueError, match="up to 200"):
+        as_array(image)
+    assert bool((as_array(image.convert(mode)) == wanted).all())
+    assert bool((as_array(Image.new("I", (3, 2), 0)) == 0).all())
+
+
 def test_a_16_bit_png_keeps_its_contrast(tmp_path: Path) -> None:
     grey = (np.asarray(hopper().convert("L")).astype(np.uint16)) * 257
     Image.fromarray(grey).save(tmp_path / "deep.png")
@@ -211,6 +221,10 @@ BAD = {
     "one dimension": (lambda p: np.zeros(9, np.uint8), r"shape \(9,\): an image of this type"),
     "float PIL": (lambda p: china().convert("F"), "mode F cannot be decoded .*fixed range"),
     "float file": (save_float, r"depth\.tiff: .*mode F cannot be decoded .*as uint8$"),
+    "8 or 16 bits": (
+        lambda p: china().convert("L").convert("I"),
+        r'mode I with values up to 2\d\d, .*convert\("L"\).*convert\("I;16"\)',
+    ),
     "32-bit grey": (lambda p: Image.new("I", (2, 2), 70000), "70000 are not 16-bit"),
 }
 
