@@ -28,6 +28,9 @@ from einops import rearrange
 from torch import Tensor
 
 
+_BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -50,6 +53,10 @@ def attention(
 
     Returns:
         [T, H, K], zeros in the rows at or beyond ``cu_seqlens[-1]``.
+
+    Raises:
+        ValueError: on the CPU, offsets beyond T or a segment that breaks the promise; elsewhere
+            nothing is read back to see it.
     """
     if torch.compiler.is_compiling():
         return _attention_node(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
@@ -73,7 +80,7 @@ def _attend(
     if q.shape[0] == 0:
         return torch.zeros_like(q)
     if q.device.type == "cpu":
-        return _attend_runs(q, k, v, cu_seqlens.tolist())
+        return _attend_runs(q, k, v, cu_seqlens.tolist(), segment_rows)
     if segment_rows:
         out = _attend_dense(q, k, v, q.shape[0] // segment_rows)
     elif q.device.type != "cuda" or q.dtype == torch.float64:
@@ -86,9 +93,10 @@ def _attend(
     return out.masked_fill(padding, 0.0) if out.requires_grad else out.masked_fill_(padding, 0.0)
 
 
-def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
+def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_rows: int) -> Tensor:
     """Equal neighbours go together: Qwen2.5's hundreds of windows take a handful of calls."""
     lengths = [end - start for start, end in pairwise(offsets) if end > start]
+    _check_lengths(lengths, q.shape[0], segment_rows)
     parts, start = [], 0
     for length, run in groupby(lengths):
         count = len(list(run))
@@ -98,6 +106,46 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
     if start < q.shape[0]:
         parts.append(q.new_zeros(q.shape[0] - start, *q.shape[1:]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
+    if sum(lengths) > rows:
+        raise ValueError(
+            f"cu_seqlens end at row {sum(lengths)}, there are {rows}: {_BELONGING_METADATA}"
+        )
+    other = next((n for n in lengths if n != segment_rows), 0) if segment_rows else 0
+    if other:
+        raise ValueError(
+            f"cu_seqlens have a segment of {other} rows, these pixels make segments of "
+            f"{segment_rows}: {_BELONGING_METADATA}"
+        )
+
+
+def check_equal_segments(
+    cu_seqlens: Tensor, max_seqlen: Tensor, segments: int, segment_rows: int
+) -> None:
+    """Raise where metadata cannot be of this many segments of ``segment_rows`` rows (tiles).
+
+    Nothing syncs: shapes tell, and in eager mode ``max_seqlen``, which lies on the host. What they
+    cannot tell is refused on the CPU alone, by :func:`attention`. Padding is legal: room for more
+    segments, a longer ``max_seqlen``, no real segment at all.
+
+    Raises:
+        ValueError: room for fewer segments, or all of them shorter.
+    """
+    room = cu_seqlens.shape[0] - 1
+    if segments > room:
+        raise ValueError(
+            f"encoder_metadata has room for {room} segments, these pixels make {segments}: "
+            f"{_BELONGING_METADATA}; for tiles of padding give max_frames_per_batch={segments}"
+        )
+    if torch.compiler.is_compiling() or max_seqlen.device.type != "cpu":
+        return
+    if segments and 0 < int(max_seqlen) < segment_rows:
+        raise ValueError(
+            f"encoder_metadata has segments of at most {int(max_seqlen)} rows, these pixels make "
+            f"segments of {segment_rows}: {_BELONGING_METADATA}"
+        )
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int) -> Tensor:
@@ -180,14 +228,28 @@ def segment_metadata(
     }
 
 
-def padded_offsets(lengths: Sequence[int], capacity: int | None, name: str) -> Tensor:
+def padded_offsets(
+    lengths: Sequence[int], capacity: int | None, name: str, kind: str = "segments"
+) -> Tensor:
     """Cumulative offsets int32 [S+1], padded to ``capacity+1`` by repeating the last one.
 
     Zeros would give negative lengths (peers: vLLM pads so); a repeated offset is an empty segment.
+
+    Args:
+        lengths: rows of each segment or window.
+        capacity: room for so many; None pads nothing.
+        name: the keyword that ``capacity`` was given by, for the message.
+        kind: what there is room for, for the message.
+
+    Returns:
+        int32 [S+1] on the CPU, S the capacity if given.
+
+    Raises:
+        ValueError: more than the capacity.
     """
     if capacity is not None and len(lengths) > capacity:
         raise ValueError(
-            f"{len(lengths)} segments do not fit {name}={capacity}: raise it to {len(lengths)} "
+            f"{len(lengths)} {kind} do not fit {name}={capacity}: raise it to {len(lengths)} "
             "or pass fewer items"
         )
     padding = 0 if capacity is None else capacity - len(lengths)

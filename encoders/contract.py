@@ -27,8 +27,11 @@ from .grids import (
     check_rows,
     check_tiles,
     merge_order_positions,
+    missing_grid,
     raster_maps,
     read_grid,
+    require_features,
+    require_output,
     require_tensor,
     split_rows,
     squarest,
@@ -76,6 +79,7 @@ __all__ = [
     "read_integer",
     "read_size",
     "require_divisible",
+    "require_features",
     "require_tensor",
     "require_value",
     "squarest",
@@ -246,7 +250,7 @@ class VisionEncoder(nn.Module, ABC):
             tiles: of :class:`VisionInputs`, to stitch an image's tiles (InternViT).
 
         Raises:
-            ValueError: features that are not of this grid.
+            ValueError: no tensor, or features that are not of this grid.
         """
 
     def preprocess(
@@ -301,9 +305,8 @@ class VisionEncoder(nn.Module, ABC):
     ) -> list[EncoderOutput]:
         """Encode images and videos: one :class:`EncoderOutput` an item, images first.
 
-        Takes the arguments of :meth:`preprocess` and raises what it raises. Everything given runs
-        in one forward, so memory grows with the call: pass many in chunks. Every item has memory
-        of its own, so one can be kept or saved without the rest.
+        Takes the arguments of :meth:`preprocess` and raises what it raises. All run in one forward,
+        so memory grows with the call: pass many in chunks. Every item has memory of its own.
         """
         inputs = self.preprocess(
             images,
@@ -323,8 +326,9 @@ class VisionEncoder(nn.Module, ABC):
         An item's ``clone()`` is a copy of it alone.
 
         Raises:
-            ValueError: a bad grid, or one of more rows or tokens than the output has.
+            ValueError: no whole output, a bad grid, or one of more rows or tokens than it has.
         """
+        require_output(output)
         specs = self.item_specs(grid_thw)
         rows, tokens = [s.input_size for s in specs], [s.output_tokens for s in specs]
         hidden = split_rows(output.last_hidden_state, rows)
@@ -355,23 +359,23 @@ class VisionEncoder(nn.Module, ABC):
             ValueError: a block that does not exist, or what ``forward`` raises.
         """
         wanted = block_indices(indices, self.config.depth)
-        outputs = self.block_outputs(pixel_values, grid_thw)
-        needed = islice(outputs, max(wanted, default=-1) + 1)
+        needed = islice(self.block_outputs(pixel_values, grid_thw), max(wanted, default=-1) + 1)
         kept = {number: hidden for number, hidden in enumerate(needed) if number in wanted}
         return [kept[number] for number in wanted]
 
     def resolve_metadata(
-        self, grid_thw: GridLike | None, encoder_metadata: Metadata | None
+        self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
     ) -> Metadata:
         """The metadata given, else metadata made from the grid.
 
         Raises:
-            ValueError: neither was given.
+            ValueError: neither was given, or no tensor of pixels.
         """
+        require_tensor(pixel_values)
         if encoder_metadata is not None:
             return encoder_metadata
         if grid_thw is None:
-            raise ValueError("pass grid_thw, or encoder_metadata made by prepare_encoder_metadata")
+            raise ValueError(missing_grid(pixel_values, self.config.patch_size))
         return self.prepare_encoder_metadata(grid_thw)
 
     def run_block(self, block: nn.Module, *args: Any) -> Tensor:
@@ -381,12 +385,7 @@ class VisionEncoder(nn.Module, ABC):
         return block(*args)
 
     def admit_pixels(
-        self,
-        pixel_values: Tensor,
-        weight: Tensor,
-        hint: str = "",
-        *,
-        row_shape: tuple[int, ...] | None = None,
+        self, pixel_values: Tensor, weight: Tensor, hint: str = "", shape: tuple[int, ...] = ()
     ) -> Tensor:
         """Check ``pixel_values`` and bring them to the dtype and device of ``weight``.
 
@@ -395,5 +394,5 @@ class VisionEncoder(nn.Module, ABC):
                 accelerator.
         """
         rows = f"{type(self).__name__} takes rows of shape {self.row_shape}{hint}"
-        check_pixels(pixel_values, row_shape or self.row_shape, rows, weight.device)
+        check_pixels(pixel_values, shape or self.row_shape, rows, weight.device)
         return pixel_values.to(device=weight.device, dtype=weight.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -12,6 +12,14 @@ from torch import Tensor
 
 Grid: TypeAlias = tuple[int, int, int]
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array or scalar of numpy's or another library's, which need not be installed."""
+
+    def tolist(self) -> Any: ...
+
 
 _RULE = "each item needs three positive integers (t, h, w) in patches"
 
@@ -38,8 +46,9 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
 
 def _plain(values: Any) -> Any:
     """A tensor's or an array's values as Python's; anything else as it is."""
-    read = getattr(values, "tolist", None)
-    return values if read is None else read()
+    if isinstance(values, list | tuple | int | str):  # the usual ones, and the quickest to tell
+        return values
+    return values.tolist() if isinstance(values, Tensor | _Array) else values
 
 
 def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
@@ -129,8 +138,9 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
         merge: side of a block in patches.
 
     Raises:
-        ValueError: ``features`` has neither a row a patch nor a row a token.
+        ValueError: no tensor, or one that has neither a row a patch nor a row a token.
     """
+    require_features(features)
     patches = [t * h * w for t, h, w in grids]
     tokens = [count // merge**2 for count in patches]
     if features.shape[0] == sum(patches):
@@ -207,11 +217,43 @@ def _is_number(value: Any) -> bool:
 
 def require_tensor(pixel_values: object) -> None:
     """Raise unless ``pixel_values`` is a tensor: images go through ``preprocess`` first."""
-    if not isinstance(pixel_values, Tensor):
+    if isinstance(pixel_values, Tensor):
+        return
+    fix = "call encoder.preprocess on the images, or encoder.encode"
+    if isinstance(pixel_values, tuple):
+        fix = "of inputs = encoder.preprocess(..) pass inputs.pixel_values, inputs.grid_thw"
+    raise ValueError(
+        f"pixel_values is of type {type(pixel_values).__name__}: the tower takes a tensor of "
+        f"normalised pixels; {fix}"
+    )
+
+
+def require_features(features: object) -> None:
+    """Raise unless ``features`` is one tensor, for ``feature_maps``."""
+    if not isinstance(features, Tensor):
         raise ValueError(
-            f"pixel_values is of type {type(pixel_values).__name__}: the tower takes a tensor of "
-            "normalised pixels; call encoder.preprocess on the images, or encoder.encode"
+            f"features is of type {type(features).__name__}: feature_maps takes one tensor; pass "
+            "output.last_hidden_state, output.pooler_output or one of output.deepstack_features"
         )
+
+
+def require_output(output: object) -> None:
+    """Raise unless ``output`` is a whole output, for ``split``."""
+    if not isinstance(output, tuple):
+        raise ValueError(
+            f"output is of type {type(output).__name__}: split takes the EncoderOutput that the "
+            "encoder returned; a tensor of it can be split by the rows that item_specs says"
+        )
+
+
+def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
+    """What to pass where neither grid nor metadata was given; for tiles the very value."""
+    fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
+    if pixel_values.ndim != 4:
+        return fix
+    count, _, height, width = pixel_values.shape
+    grid = [[count, height // patch_size, width // patch_size]]
+    return f"{fix}; if these tiles are one item, grid_thw is {grid}"
 
 
 def check_pixels(

@@ -33,11 +33,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import attention, padding_rows, segment_metadata
+from .attention import attention, check_equal_segments, padding_rows, segment_metadata
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
 from .contract import check_input_size, check_tiles, read_grid, stitch_tiles
 from .contract import find_section, read_epsilon, read_field, read_flag, read_integer, read_size
-from .contract import patch_product, require_divisible, require_tensor, require_value
+from .contract import patch_product, require_divisible, require_features, require_tensor
+from .contract import require_value
 from .images import Preprocessor, TilePreprocessor
 
 
@@ -97,20 +98,23 @@ class InternViTConfig:
         require_value(config, "ps_version", "v1", "v2")
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_select_strategy", "default")
-        defaults = _CONVERTED_DEFAULTS if converted else _ORIGINAL_DEFAULTS
-        depth, width, mlp, heads, size, bias, qk_norm, kind = defaults
-        image_size = read_size(vision, "image_size", default=size)
+
+        def either(original: Any, conversion: Any) -> Any:  # the two config classes' defaults
+            return conversion if converted else original
+
+        qk_norm = either(True, False)
+        image_size = read_size(vision, "image_size", default=either(224, 448))
         tiling = chat and not converted  # a -hf repo says it in its processor files
         language = find_section(config, "llm_config", "text_config")
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=depth, most=1024),
-            hidden_size=read_size(vision, "hidden_size", default=width),
-            intermediate_size=read_size(vision, "intermediate_size", default=mlp),
-            num_heads=read_size(vision, "num_attention_heads", default=heads),
+            depth=read_size(vision, "num_hidden_layers", default=either(48, 24), most=1024),
+            hidden_size=read_size(vision, "hidden_size", default=either(3200, 1024)),
+            intermediate_size=read_size(vision, "intermediate_size", default=either(12800, 4096)),
+            num_heads=read_size(vision, "num_attention_heads", default=either(25, 16)),
             image_size=image_size,
-            qkv_bias=read_flag(vision, "qkv_bias", "attention_bias", default=bias),
+            qkv_bias=read_flag(vision, "qkv_bias", "attention_bias", default=False),
             qk_normalization=read_flag(vision, "qk_normalization", "use_qk_norm", default=qk_norm),
-            norm_type=read_field(vision, "norm_type", default=kind),
+            norm_type=read_field(vision, "norm_type", default=either("rms_norm", "layer_norm")),
             out_hidden_size=read_size(language, "hidden_size") if chat else None,
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
             patch_size=read_size(vision, "patch_size", default=14),
@@ -123,11 +127,6 @@ class InternViTConfig:
             dynamic_image_size=read_flag(config, "dynamic_image_size", default=not tiling),
             tile_size=read_size(config, "force_image_size", default=image_size),
         )
-
-
-# Class defaults: depth, width, MLP width, heads, image size, qkv bias, qk norm, norm.
-_ORIGINAL_DEFAULTS = (48, 3200, 12800, 25, 224, False, True, "rms_norm")
-_CONVERTED_DEFAULTS = (24, 1024, 4096, 16, 448, False, False, "layer_norm")
 
 
 class InternViT(VisionEncoder):
@@ -157,14 +156,16 @@ class InternViT(VisionEncoder):
     ) -> EncoderOutput:
         """Encode tiles [B, 3, 14h, 14w] of the items ``grid_thw`` (tiles, h, w in patches).
 
-        With ``encoder_metadata`` nothing syncs and the grid is not read: tiles beyond its own are
-        padding. Returns ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack.
+        With ``encoder_metadata`` nothing syncs and the grid is not read: tiles beyond its own, as
+        far as it has room, are padding. Returns ``last_hidden_state`` [B, n, D], ``pooler_output``
+        [N, out], no DeepStack.
 
         Raises:
-            ValueError: integer pixels, a wrong tile size, or a grid that disagrees.
+            ValueError: integer pixels, a wrong tile size, or a grid or metadata that disagree.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
-        context = Context.of(self.resolve_metadata(grid_thw, encoder_metadata), hidden)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        context = Context.of(metadata, hidden)
         for block in self.layers[: self.config.blocks_run]:
             hidden = self.run_block(block, hidden, context)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
@@ -190,12 +191,15 @@ class InternViT(VisionEncoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """As :class:`VisionEncoder` says: the offsets of the tiles, each a segment of n rows."""
+        """As :class:`VisionEncoder` says: the offsets of the tiles, each a segment of n rows.
+
+        ``max_input_size`` tiles are room for as many segments where no capacity is given.
+        """
         grids = self._read(grid_thw)
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return segment_metadata(
             [1 + h * w for t, h, w in grids for _ in range(t)],
-            max_batch_size=max_batch_size,
+            max_batch_size=max_input_size if max_batch_size is None else max_batch_size,
             max_frames_per_batch=max_frames_per_batch,
             max_seqlen_override=max_seqlen_override,
             device=device or self.embeddings.class_embedding.device,
@@ -237,6 +241,7 @@ class InternViT(VisionEncoder):
         With ``tiles`` (as :class:`VisionInputs` has them) one map [1, rows*h, columns*w, D] an
         image, thumbnail dropped; without them [tiles, h, w, D] an item.
         """
+        require_features(features)
         grids = self._read(grid_thw)
         sizes = [t if features.ndim == 3 else t * h * w // 4 for t, h, w in grids]
         if features.shape[0] != sum(sizes):
@@ -268,7 +273,7 @@ class InternViT(VisionEncoder):
             pixel_values,
             self.embeddings.class_embedding,
             f" (or any height and width that are multiples of {step})",
-            row_shape=(self.config.in_channels, *sizes) if whole else None,
+            (self.config.in_channels, *sizes) if whole else (),
         )
         if grid_thw is not None:
             check_tiles(pixels, self._read(grid_thw), self.config.patch_size)
@@ -284,7 +289,8 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Offsets of the tiles [B, n, D], and which of their rows are padding."""
+        """Offsets of the tiles [B, n, D], checked, and which of their rows are padding."""
+        check_equal_segments(metadata["cu_seqlens"], metadata["max_seqlen"], *hidden.shape[:2])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
         return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
 

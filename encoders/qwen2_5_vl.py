@@ -137,7 +137,7 @@ class Qwen2_5VLEncoder(VisionEncoder):
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
-        metadata = self.resolve_metadata(grid_thw, encoder_metadata)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
         for block in self.blocks:
             hidden = self.run_block(block, hidden, context)
@@ -179,7 +179,8 @@ class Qwen2_5VLEncoder(VisionEncoder):
         positions = self._reorder(merge_order_positions(grids, merge, rows), index)
         cos, sin = rotary_cos_sin(positions, head, dtype)
         window = self.config.window_rows
-        cu_windows = padded_offsets(windows, max_windows_per_batch, "max_windows_per_batch")
+        room = max_windows_per_batch
+        cu_windows = padded_offsets(windows, room, "max_windows_per_batch", "windows")
         return {
             "rotary_pos_emb_cos": cos.to(device),
             "rotary_pos_emb_sin": sin.to(device),

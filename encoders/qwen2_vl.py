@@ -121,7 +121,7 @@ class Qwen2VLEncoder(VisionEncoder):
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
-        metadata = self.resolve_metadata(grid_thw, encoder_metadata)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
         for block in self.blocks:
             hidden = self.run_block(block, hidden, context)

@@ -142,7 +142,7 @@ class Qwen3VLEncoder(VisionEncoder):
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
-        metadata = self.resolve_metadata(grid_thw, encoder_metadata)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
         deepstack: list[Tensor] = []
         tapped = self.config.deepstack_visual_indexes

@@ -96,6 +96,19 @@ def test_segments_of_equal_rows_are_the_same_with_and_without_the_promise() -> N
     assert torch.equal(plain, run(q, k, v, [0, 7, 14, 21, 28], segment_rows=7))
 
 
+def test_offsets_beyond_the_rows_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=r"end at row 12, there are 11: .*grid_thw of these"):
+        run(*draw(11, 2, 16, torch.float32), [0, 4, 12, 12])
+
+
+def test_a_broken_promise_of_equal_segments_is_refused_with_both_numbers() -> None:
+    q, k, v = draw(28, 2, 16, torch.float32)
+    with pytest.raises(ValueError, match=r"segment of 14 rows, .* segments of 7: pass"):
+        run(q, k, v, [0, 7, 21, 28], segment_rows=7)
+    kept = run(q, k, v, [0, 7, 14, 14, 14], segment_rows=7)
+    assert torch.equal(kept[14:], torch.zeros(14, 2, 16))
+
+
 def test_padding_made_beforehand_changes_no_bit() -> None:
     q, k, v = draw(17, 2, 16, torch.float32)
     offsets = torch.tensor([0, 4, 11], dtype=torch.int32)

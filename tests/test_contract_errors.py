@@ -107,6 +107,37 @@ def test_what_is_no_tensor_of_rows_is_refused_with_what_it_is(name: str, kind: s
         encoder.forward_intermediates(wrong, grid)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_what_preprocess_gives_is_not_pixels_and_it_says_what_is(name: str) -> None:
+    encoder = tiny(name)
+    inputs: Any = encoder.preprocess([torch.zeros(3, 56, 56, dtype=torch.uint8)])
+    for wrong in (lambda: encoder(inputs), lambda: encoder(inputs, inputs.grid_thw)):
+        with pytest.raises(ValueError, match=r"VisionInputs.*inputs\.pixel_values, inputs\.grid"):
+            wrong()
+    with pytest.raises(ValueError, match=r"of type list.*call encoder\.preprocess"):
+        encoder([inputs.pixel_values])
+
+
+# --- outputs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_whole_output_and_one_of_its_tensors_are_told_apart(name: str) -> None:
+    encoder = tiny(name)
+    grids = [[1, 4, 6]] if name in QWEN else [[1, 8, 8]]
+    output: Any = encoder(draw_pixels(encoder, grids), grids)
+    for wrong, words in (
+        (output, "EncoderOutput"),
+        (output._replace(pooler_output=None)[1], "None"),
+    ):
+        with pytest.raises(ValueError, match=rf"features .*{words}.*output\.last_hidden_state"):
+            encoder.feature_maps(wrong, grids)
+    with pytest.raises(
+        ValueError, match=r"output is of type Tensor: split takes the EncoderOutput"
+    ):
+        encoder.split(output.pooler_output, grids)
+
+
 # --- grids -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,53 @@
+"""Metadata of tiles: what belongs to the pixels and what does not, as far as it can be told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import BY_NAME, build_encoder, distance, draw_pixels, tiny
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b"])
+def test_metadata_of_other_tiles_is_refused_on_any_device(name: str, device: str) -> None:
+    """From what lies on the host: a meta tensor has no values to read."""
+    encoder = build_encoder(BY_NAME[name], BY_NAME[name].tiny).to(device)
+    pixels = draw_pixels(tiny(name), [[3, 8, 8]]).to(device)
+    for grids, words in (
+        ([[3, 4, 4]], r"at most 17 rows, these pixels make segments of 65.*grid_thw of these"),
+        ([[1, 8, 8]], r"room for 1 segments, these pixels make 3.*max_frames_per_batch=3"),
+        ([], r"room for 0 segments, these pixels make 3"),
+    ):
+        metadata = encoder.prepare_encoder_metadata(grids)
+        with pytest.raises(ValueError, match=words):
+            encoder(pixels, encoder_metadata=metadata)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_padded_metadata_of_other_tiles_is_refused_on_the_cpu(compiled: bool) -> None:
+    """Only the offsets give it away, and those are read on the CPU alone."""
+    torch.compiler.reset()
+    encoder = tiny("intern_vit_300m")
+    pixels, run = draw_pixels(encoder, [[3, 8, 8]]), encoder.forward
+    if compiled:
+        run = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for grids, words in (
+        ([[3, 4, 4]], r"a segment of 17 rows, these pixels make segments of 65: pass what"),
+        ([[4, 8, 8]], r"end at row 260, there are 195: pass what"),
+        ([[3, 16, 16]], r"end at row 771, there are 195"),
+    ):
+        metadata = encoder.prepare_encoder_metadata(
+            grids, max_frames_per_batch=6, max_seqlen_override=300
+        )
+        with pytest.raises(ValueError, match=words):
+            run(pixels, encoder_metadata=metadata)
+
+
+def test_tiles_of_padding_have_room_by_either_capacity() -> None:
+    encoder = tiny("intern_vit_300m")
+    pixels = draw_pixels(encoder, [[5, 8, 8]])
+    expected = encoder(pixels[:3], [[3, 8, 8]]).pooler_output
+    for keyword in ("max_input_size", "max_batch_size", "max_frames_per_batch"):
+        metadata = encoder.prepare_encoder_metadata([[3, 8, 8]], **{keyword: 5})
+        output = encoder(pixels, encoder_metadata=metadata)
+        assert distance(output.pooler_output[:48], expected) <= 1e-6
