@@ -22,12 +22,14 @@ Places: TypeAlias = npt.NDArray[np.int32]
 
 
 class Loads(NamedTuple):
-    """The load of every subset."""
+    """Many loads at once: of every subset (``2**n``), or of other groups."""
 
     sums: Floats
-    """Of every field of :class:`Load`, [7, 2**n]; that of longest segments says nothing."""
+    """Of every field of :class:`Load`, [7, groups]; that of longest segments says nothing."""
     longest_segment: Ints
-    """[2**n]"""
+    """[groups]"""
+    nested: bool = True
+    """Whether the last group holds all others."""
 
     @classmethod
     def of_subsets(cls, loads: Sequence[Load]) -> Loads:
@@ -45,12 +47,17 @@ class Loads(NamedTuple):
 
     @property
     def items(self) -> Floats:
-        """How many items are in each subset."""
+        """How many items are in each group."""
         return self.sums[0]
 
     @property
+    def tokens(self) -> Floats:
+        """Output tokens of each group."""
+        return self.sums[1]
+
+    @property
     def rows(self) -> Floats:
-        """Rows of each subset."""
+        """Rows of each group."""
         return self.sums[2]
 
     @property
@@ -85,15 +92,27 @@ class Shelf:
         self._held = [min(kind) for kind in zip(*smallest, strict=True)][1:]
 
     def empties(self, loads: Loads) -> Floats:
-        """Costs before the first item [2**n], infinite for what no budget holds."""
+        """Costs before the first item [groups], infinite for what no budget holds."""
+        prices: Floats = self._prices.take(self._at(loads)).min(axis=0)
+        return prices
+
+    def cheapest(self, loads: Loads) -> tuple[Floats, Ints]:
+        """The same, and where among all chains' budgets (and one more a chain) each cost is."""
+        at = self._at(loads)
+        prices = self._prices.take(at)
+        best = prices.argmin(axis=0)[None]
+        return np.take_along_axis(prices, best, 0)[0], np.take_along_axis(at, best, 0)[0]
+
+    def _at(self, loads: Loads) -> Places:
+        """In each chain, the place of the first budget that holds a load [chains, groups]."""
         _, tokens, rows, segments, _, windows, _ = loads.sums.astype(np.int64)
         asked = (rows, segments, loads.longest_segment, windows)
         at = self._first[0].take(tokens, axis=1, mode="clip")
         for first, held, amount in zip(self._first[1:], self._held, asked, strict=True):
-            if amount[-1] > held:  # else the smallest budgets take even all items
+            most = amount[-1] if loads.nested else amount.max()
+            if most > held:  # else the smallest budgets take every load
                 np.maximum(at, first.take(amount, axis=1, mode="clip"), out=at)
-        prices: Floats = self._prices.take(at).min(axis=0)
-        return prices
+        return at
 
 
 def _places(capacities: Sequence[int], start: int) -> Places:

@@ -55,13 +55,14 @@ def test_eager_items_are_counted_with_their_reason() -> None:
     assert wholly.stats().eager_reasons == {"eager backend": 2}
 
 
-@pytest.mark.parametrize("count", [3, 20])
-def test_items_over_every_budget_share_one_eager_run(count: int) -> None:
+@pytest.mark.parametrize(("count", "runs"), [(3, 1), (5, 1), (6, 2), (20, 4)])
+def test_items_over_every_budget_share_eager_runs_of_bounded_length(count: int, runs: int) -> None:
+    """Twice the 64 tokens that are worth a graph, so five pairs of 10 and 12 tokens."""
     graphed, grids = toy((4, 8)), [*SMALL, *[[1, 2, 10], [1, 4, 6]] * count]
     pixels = pixels_for(graphed.encoder, grids)
     assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
     stats = graphed.stats()
-    assert (stats.eager_calls, stats.eager_items) == (1, 2 * count)
+    assert (stats.eager_calls, stats.eager_items) == (runs, 2 * count)
     assert stats.eager_reasons == {"over tokens": 2 * count}
 
 
