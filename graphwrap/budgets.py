@@ -206,7 +206,7 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
     """Segments of the long shape and of the short one; equal means that one shape does."""
     if frames is not None:
         return min(frames, LONG_SEGMENTS), frames
-    return min(items, LONG_SEGMENTS), max(items, LONG_SEGMENTS**2)
+    return LONG_SEGMENTS, max(items, LONG_SEGMENTS**2)
 
 
 def _long_count(encoder: GraphableEncoder, high: int, segments: tuple[int, int], most: int) -> int:

@@ -127,12 +127,20 @@ class Arena:
         return held[: like.shape[0]]
 
     @property
+    def buffers(self) -> list[Tensor]:
+        """All of them."""
+        return [self.pixels, self.block, *self.outputs.values()]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(
-            buffer.numel() * buffer.element_size()
-            for buffer in (self.pixels, self.block, *self.outputs.values())
-        )
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
+
+    def mark_stream(self, stream: torch.cuda.Stream) -> None:
+        """Nobody else gets this memory before what the stream was given is done."""
+        for buffer in self.buffers:
+            if buffer.is_cuda:
+                buffer.record_stream(stream)
 
     def poison(self) -> None:
         """Fill everything with NaN (for tests): no result may change."""
@@ -143,7 +151,16 @@ class Arena:
 
 
 def output_fields(output: EncoderOutput, wanted: tuple[str, ...]) -> dict[str, Tensor]:
-    """The wanted tensors of an output by name; DeepStack layers are numbered."""
+    """The wanted tensors of an output by name; DeepStack layers are numbered.
+
+    Raises:
+        TypeError: no :class:`EncoderOutput`.
+    """
+    if not isinstance(output, EncoderOutput):
+        raise TypeError(
+            f"the encoder returned a {type(output).__name__}: a forward returns "
+            "encoders.contract.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
+        )
     fields: dict[str, Tensor] = {}
     if "last_hidden_state" in wanted and output.last_hidden_state is not None:
         fields["last_hidden_state"] = output.last_hidden_state

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from encoders.contract import EncoderOutput, GraphableEncoder, Grid, Metadata
 
 from .buffers import ROWS, Arena, Layout, output_fields
 from .budgets import Budget
+from .pool import Pool
 
 Forward = Callable[..., EncoderOutput]
 SLOW_MS = 8.0
@@ -94,12 +93,11 @@ def make_runner(
     return Runner(budget, layout, pixels, block, body, body.outputs)
 
 
-def capture(
-    runner: Runner, pool: tuple[int, int], stream: torch.cuda.Stream
-) -> torch.cuda.CUDAGraph:
+def capture(runner: Runner, pool: Pool, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """Warm the body up, then capture it into ``pool``.
 
-    Not ``torch.cuda.graph``: that one collects garbage and empties the cache for every graph.
+    Not ``torch.cuda.graph``: that one collects garbage and empties the cache for every graph. Here
+    the cache is emptied once, after the largest graph's warm-up: a capture cannot take from it.
 
     torch keeps a cuBLAS workspace (32 MiB on Hopper) for every stream that ever multiplied. It is
     forgotten before capture, so that the graph's lies in its pool and nobody else's work does, and
@@ -110,38 +108,12 @@ def capture(
         with torch.cuda.stream(stream):
             runner.body()
             torch._C._cuda_clearCublasWorkspaces()
-            _record(graph, runner, pool)
+            if pool.empty:
+                torch.cuda.empty_cache()
+            pool.record(graph, runner.body)
     finally:
         torch._C._cuda_clearCublasWorkspaces()
     return graph
-
-
-def _record(graph: torch.cuda.CUDAGraph, runner: Runner, pool: tuple[int, int]) -> None:
-    graph.capture_begin(pool=cast(Any, pool), capture_error_mode="thread_local")
-    try:
-        runner.body()
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # of a capture that failed: said already
-            _end(graph, pool)
-        raise
-    _end(graph, pool)
-
-
-def _end(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-    """End a capture.
-
-    One that CUDA has invalidated cannot be: it leaves the allocator recording into the pool, which
-    keeps all freed memory until the process ends. Then that is ended by hand. A graph that was
-    captured and could not be instantiated has ended it, and gives the pool back itself.
-    """
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        device = torch.cuda.current_device()
-        with contextlib.suppress(RuntimeError):  # not recording: nothing to end
-            torch._C._cuda_endAllocateToPool(device, pool)
-            torch._C._cuda_releasePool(device, pool)
-        raise
 
 
 def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:
@@ -157,23 +129,3 @@ def time_replays(runner: Runner, stream: torch.cuda.Stream) -> float:
             end.synchronize()
             times.append(start.elapsed_time(end))
     return sorted(times[1:])[len(times) // 2 - 1] if len(times) > 1 else times[0]
-
-
-def pool_bytes(pool: tuple[int, int]) -> int:
-    """Bytes of device memory that a graph pool holds."""
-    return sum(segment["total_size"] for segment in pool_segments(pool))
-
-
-def pool_segments(pool: tuple[int, int]) -> list[dict[str, int]]:
-    """The allocator's segments that belong to a graph pool."""
-    segments = torch.cuda.memory_snapshot()
-    return [part for part in segments if tuple(part["segment_pool_id"]) == tuple(pool)]
-
-
-def poison_pool(pool: tuple[int, int], device: torch.device) -> None:
-    """Fill every page of a graph pool with NaN (for tests): nothing in it outlives a replay."""
-    for segment in pool_segments(pool):
-        storage = torch._C._construct_storage_from_data_pointer(
-            segment["address"], device, segment["total_size"]
-        )
-        torch.empty(0, dtype=torch.uint8, device=device).set_(storage).fill_(0xFF)

@@ -13,10 +13,10 @@ from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
 
 from .budgets import Budget, Load, read_specs
 from .buffers import output_fields
-from .capture import Runner, capacity_metadata, poison_pool
+from .capture import Runner, capacity_metadata
 from .guards import WeightGuard
 from .plans import Cache, Plan, Step, gather_runs, places_of, scatter_runs
-from .results import Face, by_row, face_of, own, read_out
+from .results import Face, by_row, face_of, overlap, own, read_out
 from .session import Session
 from .stats import GraphStats
 
@@ -41,6 +41,7 @@ class Executor:
 
     encoder: GraphableEncoder
     device: torch.device
+    dtype: torch.dtype
     wanted: tuple[str, ...]
     clone: bool
     session: Session | None
@@ -58,6 +59,8 @@ class Executor:
     def run(self, plan: Plan, pixels: Tensor, out: EncoderOutput | None) -> dict[str, Tensor]:
         """Every group of a plan; the wanted fields by name, items in the caller's order."""
         given = self._read_out(plan, pixels, out) if out is not None else None
+        if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
+            pixels = self._apart(pixels)
         self._order_streams()
         try:
             return self._run(plan, pixels, given)
@@ -106,9 +109,18 @@ class Executor:
         lent = []
         if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
             lent.append(pixels)
-        if not self.clone and self.session is not None:  # earlier results are views of these
-            lent += self.session.arena.outputs.values()
+        lent += self._lent()
         return read_out(out, self.wanted, self._face, (plan.rows, plan.tokens), lent)
+
+    def _lent(self) -> list[Tensor]:
+        """Buffers that earlier results are views of."""
+        if self.clone or self.session is None:
+            return []
+        return list(self.session.arena.outputs.values())
+
+    def _apart(self, pixels: Tensor) -> Tensor:
+        """Pixels that no group writes over: an earlier result may have been passed back."""
+        return pixels.clone() if any(overlap(pixels, held) for held in self._lent()) else pixels
 
     def _learn_face(self, pixels: Tensor) -> Face:
         """What results look like: as captured, else as an empty run shows."""
@@ -187,6 +199,7 @@ class Executor:
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             gather_runs(pixels, places_of(rows, step.rows), step.rows)
+        rows = rows.to(self.device, self.dtype, non_blocking=True)  # as the copy into the arena
         metadata = self._eager_metadata(step)
         if step.items:
             self.counts.eager_calls += 1
@@ -210,8 +223,11 @@ class Executor:
 
     def _order_streams(self) -> None:
         """The arena is shared: work on another stream waits for the last call's."""
-        if self._used is not None and self._used.numbers != _stream_numbers(self.device):
-            torch.cuda.current_stream(self.device).wait_event(self._used.event)
+        if self._used is None or self._used.numbers == _stream_numbers(self.device):
+            return
+        if not self.clone:  # and for what was done with its results since
+            self._used.event.record(self._used.stream)
+        torch.cuda.current_stream(self.device).wait_event(self._used.event)
 
     def mark_stream(self) -> None:
         """Note that the arena is in use by all that this stream has been given so far."""
@@ -220,7 +236,10 @@ class Executor:
         numbers = _stream_numbers(self.device)
         if self._used is None or self._used.numbers != numbers:
             event = self._used.event if self._used is not None else torch.cuda.Event()
-            self._used = Use(torch.cuda.current_stream(self.device), event, numbers)
+            stream = torch.cuda.current_stream(self.device)
+            if self.session is not None:
+                self.session.arena.mark_stream(stream)
+            self._used = Use(stream, event, numbers)
         self._used.event.record(self._used.stream)
 
     def _count_replay(self, step: Step, budget: Budget) -> None:
@@ -244,7 +263,7 @@ class Executor:
         self.session.arena.poison()
         if self.session.pool is not None:
             torch.cuda.synchronize(self.device)
-            poison_pool(self.session.pool, self.device)
+            self.session.pool.poison()
 
 
 def _stream_numbers(device: torch.device) -> tuple[int, int, int]:

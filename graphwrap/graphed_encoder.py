@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NoReturn, cast
@@ -23,20 +22,25 @@ from .executor import Executor
 from .guards import (
     BACKENDS,
     WeightGuard,
+    check_alone,
     check_pixels,
     check_rows,
+    find_preprocess,
     find_weights,
+    require_contract,
     read_outputs,
     require_choice,
     resolve_backend,
     settled,
 )
-from .packing import Packer
+from .packing import Packer, eager_bound
 from .plans import Cache, Plan, make_plan, quick_key, read_key, refuse_overflow
 from .session import Capturer, Session
 from .stats import GraphStats
 from .tables import SavedTable, fingerprint
 
+CAPTURES = threading.RLock()
+"""One capture at a time in a process: waiting for the device breaks another's."""
 PLAN_ITEMS = 200_000
 """Items of all plans kept: a call with a grid seen before costs one look-up."""
 
@@ -72,6 +76,7 @@ class GraphedEncoder:
         outputs, on_overflow, clone: as given.
 
     Raises:
+        TypeError: no module, or one without the contract's members.
         ValueError: a configuration that cannot work, before anything is allocated.
     """
 
@@ -96,6 +101,7 @@ class GraphedEncoder:
         require_choice("clone", clone, (True, False))
         require_choice("compile", compile, (True, False))
         self.outputs = read_outputs(outputs)
+        require_contract(encoder)
         self.encoder = encoder
         self._contract = cast(GraphableEncoder, encoder)
         self.ladder = plan_ladder(
@@ -120,8 +126,8 @@ class GraphedEncoder:
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
-            "a GraphedEncoder cannot be copied or pickled, its graphs belong to this process: copy "
-            "its encoder and wrap that: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
+            "a GraphedEncoder cannot be copied or pickled, its graphs belong to this process: wrap "
+            "a copy of its encoder: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
         )
 
     def _locate(self) -> None:
@@ -155,21 +161,25 @@ class GraphedEncoder:
         Warns:
             UserWarning: the largest budget was lowered to fit memory, or a budget was dropped.
         """
+        check_alone(self._lock, self.device)
         with self._lock:
-            if self._packer is not None:
-                return self
-            self._locate()
-            try:
-                with settled(self.device):
-                    self._capture(progress)
-            except BaseException as error:  # an interrupt too: leave it as it was before
-                traceback.clear_frames(error.__traceback__)  # they hold the buffers
-                self.release()
-                raise
+            self._capture_once(progress)
         return self
 
+    def _capture_once(self, progress: bool) -> None:
+        if self._packer is not None:
+            return
+        self._locate()
+        try:
+            with CAPTURES, settled(self.device):
+                self._capture(progress)
+        except BaseException as error:  # an interrupt too: leave it as it was before
+            traceback.clear_frames(error.__traceback__)  # they hold the buffers
+            self.release()
+            raise
+
     def _capture(self, progress: bool) -> None:
-        self._guard = WeightGuard(self.encoder)
+        self._guard = WeightGuard(self.encoder, attributes=self.backend != "eager")
         if self.backend == "eager":
             self._start(Packer((), RowCosts(), self.ladder.max_batch_size), None)
             return
@@ -181,8 +191,11 @@ class GraphedEncoder:
             graphs, progress, self._table if graphs else None, self._bounded,
         )  # fmt: skip
         session = capturer.run(self.ladder)
+        self._guard.forget_rewritten()
         costs: Costs = session.costs or RowCosts()
-        self._start(Packer(list(session.runners), costs, self.ladder.max_batch_size), session)
+        budgets = list(session.runners)
+        bound = eager_bound(budgets, self.ladder, self._contract.budget_range[1])
+        self._start(Packer(budgets, costs, self.ladder.max_batch_size, bound), session)
 
     def _captured_forward(self) -> Forward:
         """What graphs are captured from: the encoder, compiled once a budget if asked."""
@@ -196,7 +209,7 @@ class GraphedEncoder:
     def _start(self, packer: Packer, session: Session | None) -> None:
         self._session, self._packer = session, packer
         self._executor = Executor(
-            self._contract, self.device, self.outputs, self.clone, session,
+            self._contract, self.device, self.dtype, self.outputs, self.clone, session,
             self._fresh_stats(), self._guard if session is not None else None,
             self._guard.storages if self._guard is not None else frozenset(),
         )  # fmt: skip
@@ -204,10 +217,12 @@ class GraphedEncoder:
 
     def release(self) -> None:
         """Give back graphs, pool, buffers and measured times; the next call captures again."""
-        with self._lock:
+        with self._lock, CAPTURES:
+            on_cuda = self.device.type == "cuda"
+            if on_cuda:
+                torch.cuda.synchronize(self.device)  # first: replays may be writing there
             self._clear()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            if on_cuda:
                 torch.cuda.empty_cache()
 
     def save_table(self, path: str | os.PathLike[str]) -> None:
@@ -271,8 +286,10 @@ class GraphedEncoder:
             TypeError: pixels that are no tensor, or an ``out`` that is no :class:`EncoderOutput`.
             ValueError: pixels, a grid or an ``out`` that cannot be, gradients wanted, or (with
                 ``on_overflow="raise"``) an item over every budget.
-            RuntimeError: weights were rebound after capture.
+            RuntimeError: weights were rebound after capture, or this was called from inside its own
+                encoder, or inside a CUDA graph that is being captured.
         """
+        check_alone(self._lock, self.device)
         with self._lock:
             self._follow()
             check_pixels(pixel_values, self._row_shape, self.device)
@@ -294,7 +311,7 @@ class GraphedEncoder:
 
     def _ready(self) -> WeightGuard:
         if self._guard is None or self._executor is None:
-            self.capture(progress=False)
+            self._capture_once(progress=False)
         assert self._guard is not None
         return self._guard
 
@@ -303,9 +320,8 @@ class GraphedEncoder:
     ) -> EncoderOutput:
         with settled(self.device):
             assert self._executor is not None
-            rows = pixel_values.shape[0]
-            plan = self._plan(grid_thw, rows)
-            check_rows(rows, plan.rows)
+            plan = self._plan(grid_thw, len(pixel_values))
+            check_rows(len(pixel_values), plan.rows)
             fields = self._executor.run(plan, pixel_values, out)
         return as_output(fields, self.outputs)
 
@@ -323,27 +339,23 @@ class GraphedEncoder:
         """Encode images and videos, through ``encoder.preprocess``.
 
         Args:
-            images: as ``preprocess`` takes them: PIL, numpy [H, W, C] or uint8 tensors [C, H, W].
-            videos: each a sequence of such frames, or one array or tensor of them.
-            min_pixels: smallest area in pixels.
-            max_pixels: largest area.
-            max_tiles: most tiles an image is cut into, for families that tile.
-            fps: sample videos to this many frames a second; by default every frame is used.
-            num_frames: sample videos to this many frames.
+            images, videos: as ``preprocess`` takes them, and all keywords.
 
         Returns:
-            One :class:`EncoderOutput` an item, images first, then videos, each in the order given.
+            One :class:`EncoderOutput` an item, images first, then videos, each in the order given
+            and, but with ``clone=False``, in memory of its own.
 
         Raises:
+            TypeError: the encoder has no ``preprocess``.
             ValueError: what ``preprocess`` or a call raises.
         """
-        preprocess = cast(Any, self.encoder).preprocess
-        inputs = preprocess(
+        inputs = find_preprocess(self.encoder)(
             images, videos, min_pixels=min_pixels, max_pixels=max_pixels, max_tiles=max_tiles,
             fps=fps, num_frames=num_frames,
         )  # fmt: skip
         output = self(inputs.pixel_values, inputs.grid_thw)
-        return self._contract.split(output, inputs.grid_thw)
+        items = self._contract.split(output, inputs.grid_thw)
+        return [item.clone() for item in items] if self.clone and len(items) > 1 else items
 
     def _plan(self, grid_thw: GridLike, rows: int | None = None) -> Plan:
         plan = self._plans.get(quick_key(grid_thw))
@@ -356,8 +368,7 @@ class GraphedEncoder:
             if rows is not None:  # before packing: sizes that nothing has are no numbers to add
                 check_rows(rows, sum([spec.input_size for spec in specs]))
             pack = self._packer.pack if specs and self.backend != "eager" else self._packer.whole
-            groups = pack(specs)
-            plan = make_plan(key, specs, groups)
+            plan = make_plan(key, specs, pack(specs))
             self._plans.put(key, plan, max(len(key), 1))
         if self.on_overflow == "raise":
             refuse_overflow(plan, bool(self._packer and self._packer.budgets))
@@ -380,17 +391,7 @@ class GraphedEncoder:
 
     def _fresh_stats(self) -> GraphStats:
         session = self._session
-        if session is None:
-            return GraphStats(self.backend)
-        return GraphStats(
-            self.backend,
-            [budget.fresh() for budget in session.stats],
-            arena_bytes=session.arena.nbytes,
-            pool_bytes=session.pool_bytes,
-            capture_seconds=session.seconds,
-            dropped=list(session.dropped),
-            eager_reasons=Counter(),
-        )
+        return session.fresh_stats(self.backend) if session else GraphStats(self.backend)
 
     def _poison(self) -> None:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""

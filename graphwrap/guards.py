@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
+MEMBERS = (
+    "budget_range",
+    "row_shape",
+    "grid_for",
+    "item_specs",
+    "prepare_encoder_metadata",
+    "split",
+)
 AS_IT_IS = nullcontext()
 BACKENDS = ("auto", "cudagraph", "static", "eager")
 
@@ -22,34 +32,44 @@ class WeightGuard:
     does.
     """
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, attributes: bool = True) -> None:
+        """Look at everything; ``attributes`` says whether at tensors in plain attributes, too."""
         self._names, self._slots = [], list[dict[str, object]]()
-        self._plain: list[tuple[dict[str, object], str, object]] = []
+        self._attributes: list[tuple[dict[str, object], str, object]] = []
         for path, module in encoder.named_modules():
             for slots in (module._parameters, module._buffers, module._modules):
                 self._names.append(path)
                 self._slots.append(slots)
-            self._plain += [
+            self._attributes += [
                 (vars(module), name, value)
                 for name, value in vars(module).items()
-                if isinstance(value, Tensor)
+                if attributes and isinstance(value, Tensor)
             ]
         self._kept = [dict(slots) for slots in self._slots]
+        self._parameters = list(encoder.parameters())
+        self._hold()
+
+    def _hold(self) -> None:
         tensors = [value for kept in self._kept for value in kept.values()]
-        tensors += [value for _, _, value in self._plain]
+        tensors += [value for _, _, value in self._attributes]
         self._tensors = [value for value in tensors if isinstance(value, Tensor)]
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._held = [tensor.detach() for tensor in self._tensors]
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
         """Where weights lie: a result there would not be the caller's own."""
         # Other tensors of one element may compare equal to these: they are told apart one by one.
-        self._plain += [
+        self._plain = self._attributes + [
             (slots, name, value)
             for slots in self._slots
             for name, value in slots.items()
             if isinstance(value, Tensor) and value.numel() == 1
         ]
-        self._parameters = list(encoder.parameters())
+
+    def forget_rewritten(self) -> None:
+        """Leave alone the attributes that running the encoder has set, as ``torch.nn.utils.prune``
+        and ``weight_norm`` do: what they are made of is guarded."""
+        self._attributes = [each for each in self._attributes if each[0].get(each[1]) is each[2]]
+        self._hold()
 
     def holds(self) -> bool:
         """Whether everything is where it was: some tens of microseconds for thirty blocks.
@@ -150,6 +170,57 @@ def _default_device_may_be_set() -> bool:
     """A look that takes a fraction of a microsecond; making a tensor to see takes some."""
     modes: int = torch._C._len_torch_function_stack()
     return modes > 0 or torch._C._get_default_device() != "cpu"
+
+
+def require_contract(encoder: object) -> None:
+    """Raise unless it is a module with the members that graphs use.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(encoder, nn.Module):
+        raise TypeError(
+            f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
+            "weights.load_encoder(repo_id) does"
+        )
+    missing = [name for name in MEMBERS if name not in dir(encoder)]
+    if missing:
+        raise TypeError(
+            f"{type(encoder).__name__} has no {', '.join(missing)}: an encoder that replays graphs "
+            "keeps encoders.contract.GraphableEncoder"
+        )
+
+
+def find_preprocess(encoder: nn.Module) -> Callable[..., Any]:
+    """The encoder's ``preprocess``, which the contract does not ask for.
+
+    Raises:
+        TypeError: it has none.
+    """
+    if "preprocess" not in dir(encoder):
+        raise TypeError(
+            f"{type(encoder).__name__} has no preprocess, which encode() calls: prepare the pixels "
+            "yourself and call graphed(pixel_values, grid_thw)"
+        )
+    return cast(Callable[..., Any], encoder.preprocess)
+
+
+def check_alone(lock: threading.RLock, device: torch.device) -> None:
+    """Raise where a call would disturb one that is under way.
+
+    Raises:
+        RuntimeError: this thread is inside a call already, or is capturing a graph of its own.
+    """
+    if lock._is_owned():  # type: ignore[attr-defined]
+        raise RuntimeError(
+            "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
+            "would overwrite the buffers of the call under way; call the encoder itself there"
+        )
+    if device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing():
+        raise RuntimeError(
+            "a GraphedEncoder was called while a CUDA graph is being captured, which cannot hold "
+            "its replays: call it before, or capture encoder(pixel_values, encoder_metadata=...)"
+        )
 
 
 def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:

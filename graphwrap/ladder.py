@@ -19,6 +19,8 @@ COMMONEST = 0.4
 to 8192 tokens, which images between 640x480 and 800x600 come to."""
 SQUARES = 0.25
 """How many images, clips and batches of squares there are for every other image."""
+MOST = 2**31 - 1
+"""The largest number that makes sense: offsets into rows are int32."""
 
 
 def default_ladder(
@@ -89,19 +91,29 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
 
 def positive(name: str, value: Any) -> int:
     """The integer in ``value`` (NumPy's and torch's too), or a ValueError that names it."""
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:  # a float, a string, an array of several
-        number = 0
+    number = value if type(value) is int else _index(value)
     if number < 1:
         raise ValueError(f"{name}={value!r}: must be a positive integer")
+    if number > MOST:
+        raise ValueError(f"{name}={value!r}: must be at most {MOST}, offsets are 32-bit integers")
     return number
+
+
+def _index(value: Any) -> int:
+    """The integer in what is not plainly one; 0 for a float, a string, a truth value, an array."""
+    shape: Any = getattr(value, "shape", ())
+    if shape or "bool" in str(getattr(value, "dtype", type(value))):
+        return 0
+    try:
+        return operator.index(value)
+    except TypeError:
+        return 0
 
 
 def positives(names: str, name: str, values: Any) -> list[int]:
     """The same of every value, read once; a lone number is a ValueError that shows the fix."""
     try:
-        listed = [values] if isinstance(values, str) else list(values)
+        listed = [values] if isinstance(values, (str, bytes)) else list(values)
     except TypeError as error:
         raise ValueError(f"{names}={values!r}: must be a list: write [{values}]") from error
     return [positive(name, value) for value in listed]

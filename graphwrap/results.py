@@ -63,7 +63,7 @@ def read_out(
         lent: tensors that must not be written over: pixels, buffers.
 
     Raises:
-        TypeError: ``out`` is no :class:`EncoderOutput`.
+        TypeError: ``out`` is no :class:`EncoderOutput`, or holds something else than tensors.
         ValueError: a tensor is missing, superfluous, does not fit, or shares memory.
     """
     if not isinstance(out, EncoderOutput):
@@ -72,6 +72,9 @@ def read_out(
             "deepstack_features), None for what is not returned"
         )
     given = output_fields(out, FIELDS)
+    for name, target in given.items():
+        if not isinstance(target, Tensor):
+            raise TypeError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
     for name, (trailing, dtype, device) in face.items():
         shape = (sizes[0] if by_row(name) else sizes[1], *trailing)
         if name not in given:
@@ -111,7 +114,7 @@ def _check_apart(given: Mapping[str, Tensor], lent: Sequence[Tensor]) -> None:
     taken = [("the pixels or buffers of this call", tensor) for tensor in lent]
     for name, target in given.items():
         for other, tensor in taken:
-            if _overlap(target, tensor):
+            if overlap(target, tensor):
                 raise ValueError(
                     f"out.{name} shares memory with {other}: one would overwrite the other; pass "
                     "tensors that lie apart"
@@ -129,7 +132,7 @@ def _folded(tensor: Tensor) -> bool:
     return False
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors share memory; columns of one tensor may lie apart in one stretch."""
     if not one.numel() or not other.numel() or one.device != other.device:
         return False

@@ -18,10 +18,11 @@ from encoders.contract import GraphableEncoder
 
 from .budgets import Budget, Ladder
 from .buffers import Arena, Layout
-from .capture import Forward, Runner, capacity_metadata, capture, make_runner, pool_bytes
+from .capture import Forward, Runner, capacity_metadata, capture, make_runner
 from .costs import CostTable
 from .measure import Meter
-from .stats import BudgetStats
+from .pool import Pool
+from .stats import BudgetStats, GraphStats
 from .tables import SavedTable
 
 MEMORY_SHARE = 3
@@ -39,12 +40,23 @@ class Session:
     stats: list[BudgetStats]
     dropped: list[str]
     seconds: float
-    pool: tuple[int, int] | None = None
+    pool: Pool | None = None
     stream: torch.cuda.Stream | None = None
     costs: CostTable | None = None
     pool_bytes: int = 0
     places: dict[Budget, int] = field(default_factory=dict)
     """Where each budget stands in ``stats``."""
+
+    def fresh_stats(self, backend: str) -> GraphStats:
+        """What capture measured, and counters at zero."""
+        return GraphStats(
+            backend,
+            [budget.fresh() for budget in self.stats],
+            arena_bytes=self.arena.nbytes,
+            pool_bytes=self.pool_bytes,
+            capture_seconds=self.seconds,
+            dropped=list(self.dropped),
+        )
 
 
 @dataclass
@@ -77,7 +89,7 @@ class Capturer:
             ladder = self._fit_memory(ladder)
         layouts = self._layouts(ladder)
         arena = self._arena(layouts)
-        pool = torch.cuda.graph_pool_handle() if self.graphs else None
+        pool = Pool(self.device) if self.graphs else None
         stream = torch.cuda.Stream(self.device) if self.graphs else None
         session = Session({}, arena, [], [], 0.0, pool, stream)
         with self._bar(len(layouts)) as bar:
@@ -89,6 +101,7 @@ class Capturer:
         if stream is not None and session.runners:
             self._price(session, stream)
             torch.cuda.current_stream(self.device).wait_stream(stream)
+            torch.cuda.empty_cache()  # of warm-ups and timings: what is held is arena and pool
         session.stats.reverse()
         session.places = {budget: at for at, budget in enumerate(reversed(session.runners))}
         session.seconds = time.perf_counter() - began
@@ -142,6 +155,8 @@ class Capturer:
         empty = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
         try:
             layout.write(empty, capacity_metadata(self.encoder, budget, []), rows=0)
+            if session.stream is not None:  # the last warm-up may still be reading its metadata
+                torch.cuda.current_stream(self.device).wait_stream(session.stream)
             runner.block.copy_(empty)
             if session.pool is not None and session.stream is not None:
                 session.stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -151,12 +166,12 @@ class Capturer:
         except (RuntimeError, MemoryError) as error:  # or the allocator's assertion on a MIG slice
             runner.graph = None
             self._drop(budget, error)
-            if self.graphs and not session.runners:  # torch takes a pool up again only in use
-                session.pool = torch.cuda.graph_pool_handle()
+            if session.pool is not None and not session.runners:  # none is using it
+                session.pool.renew()
             return
         added = 0
         if session.pool is not None:
-            held = pool_bytes(session.pool)
+            held = session.pool.nbytes
             added, session.pool_bytes = held - session.pool_bytes, held
         session.runners[budget] = runner
         session.stats.append(
@@ -195,9 +210,7 @@ class Capturer:
 
     def _fit_memory(self, ladder: Ladder) -> Ladder:
         """Lower the largest inferred budget until arena and pool fit their share of free memory."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        share = (free + cached) // MEMORY_SHARE
+        share = self._available() // MEMORY_SHARE
         each = self._bytes_a_row(ladder.budgets)
         kept = tuple(budget for budget in ladder.budgets if budget.rows * each <= share)
         if len(kept) == len(ladder.budgets):
@@ -210,6 +223,14 @@ class Capturer:
             what = f"no budget fits, only the smallest is captured: {kept[0].tokens}"
         warnings.warn(f"{what} tokens: {limit}; give max_budget to choose yourself", stacklevel=5)
         return replace(ladder, budgets=kept)
+
+    def _available(self) -> int:
+        """Bytes that tensors could take: free, or cached by torch, and within its limit."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_allocated(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - held
+        limit = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
+        return max(min(free + cached, limit - held), 0)
 
     def _bytes_a_row(self, budgets: tuple[Budget, ...]) -> float:
         """Peak bytes of an eager run over its rows: activations grow in proportion.

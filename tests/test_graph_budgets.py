@@ -276,6 +276,25 @@ def test_default_clips_fit_the_default_ladder_at_true_size(name: str, clip: str)
     assert group.budget.longest_segment >= spec.longest_segment
 
 
+@pytest.mark.parametrize("items", [1, 2, 8, 64])
+def test_clips_of_large_frames_fit_whatever_number_of_items_a_replay_takes(items: int) -> None:
+    """By default 8 long segments or 64 short ones, also where a replay takes one item."""
+    encoder = at_true_size("qwen2_vl")
+    ladder = plan_ladder(encoder, max_batch_size=items)
+    assert {budget.segments for budget in ladder.budgets} == {8, 64}
+    (group,) = Packer(ladder.budgets, RowCosts(), items).pack(encoder.item_specs([(4, 46, 46)]))
+    assert group.budget is not None
+    assert group.budget.tokens <= 1.2 * 4 * 23 * 23
+
+
+@pytest.mark.parametrize("name", ["max_budget", "max_frames_per_batch", "min_budget"])
+def test_numbers_beyond_32_bit_offsets_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}=1000.*must be at most 2147483647"):
+        plan_ladder(ToyEncoder(), **{name: 10**400})
+    with pytest.raises(ValueError, match=r"budget=1000.*must be at most 2147483647"):
+        plan_ladder(ToyEncoder(), [8, 10**30])
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_video_of_more_frames_than_any_budget_is_eager_and_counted(name: str) -> None:
     encoder = tower(name)

@@ -32,6 +32,7 @@ def lowered(
     *,
     a_row: int = 1000,
     cached: int = 0,
+    limit: float = 1.0,
 ) -> tuple[Ladder, Ladder]:
     """The toy's ladder before and after it is fitted to a device of ``a_row`` bytes a row."""
     encoder = encoder or ToyEncoder()
@@ -43,7 +44,8 @@ def lowered(
         return forward(pixel_values, *args, **kwargs)
 
     for name, value in {
-        "mem_get_info": lambda device: (free, free),
+        "mem_get_info": lambda device: (free, 10**9),
+        "get_per_process_memory_fraction": lambda device: limit,
         "memory_reserved": lambda device: 500 + cached,
         "memory_allocated": lambda device: 500,
         "reset_peak_memory_stats": lambda device: None,
@@ -86,6 +88,15 @@ def test_what_torch_holds_unused_is_free_and_what_the_arena_takes_is_not(
     with pytest.warns(UserWarning, match="largest budget lowered from 64 to"):
         before, after = lowered(monkeypatch, free=3 * 20 * 128, a_row=0)
     assert after.budgets[-1].rows <= 64  # a row of pixels, results and metadata is 50 bytes
+
+
+def test_a_limit_set_for_the_process_counts_as_all_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``torch.cuda.set_per_process_memory_fraction``: beyond it every budget would be dropped."""
+    with pytest.warns(UserWarning, match="largest budget lowered from 64 to"):
+        _, after = lowered(monkeypatch, free=10**9, limit=3 * 1100 * 64 / 10**9)
+    assert 50 <= after.budgets[-1].rows <= 70
 
 
 def test_where_no_budget_fits_only_the_smallest_is_captured(
