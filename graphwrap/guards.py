@@ -243,7 +243,7 @@ def resolve_backend(backend: str, device: torch.device) -> str:
     """What "auto" means on a device.
 
     Raises:
-        ValueError: graphs asked for elsewhere than on CUDA.
+        ValueError: graphs asked for elsewhere than on CUDA, or with an allocator that has no pools.
     """
     if backend == "cudagraph" and device.type != "cuda":
         raise ValueError(
@@ -251,7 +251,12 @@ def resolve_backend(backend: str, device: torch.device) -> str:
             '"static" or "eager"'
         )
     if backend == "auto":
-        return "cudagraph" if device.type == "cuda" else "eager"
+        backend = "cudagraph" if device.type == "cuda" else "eager"
+    if backend == "cudagraph" and torch.cuda.get_allocator_backend() != "native":
+        raise ValueError(
+            f"graphs need torch's own allocator, this is {torch.cuda.get_allocator_backend()}: "
+            'leave "backend:" out of PYTORCH_ALLOC_CONF, or use backend="eager"'
+        )
     return backend
 
 

@@ -52,7 +52,7 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory held; 0 where the allocator cannot tell (cudaMallocAsync)."""
+        """Bytes of device memory held."""
         return sum(segment["total_size"] for segment in self._segments())
 
     def poison(self) -> None:
@@ -64,8 +64,6 @@ class Pool:
             torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage).fill_(0xFF)
 
     def _segments(self) -> list[dict[str, int]]:
-        if torch.cuda.get_allocator_backend() != "native":
-            return []
         ours = set(self.handles)
         parts = torch.cuda.memory_snapshot()
         return [part for part in parts if tuple(part["segment_pool_id"]) in ours]

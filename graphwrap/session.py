@@ -115,9 +115,24 @@ class Capturer:
         else:
             torch.cuda.current_stream(self.device).wait_stream(stream)
             meter = Meter(self.encoder, session.runners, stream, self.device)
-            session.costs, replay_ms = meter.measure()
+            try:
+                session.costs, replay_ms = meter.measure()
+            except RuntimeError as error:
+                self._unmeasured(error)
+                return
         for entry, budget in zip(session.stats, session.runners, strict=True):
             entry.replay_ms = replay_ms.get(budget)
+
+    def _unmeasured(self, error: RuntimeError) -> None:
+        """Go on without prices where memory is too short to run the encoder beside the pool."""
+        if not is_memory(error):
+            raise error
+        traceback.clear_frames(error.__traceback__)
+        warnings.warn(
+            "eager runs could not be timed, there is no memory for one beside the graphs: all that "
+            "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed",
+            stacklevel=7,
+        )
 
     def _layout(self, budget: Budget) -> Layout:
         return Layout.of(capacity_metadata(self.encoder, budget, []))
@@ -204,7 +219,7 @@ class Capturer:
             warnings.warn(
                 f"budget {budget.name} could not be captured and is dropped ({reason}); smaller "
                 "ones still serve, larger items run eagerly",
-                stacklevel=5,
+                stacklevel=6,
             )
         self._failed.clear()
 
@@ -221,7 +236,7 @@ class Capturer:
         else:
             kept = tuple(b for b in ladder.budgets if b.rows == ladder.budgets[0].rows)
             what = f"no budget fits, only the smallest is captured: {kept[0].tokens}"
-        warnings.warn(f"{what} tokens: {limit}; give max_budget to choose yourself", stacklevel=5)
+        warnings.warn(f"{what} tokens: {limit}; give max_budget to choose yourself", stacklevel=6)
         return replace(ladder, budgets=kept)
 
     def _available(self) -> int:

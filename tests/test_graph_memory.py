@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from types import SimpleNamespace
 from collections.abc import Callable
 from typing import Any
 
@@ -372,3 +373,27 @@ def test_a_call_on_another_stream_waits_for_capture_and_for_calls_that_failed(
             executor.run(graphed._plan([[1, 1, 6]]), torch.zeros(6, 3), None)
         assert stream.waits == [event]
     assert event.recorded == streams
+
+
+@pytest.mark.parametrize("message", ["CUDA out of memory", "a shape is wrong"])
+def test_with_no_memory_to_time_an_eager_run_all_that_fits_is_replayed(
+    monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    encoder = ToyEncoder()
+    capturer = Capturer(encoder, encoder, CPU, torch.float32, (), graphs=False, progress=False)
+    captured = capturer.run(plan_ladder(encoder, [8, 16]))
+
+    def measure() -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(session, "Meter", lambda *_: SimpleNamespace(measure=measure))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: SimpleNamespace(wait_stream=lambda other: None)
+    )
+    if "memory" in message:
+        with pytest.warns(UserWarning, match="could not be timed.*all that fits a budget is repl"):
+            capturer._price(captured, SimpleNamespace())
+        assert captured.costs is None
+    else:
+        with pytest.raises(RuntimeError, match="a shape is wrong"):
+            capturer._price(captured, SimpleNamespace())

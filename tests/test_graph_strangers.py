@@ -14,6 +14,7 @@ from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
+from graphwrap.guards import resolve_backend
 
 GRIDS = [[1, 1, 6], [2, 1, 4], [1, 4, 30]]
 """The last is over the budgets of 8 and 16 tokens."""
@@ -113,6 +114,18 @@ def test_out_that_holds_no_tensor_is_told_so(wrong: Any) -> None:
     layers = EncoderOutput(good.last_hidden_state, good.pooler_output, (wrong, wrong))
     with pytest.raises(TypeError, match=r"out.deepstack_features.0 is a \w+: pass a tensor"):
         graphed(torch.ones(6, 3), [[1, 1, 6]], out=layers)
+
+
+def test_an_allocator_without_pools_is_refused_before_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    gpu = torch.device("cuda", 0)
+    for backend in ("auto", "cudagraph"):
+        with pytest.raises(ValueError, match=r"this is cudaMallocAsync.*PYTORCH_ALLOC_CONF"):
+            resolve_backend(backend, gpu)
+    assert resolve_backend("eager", gpu) == "eager"
+    assert resolve_backend("auto", torch.device("cpu")) == "eager"
 
 
 # --- calls from inside a call ---------------------------------------------------------------------
