@@ -8,6 +8,7 @@ and on no single grid over 1.3 times.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -53,7 +54,9 @@ def exact_products() -> Iterator[None]:
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
