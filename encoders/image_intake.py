@@ -85,6 +85,8 @@ def to_rgb(image: Any) -> Tensor:
         return _from_array(image)
     if isinstance(image, Tensor):
         return _from_tensor(image)
+    if isinstance(image, Video):
+        raise ValueError("is a clip, not an image: pass it as videos=[clip]")
     raise ValueError(
         f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
         "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"

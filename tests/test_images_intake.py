@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
-from encoders.images import PatchPreprocessor, TilePreprocessor, resize, to_rgb
+from encoders.images import PatchPreprocessor, TilePreprocessor, Video, resize, to_rgb
 
 QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
 
@@ -211,6 +211,10 @@ BAD = {
     "half a jpeg, opened": (lazily_opened, "mode RGB cannot be decoded .*truncated"),
     "None": (lambda p: None, "is of type NoneType, not an image: pass a PIL image"),
     "bytes": (lambda p: b"abc", "is of type bytes, not an image"),
+    "a clip": (
+        lambda p: Video([torch.zeros(3, 8, 8)], 24),
+        "is a clip, not an image: pass it as v",
+    ),
     "float array": (lambda p: FLOATS, "array of float32: .*multiply by 255, round and cast"),
     "float tensor": (lambda p: torch.zeros(3, 4, 4), r"torch\.float32: .*multiply by 255, round"),
     "bool array": (lambda p: FLOATS > 0, "array of bool: .*multiply by 255 and cast"),
