@@ -213,7 +213,7 @@ BAD = {
     "bytes": (lambda p: b"abc", "is of type bytes, not an image"),
     "a clip": (
         lambda p: Video([torch.zeros(3, 8, 8)], 24),
-        "is a clip, not an image: pass it as v",
+        "is a clip, not an image: pass it ",
     ),
     "float array": (lambda p: FLOATS, "array of float32: .*multiply by 255, round and cast"),
     "float tensor": (lambda p: torch.zeros(3, 4, 4), r"torch\.float32: .*multiply by 255, round"),
