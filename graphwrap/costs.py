@@ -4,7 +4,8 @@ Routing asks two questions, "what would a replay of this budget cost for this lo
 eager cost?". Both answers come from one table of milliseconds. A replay without segments costs what
 its padded rows cost; attention comes on top, for the rows and squared lengths of the segments that
 are there. An eager run of the same rows costs the same without padding, plus gaps between launches,
-and never less than the host needs to launch it. Frozen and saved, the table makes the same choices
+and never less than the host needs to launch it; where both are about the same, it costs more than
+either, since some stretches wait for the host and others for the device. Frozen and saved, the table makes the same choices
 in every process.
 """
 
@@ -100,9 +101,10 @@ class CostTable:
         return self.empty_ms[budget] + self.replay_host_ms
 
     def eager(self, load: Load) -> float:
-        """The same without padding, but never under the host's floor."""
+        """The same without padding, and the host's floor: their 8-norm, a little over the larger."""
         attention = self.row_ms * load.rows + self.area_ms * load.area
-        return max(self.device(load.rows) + attention + self.eager_gap_ms, self.eager_floor_ms)
+        device = self.device(load.rows) + attention + self.eager_gap_ms
+        return float((device**8 + self.eager_floor_ms**8) ** 0.125)
 
     def cheapest(self, loads: Loads, empty: Floats) -> Floats:
         """Both with attention for the segments that are there."""
@@ -111,8 +113,13 @@ class CostTable:
         rows, device = self._corners
         eager = np.interp(loads.rows, rows, device)
         eager += attention
+        for _ in range(3):
+            eager *= eager
+        eager += self.eager_floor_ms**8
+        for _ in range(3):
+            np.sqrt(eager, out=eager)
         replay = empty + attention
-        return np.minimum(replay, np.maximum(eager, self.eager_floor_ms, out=eager), out=replay)
+        return np.minimum(replay, eager, out=replay)
 
     def split(self, load: Load) -> float:
         """No padding at all, twice the start of a run, by the line that says most."""

@@ -28,6 +28,17 @@ def test_a_larger_budget_is_taken_where_it_was_measured_cheaper() -> None:
     assert alone.budget.tokens == 30 * 256
 
 
+def test_where_host_and_device_take_as_long_an_eager_run_takes_longer_than_either() -> None:
+    """On an H200, four tiles took 7.5 ms in a graph and 8.5 eagerly; the host alone needs 7.2."""
+    budget = Budget(1024, 4, 4, 1025, 0)
+    table = CostTable({budget: 7.52}, 0.0, 0.0, 0.015, eager_floor_ms=7.24, eager_gap_ms=0.0)
+    (group,) = Packer([budget], table, 64).pack([tiles(4)])
+    assert group.budget == budget
+    assert table.eager(Load.of([tiles(4)])) == pytest.approx(8.07, abs=0.05)
+    assert table.eager(Load.of([tiles(1)])) == pytest.approx(7.24, abs=0.05)
+    assert table.eager(Load.of([tiles(16)])) == pytest.approx(4 * 7.52, abs=0.05)
+
+
 def load_of(rows: int, area: int) -> Load:
     return Load(1, rows // 4, rows, 1, rows, 0, area)
 
