@@ -5,8 +5,8 @@ eager cost?". Both answers come from one table of milliseconds. A replay without
 its padded rows cost; attention comes on top, for the rows and squared lengths of the segments that
 are there. An eager run of the same rows costs the same without padding, plus gaps between launches,
 and never less than the host needs to launch it; where both are about the same, it costs more than
-either, since some stretches wait for the host and others for the device. Frozen and saved, the table makes the same choices
-in every process.
+either, since some stretches wait for the host and others for the device. Frozen and saved, the
+table makes the same choices in every process.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class CostTable:
         return self.empty_ms[budget] + self.replay_host_ms
 
     def eager(self, load: Load) -> float:
-        """The same without padding, and the host's floor: their 8-norm, a little over the larger."""
+        """The same without padding, and the host's floor: their 8-norm, not under the larger."""
         attention = self.row_ms * load.rows + self.area_ms * load.area
         device = self.device(load.rows) + attention + self.eager_gap_ms
         return float((device**8 + self.eager_floor_ms**8) ** 0.125)
