@@ -183,12 +183,21 @@ def require_contract(encoder: object) -> None:
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
             "weights.load_encoder(repo_id) does"
         )
-    missing = [name for name in MEMBERS if name not in dir(encoder)]
+    missing = [name for name in MEMBERS if not _has(encoder, name)]
     if missing:
         raise TypeError(
             f"{type(encoder).__name__} has no {', '.join(missing)}: an encoder that replays graphs "
             "keeps encoders.contract.GraphableEncoder"
         )
+
+
+def _has(encoder: nn.Module, name: str) -> bool:
+    """Whether there is such a member, perhaps of a module that this one wraps."""
+    try:
+        getattr(encoder, name)
+    except AttributeError:
+        return False
+    return True
 
 
 def find_preprocess(encoder: nn.Module) -> Callable[..., Any]:
@@ -197,7 +206,7 @@ def find_preprocess(encoder: nn.Module) -> Callable[..., Any]:
     Raises:
         TypeError: it has none.
     """
-    if "preprocess" not in dir(encoder):
+    if not _has(encoder, "preprocess"):
         raise TypeError(
             f"{type(encoder).__name__} has no preprocess, which encode() calls: prepare the pixels "
             "yourself and call graphed(pixel_values, grid_thw)"

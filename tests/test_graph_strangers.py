@@ -107,6 +107,30 @@ def test_what_is_no_encoder_is_told_what_it_lacks() -> None:
         toy().encode(images=[torch.zeros(3, 8, 8, dtype=torch.uint8)])
 
 
+class Wrapper(nn.Module):
+    """Gives on what it is asked for, as adapters and compilers do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> EncoderOutput:
+        return self.inner(*args, **kwargs)
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+def test_a_module_that_gives_on_what_it_is_asked_for_is_an_encoder(backend: str) -> None:
+    encoder, pixels = ToyEncoder(), pixels_for(ToyEncoder(), GRIDS)
+    expected = encoder(pixels, GRIDS)
+    assert_same_bits(graphed_of(Wrapper(encoder), backend)(pixels, GRIDS), expected)
+
+
 @pytest.mark.parametrize("wrong", [None, 5, "there"])
 def test_out_that_holds_no_tensor_is_told_so(wrong: Any) -> None:
     graphed = static(ToyEncoder(), [8, 16])
