@@ -121,27 +121,18 @@ def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
         )
 
 
-def check_equal_segments(
-    cu_seqlens: Tensor, max_seqlen: Tensor, segments: int, segment_rows: int
-) -> None:
-    """Raise where metadata cannot be of this many segments of ``segment_rows`` rows (tiles).
+def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
+    """Raise where metadata cannot be of segments of ``segment_rows`` rows (tiles).
 
-    Nothing syncs: shapes tell, and in eager mode ``max_seqlen``, which lies on the host. What they
-    cannot tell is refused on the CPU alone, by :func:`attention`. Padding is legal: room for more
-    segments, a longer ``max_seqlen``, no real segment at all.
+    Nothing syncs: in eager mode ``max_seqlen`` lies on the host. What it cannot tell is refused on
+    the CPU alone, by :func:`attention`. Padding is legal: a longer ``max_seqlen``, no real segment.
 
     Raises:
-        ValueError: room for fewer segments, or all of them shorter.
+        ValueError: all real segments are shorter.
     """
-    room = cu_seqlens.shape[0] - 1
-    if segments > room:
-        raise ValueError(
-            f"encoder_metadata has room for {room} segments, these pixels make {segments}: "
-            f"{_BELONGING_METADATA}; for tiles of padding give max_frames_per_batch={segments}"
-        )
     if torch.compiler.is_compiling() or max_seqlen.device.type != "cpu":
         return
-    if segments and 0 < int(max_seqlen) < segment_rows:
+    if 0 < int(max_seqlen) < segment_rows:
         raise ValueError(
             f"encoder_metadata has segments of at most {int(max_seqlen)} rows, these pixels make "
             f"segments of {segment_rows}: {_BELONGING_METADATA}"

@@ -191,15 +191,12 @@ class InternViT(VisionEncoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """As :class:`VisionEncoder` says: the offsets of the tiles, each a segment of n rows.
-
-        ``max_input_size`` tiles are room for as many segments where no capacity is given.
-        """
+        """As :class:`VisionEncoder` says: the offsets of the tiles, each a segment of n rows."""
         grids = self._read(grid_thw)
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return segment_metadata(
             [1 + h * w for t, h, w in grids for _ in range(t)],
-            max_batch_size=max_input_size if max_batch_size is None else max_batch_size,
+            max_batch_size=max_batch_size,
             max_frames_per_batch=max_frames_per_batch,
             max_seqlen_override=max_seqlen_override,
             device=device or self.embeddings.class_embedding.device,
@@ -290,7 +287,8 @@ class Context(NamedTuple):
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
         """Offsets of the tiles [B, n, D], checked, and which of their rows are padding."""
-        check_equal_segments(metadata["cu_seqlens"], metadata["max_seqlen"], *hidden.shape[:2])
+        if hidden.shape[0]:
+            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
         return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
 
