@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 _KNOWN = frozenset((nn.Linear, nn.Conv2d, nn.Conv3d))
-_WEIGHTS = frozenset((Tensor, nn.Parameter))
+_WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with the last
 
 
 def is_plain(*layers: nn.Module) -> bool:

@@ -199,7 +199,8 @@ class Executor:
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             gather_runs(pixels, places_of(rows, step.rows), step.rows)
-        rows = rows.to(self.device, self.dtype, non_blocking=True)  # as the copy into the arena
+        if self.session is not None:  # as the copy into the arena does
+            rows = rows.to(self.device, self.dtype, non_blocking=True)
         metadata = self._eager_metadata(step)
         if step.items:
             self.counts.eager_calls += 1

@@ -68,6 +68,7 @@ class WeightGuard:
     def forget_rewritten(self) -> None:
         """Leave alone the attributes that running the encoder has set, as ``torch.nn.utils.prune``
         and ``weight_norm`` do: what they are made of is guarded."""
+        self._now = [slots.get(name) for slots, name, _ in self._attributes]  # as graphs read them
         self._attributes = [each for each in self._attributes if each[0].get(each[1]) is each[2]]
         self._hold()
 
@@ -233,14 +234,14 @@ def check_alone(lock: threading.RLock, device: torch.device) -> None:
 
 
 def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and dtype of the first floating-point parameter, else buffer.
+    """Device and dtype of the first floating-point parameter of 16 bits or more, else buffer.
 
     Raises:
         ValueError: the module has neither.
     """
     for tensors in (encoder.parameters(), encoder.buffers()):
         for tensor in tensors:
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and tensor.dtype.itemsize > 1:  # 8 bits hold no pixels
                 return tensor.device, tensor.dtype
     raise ValueError(
         f"{type(encoder).__name__} has no floating-point parameters or buffers: they say on which "

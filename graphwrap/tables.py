@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from encoders.contract import GraphableEncoder
 from .budgets import Budget, Ladder
 from .costs import CostTable
 
+MOST_MS = 1e12
+"""More than thirty years: no time that was measured, and its eighth power still a number."""
 REMEDY = "capture here and save_table again"
 PRICES = tuple(field.name for field in dataclasses.fields(CostTable) if field.name != "empty_ms")
 """Every number of a table but the list by budgets."""
@@ -157,7 +158,7 @@ class _Reader:
         return Budget(*held)
 
     def _milliseconds(self, what: str, value: Any) -> float:
-        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        if type(value) not in (int, float) or not 0 <= value < MOST_MS:
             raise self._wrong(f"{what} is {value!r}, not a number of milliseconds")
         return float(value)
 

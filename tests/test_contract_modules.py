@@ -225,6 +225,17 @@ def drawn_rows(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_a_plain_tower_is_exported_with_its_fast_products(name: str) -> None:
+    encoder = fresh(name, torch.float32)
+    grids = grids_for(name)
+    pixels, metadata = draw_pixels(encoder, grids), encoder.prepare_encoder_metadata(grids)
+    exported = torch.export.export(encoder, (pixels,), {"encoder_metadata": metadata})
+    assert not [node for node in exported.graph.nodes if "conv" in str(node.target)]
+    ours = exported.module()(pixels, encoder_metadata=metadata)
+    assert worst(ours, encoder(pixels, encoder_metadata=metadata)) == 0.0
+
+
 def test_padding_the_inner_width_on_a_gpu_gives_the_same_sums() -> None:
     layer, x = mlp(), drawn_rows(7, 64)
     torch.testing.assert_close(layer(x.as_subclass(OnGpu)).as_subclass(Tensor), layer(x))

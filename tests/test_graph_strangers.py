@@ -76,16 +76,31 @@ def test_weights_made_anew_by_every_forward_are_no_weights_that_moved(
 # --- dtypes, results, members ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["static", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_pixels_of_any_dtype_serve_an_encoder_that_casts_nothing(
-    dtype: torch.dtype, backend: str
-) -> None:
-    """Items over every budget, too, and where nothing is captured at all."""
+def test_pixels_of_any_dtype_serve_an_encoder_that_casts_nothing(dtype: torch.dtype) -> None:
+    """Items over every budget, which run eagerly, too."""
     encoder = Plain()
     pixels = pixels_for(encoder, GRIDS).to(dtype)
     expected = encoder(pixels.float(), GRIDS)
-    assert_same_bits(graphed_of(encoder, backend)(pixels, GRIDS), expected)
+    assert_same_bits(graphed_of(encoder, "static")(pixels, GRIDS), expected)
+
+
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_the_eager_backend_gives_an_encoder_of_several_dtypes_its_pixels_as_they_are(
+    first: torch.dtype,
+) -> None:
+    class Mixed(ToyEncoder):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = self._parameters.pop("weight")
+            self.scale = nn.Parameter(torch.ones(2).to(first), requires_grad=False)
+            self.weight = weight
+
+    encoder = Mixed()
+    pixels = pixels_for(encoder, GRIDS)
+    assert_same_bits(graphed_of(encoder, "eager")(pixels, GRIDS), encoder(pixels, GRIDS))
+    if first.itemsize == 1:  # pixels in 8 bits would be another picture
+        assert_same_bits(graphed_of(encoder, "static")(pixels, GRIDS), encoder(pixels, GRIDS))
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])

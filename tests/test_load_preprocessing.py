@@ -40,7 +40,7 @@ def said_once(source: Path | str, **options: object) -> str:
          "max_pixels"),
         ("qwen3_omni", "Qwen3-VL's defaults are used (min_pixels=65536, max_pixels=16777216, mean=",
          "max_pixels"),
-        ("intern_vit_300m", "InternViT's defaults are used (image_size=448, max_tiles=12, mean=",
+        ("intern_vit_hf", "InternViT's defaults are used (image_size=448, max_tiles=12, mean=",
          "max_tiles"),
     ],
 )  # fmt: skip
@@ -56,6 +56,16 @@ def test_defaults_that_stand_in_for_a_missing_file_are_said(
     assert message.endswith(
         f": copy preprocessor_config.json from the original repo, or pass {keyword}=..."
     )
+
+
+def test_what_the_config_says_of_tiles_is_not_called_a_default(tmp_path: Path) -> None:
+    """InternVL's chat repos: the colours alone are the family's then, and no keyword is theirs."""
+    folder = without_files(tmp_path / "tuned", "intern_vit_300m")
+    config = read_json(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps({**config, "max_dynamic_patch": 3}))
+    message = said_once(folder)
+    assert "InternViT's defaults are used (mean=(0.485" in message
+    assert message.endswith(": copy preprocessor_config.json from the original repo")
 
 
 def test_the_defaults_said_are_those_used(tmp_path: Path) -> None:

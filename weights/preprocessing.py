@@ -56,8 +56,10 @@ def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
     """The warning where no file speaks: model.save_pretrained, for one, writes none."""
     snapshot = tower.contents.snapshot
     offline = isinstance(snapshot, HubSnapshot) and snapshot.repo.offline
-    values, keyword = _shown(preprocessor)
-    fix = f"copy preprocessor_config.json from the original repo, or pass {keyword}=..."
+    values, keyword = _shown(preprocessor, tower.contents.config)
+    fix = "copy preprocessor_config.json from the original repo"
+    if keyword:
+        fix += f", or pass {keyword}=..."
     if offline:
         fix = f"load once with a connection, {fix}"
     return (
@@ -68,12 +70,15 @@ def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
     )
 
 
-def _shown(preprocessor: Preprocessor) -> tuple[str, str]:
-    """How images are prepared, and the keyword that says otherwise."""
+def _shown(preprocessor: Preprocessor, config: Mapping[str, Any]) -> tuple[str, str]:
+    """What nothing in the checkpoint says, and the keyword that says otherwise, if there is one."""
     if isinstance(preprocessor, PatchPreprocessor):
         rules = preprocessor.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
         return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
     assert isinstance(preprocessor, TilePreprocessor)
+    colours = f"mean={preprocessor.mean}, std={preprocessor.std}"
+    if "max_dynamic_patch" in config:  # chat repos: their config says how images are tiled
+        return colours, ""
     sizes = f"image_size={preprocessor.image_size}, max_tiles={preprocessor.max_tiles}"
-    return f"{sizes}, mean={preprocessor.mean}, std={preprocessor.std}", "max_tiles"
+    return f"{sizes}, {colours}", "max_tiles"
