@@ -304,15 +304,15 @@ def eager_bound(captured: Sequence[Budget], ladder: Ladder, worth: SupportsIndex
     """Tokens of an eager run of several items, at most.
 
     Twice what is worth a graph, so that starting anew costs next to nothing; where memory cut the
-    ladder short, twice what fitted, or of the smallest budget that did not.
+    ladder short, twice what fitted.
 
     Args:
         captured: of the ladder.
         ladder: what was to be captured.
         worth: the largest number of tokens that is worth a graph.
     """
-    most = max((budget.tokens for budget in captured), default=ladder.budgets[0].tokens)
-    if captured and most == ladder.budgets[-1].tokens:
+    most = max((budget.tokens for budget in captured), default=0)
+    if most in (0, ladder.budgets[-1].tokens):
         most = max(most, operator.index(worth))
     return 2 * most
 

@@ -245,7 +245,7 @@ def test_an_eager_run_of_many_items_is_bounded_in_tokens(count: int, prices: str
 
 
 @pytest.mark.parametrize(
-    ("captured", "bound"), [([64, 512], 16_384), ([64], 128), ([], 128)],
+    ("captured", "bound"), [([64, 512], 16_384), ([64], 128), ([], 16_384)],
     ids=["whole ladder", "cut short", "nothing"],
 )  # fmt: skip
 def test_eager_runs_are_as_long_as_twice_what_is_worth_a_graph_or_fits(
