@@ -156,9 +156,8 @@ class InternViT(VisionEncoder):
     ) -> EncoderOutput:
         """Encode tiles [B, 3, 14h, 14w] of the items ``grid_thw`` (tiles, h, w in patches).
 
-        With ``encoder_metadata`` nothing syncs and the grid is not read: tiles beyond its own, as
-        far as it has room, are padding. Returns ``last_hidden_state`` [B, n, D], ``pooler_output``
-        [N, out], no DeepStack.
+        With ``encoder_metadata`` nothing syncs and the grid is not read: tiles beyond its own are
+        padding. Returns ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack.
 
         Raises:
             ValueError: integer pixels, a wrong tile size, or a grid or metadata that disagree.

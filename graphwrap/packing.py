@@ -158,12 +158,11 @@ class Packer:
         empty, at = self._shelf.cheapest(loads)
         replay, eager = self.costs.cheapest(loads, empty), self._eager_prices(loads)
         chosen = np.where(replay < eager, at, -1).tolist()
-        runs = _stretches(ordered, starts)
-        last = runs.pop()
+        *runs, last = _stretches(ordered, starts)
         groups = [
             Group(run, self._choices[place] if place >= 0 else None, price,
                   () if place >= 0 else ("cheaper",) * len(run))
-            for run, place, price in zip(runs, chosen, replay.tolist(), strict=False)
+            for run, place, price in zip(runs, chosen[:-1], replay[:-1].tolist(), strict=True)
         ]  # fmt: skip
         size = -(-len(last) // EXACT_ITEMS)
         bundles = [last[at : at + size] for at in range(0, len(last), size)]
