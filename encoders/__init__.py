@@ -7,7 +7,6 @@ from .contract import (
     EncoderItemSpec,
     EncoderOutput,
     GraphableEncoder,
-    VisionEncoder,
     VisionInputs,
 )
 from .images import Video
@@ -15,6 +14,7 @@ from .intern_vit import InternViT, InternViTConfig
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+from .vision_encoder import VisionEncoder
 
 __all__ = [
     "EncoderItemSpec",

@@ -34,11 +34,20 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .attention import attention, check_equal_segments, padding_rows, segment_metadata
-from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import check_input_size, check_tiles, read_grid, stitch_tiles
-from .contract import find_section, read_epsilon, read_field, read_flag, read_integer, read_size
-from .contract import patch_product, require_divisible, require_features, require_tensor
-from .contract import require_value
+from .contract import BlockParts, EncoderOutput, GridLike, Metadata
+from .grids import check_input_size, check_tiles, require_tensor
+from .hf_config import (
+    find_section,
+    read_epsilon,
+    read_field,
+    read_flag,
+    read_integer,
+    read_size,
+    require_divisible,
+    require_value,
+)
+from .layers import patch_product
+from .tile_encoder import TileEncoder
 from .images import Preprocessor, TilePreprocessor
 
 
@@ -129,7 +138,7 @@ class InternViTConfig:
         )
 
 
-class InternViT(VisionEncoder):
+class InternViT(TileEncoder):
     """Tiles in; hidden states (class token first) and projected tokens out."""
 
     def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
@@ -164,20 +173,26 @@ class InternViT(VisionEncoder):
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        context = Context.of(metadata, hidden)
-        for block in self.layers[: self.config.blocks_run]:
-            hidden = self.run_block(block, hidden, context)
+        hidden = self.hidden_after(hidden, metadata, self.config.blocks_run)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
         return EncoderOutput(hidden, tokens, ())
 
-    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
-        """The hidden state [B, n, D] after each block in turn."""
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """The hidden state [B, n, D] after each block in ``wanted``."""
         hidden = self._embed(pixel_values, grid_thw)
-        context = Context.of(self.prepare_encoder_metadata(grid_thw), hidden)
-        for block in self.layers:
-            hidden = self.run_block(block, hidden, context)
-            yield hidden
+        yield from self.run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Offsets and padding of every block."""
+        return Context.of(metadata, hidden)
+
+    @property
+    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+        """All blocks; those after ``select_layer`` are not run by ``forward``."""
+        return self.layers
 
     def prepare_encoder_metadata(
         self,
@@ -200,66 +215,6 @@ class InternViT(VisionEncoder):
             max_seqlen_override=max_seqlen_override,
             device=device or self.embeddings.class_embedding.device,
         )
-
-    @property
-    def budget_range(self) -> tuple[int, int]:
-        """One tile (256 tokens) to 64 tiles, a clip of 64 frames."""
-        return self._tile_tokens, 64 * self._tile_tokens
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """One tile."""
-        return self.config.in_channels, self.config.tile_size, self.config.tile_size
-
-    def grid_for(self, tokens: int) -> Grid:
-        """As few whole tiles as make ``tokens`` tokens."""
-        side = self.config.tile_size // self.config.patch_size
-        return max(-(-tokens // self._tile_tokens), 1), side, side
-
-    @property
-    def _tile_tokens(self) -> int:
-        return (self.config.tile_size // self.config.patch_size // 2) ** 2
-
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows (tiles), tokens, segments (tiles) and longest segment of each item."""
-        return [
-            EncoderItemSpec(t, t * h * w // 4, t, 1 + h * w) for t, h, w in self._read(grid_thw)
-        ]
-
-    def feature_maps(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        """Lay ``last_hidden_state`` or ``pooler_output`` out in space, class token dropped.
-
-        With ``tiles`` (as :class:`VisionInputs` has them) one map [1, rows*h, columns*w, D] an
-        image, thumbnail dropped; without them [tiles, h, w, D] an item.
-        """
-        require_features(features)
-        grids = self._read(grid_thw)
-        sizes = [t if features.ndim == 3 else t * h * w // 4 for t, h, w in grids]
-        if features.shape[0] != sum(sizes):
-            kind = "tiles" if features.ndim == 3 else "tokens"
-            raise ValueError(f"features have {len(features)} {kind}: the grid makes {sum(sizes)}")
-        parts = zip(features.split(sizes), grids, strict=True)
-        maps = [self._tile_maps(part, h, w) for part, (_, h, w) in parts]
-        if tiles is None:
-            return maps
-        if len(tiles) != len(maps):
-            raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
-        return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
-
-    def _tile_maps(self, features: Tensor, h: int, w: int) -> Tensor:
-        if features.ndim == 3:
-            return features[:, 1:].unflatten(1, (h, w))
-        tokens = features.unflatten(0, (-1, h * w // 4))
-        order = "(h w)" if self.config.ps_version == "v2" else "(w h)"
-        return rearrange(tokens, f"b {order} d -> b h w d", h=h // 2)
-
-    def _read(self, grid_thw: GridLike) -> list[Grid]:
-        return read_grid(grid_thw, 2, "the pixel shuffle")
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         require_tensor(pixel_values)
@@ -340,6 +295,26 @@ class Block(nn.Module):
         hidden = torch.addcmul(hidden, self.attn(self.norm1(hidden), context), self.ls1)
         return torch.addcmul(hidden, self.mlp(self.norm2(hidden)), self.ls2)
 
+    def parts(self) -> BlockParts | None:
+        """The layers by role; None where attention or MLP has been replaced by another module."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            q_norm=self.attn.q_norm,
+            k_norm=self.attn.k_norm,
+            proj=self.attn.proj,
+            scale1=self.ls1,
+            norm2=self.norm2,
+            up=self.mlp.fc1,
+            down=self.mlp.fc2,
+            scale2=self.ls2,
+            num_heads=self.attn.num_heads,
+            activation="gelu",
+        )
+
 
 class Attention(nn.Module):
     """Full attention inside each tile; the 6B normalises q and k over all heads together."""
@@ -373,7 +348,7 @@ class MLP(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
-def norm(config: InternViTConfig) -> nn.Module:
+def norm(config: InternViTConfig) -> nn.LayerNorm | nn.RMSNorm:
     """Layer norm (300M) or RMS norm (6B)."""
     kind = nn.LayerNorm if config.norm_type == "layer_norm" else nn.RMSNorm
     return kind(config.hidden_size, eps=config.layer_norm_eps)

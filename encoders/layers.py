@@ -6,10 +6,12 @@ than its weight says: it is called as the module it is.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+_GLOBAL = torch.nn.modules.module
 _KNOWN = frozenset((nn.Linear, nn.Conv2d, nn.Conv3d))
 _WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with the last
 
@@ -24,14 +26,29 @@ def is_plain(*layers: nn.Module) -> bool:
         if (
             type(layer) not in _KNOWN
             or type(layer._parameters.get("weight")) not in _WEIGHTS
-            or "forward" in layer.__dict__
-            or layer._forward_hooks
-            or layer._forward_pre_hooks
-            or layer._backward_hooks
-            or layer._backward_pre_hooks
+            or not is_untouched(layer)
         ):
             return False
     return True
+
+
+def is_plain_table(table: nn.Module) -> bool:
+    """Whether calling an embedding is looking rows of its weight up and nothing else."""
+    plain = type(table) is nn.Embedding and type(table._parameters.get("weight")) in _WEIGHTS
+    return plain and is_untouched(table) and table.max_norm is None
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a module has no hooks, its own or global, and no ``forward`` set on the instance."""
+    return not (
+        "forward" in module.__dict__
+        or _GLOBAL._global_forward_hooks
+        or _GLOBAL._global_forward_pre_hooks
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, ...]) -> Tensor:
@@ -49,3 +66,14 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
         return F.linear(rows, layer.weight.flatten(1), layer.bias)
     out: Tensor = layer(rows.reshape(-1, *patch))
     return out.flatten(1).unflatten(0, rows.shape[:-1])
+
+
+def add_weighted_rows(rows: Tensor, table: nn.Module, index: Tensor, weight: Tensor) -> Tensor:
+    """Rows [P, D] plus, for each, the sum over taps of ``weight`` times the table's row ``index``.
+
+    The sum is made in the dtype of ``weight`` and rounded to that of ``rows`` before it is added.
+    """
+    total = table(index[:, 0]) * weight[:, :1]
+    for tap in range(1, index.shape[1]):
+        total = torch.addcmul(total, table(index[:, tap]), weight[:, tap, None])
+    return rows + total.to(rows.dtype)

@@ -13,7 +13,7 @@ Deliberate differences:
 
 - ``last_hidden_state`` is in input order; transformers leaves it in window order.
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums. A layer that is more than its weight (LoRA, hooks) is called instead, here and below.
+  sums. A layer that is more than its weight (LoRA, hooks) is called instead.
 - RMS norms round once, after the weight; transformers rounds before it too.
 - The rotation multiplies in float32 and writes the tower's dtype once.
 """
@@ -30,10 +30,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attention, padded_offsets, padding_rows, segment_metadata
-from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
-from .contract import is_plain, patch_product, squarest, window_order
-from .contract import find_section, read_blocks, read_size, require_divisible, require_value
+from .contract import BlockParts, EncoderItemSpec, EncoderOutput, GridLike, Metadata
+from .grids import (
+    check_input_size,
+    check_rows,
+    merge_order_positions,
+    window_order,
+)
+from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
+from .layers import patch_product
+from .patch_encoder import PatchEncoder
 from .images import PatchPreprocessor, Preprocessor
 
 
@@ -105,7 +111,7 @@ class Qwen2_5VLConfig:
         )
 
 
-class Qwen2_5VLEncoder(VisionEncoder):
+class Qwen2_5VLEncoder(PatchEncoder):
     """Patches and a grid in; hidden states and merged tokens out."""
 
     def __init__(self, config: Qwen2_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
@@ -138,19 +144,22 @@ class Qwen2_5VLEncoder(VisionEncoder):
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
-        for block in self.blocks:
-            hidden = self.run_block(block, hidden, context)
+        patches = self._embed(pixel_values, metadata)
+        hidden = self.hidden_after(patches, metadata, self.config.depth)
         tokens = self.merger(hidden)[metadata["reverse_index"]]
         return EncoderOutput(self._reorder(hidden, metadata["reverse_index"]), tokens, ())
 
-    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in turn, in input order."""
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """The hidden state [P, D] after each block in ``wanted``, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
-        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
-        for block in self.blocks:
-            hidden = self.run_block(block, hidden, context)
+        for hidden in self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted):
             yield self._reorder(hidden, metadata["reverse_index"])
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Rotary angles, offsets and padding of every block."""
+        return Context.of(metadata)
 
     def prepare_encoder_metadata(
         self,
@@ -197,22 +206,6 @@ class Qwen2_5VLEncoder(VisionEncoder):
             ),
         }
 
-    @property
-    def budget_range(self) -> tuple[int, int]:
-        """64 tokens (a 256x256 image) to 8192."""
-        return 64, 8192
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """One patch, flattened."""
-        return (self.config.patch_dim,)
-
-    def grid_for(self, tokens: int) -> Grid:
-        """One image of exactly ``tokens`` tokens, as square as its factors allow."""
-        merge = self.config.spatial_merge_size
-        short, long = squarest(tokens)
-        return 1, short * merge, long * merge
-
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Rows, tokens, segments (frame pairs), longest segment and windows of each item."""
         unit, span = self.config.spatial_merge_size**2, math.isqrt(self.config.window_rows)
@@ -220,18 +213,6 @@ class Qwen2_5VLEncoder(VisionEncoder):
             EncoderItemSpec(n := t * h * w, n // unit, t, h * w, t * -(-h // span) * -(-w // span))
             for t, h, w in self._read(grid_thw)
         ]
-
-    def feature_maps(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        """[t, h, w, D] an item in raster order, from a row a patch or a row a token."""
-        return raster_maps(features, self._read(grid_thw), self.config.spatial_merge_size)
-
-    def _read(self, grid_thw: GridLike) -> list[Grid]:
-        return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
@@ -299,6 +280,24 @@ class Block(nn.Module):
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
+    def parts(self) -> BlockParts | None:
+        """The layers by role; None where attention or MLP has been replaced by another module."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            proj=self.attn.proj,
+            norm2=self.norm2,
+            gate=self.mlp.gate_proj,
+            up=self.mlp.up_proj,
+            down=self.mlp.down_proj,
+            num_heads=self.attn.num_heads,
+            activation="silu",
+            windows=not self.attn.whole,
+        )
+
 
 class Attention(nn.Module):
     """Attention inside windows or (``whole``) the frame pair; fused qkv rows are [Q; K; V]."""
@@ -327,32 +326,12 @@ class MLP(nn.Module):
 
     def __init__(self, config: Qwen2_5VLConfig) -> None:
         super().__init__()
-        self.width = config.intermediate_size
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and self.width % 8 and is_plain(self.gate_proj, self.up_proj, self.down_proj):
-            return self._forward_aligned(x)
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-    def _forward_aligned(self, x: Tensor) -> Tensor:
-        """The same, its inner width padded: 3420 is no multiple of 8, fast kernels refuse it.
-
-        Padding here, not in the parameters, costs one copy of the weights and hides nothing from
-        ``state_dict``, nor from a graph when weights change in place.
-        """
-        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        pad = -gate.out_features % 64
-        rows, columns = (
-            gate.weight.new_zeros(pad, x.shape[1]),
-            down.weight.new_zeros(x.shape[1], pad),
-        )
-        weight = torch.cat((gate.weight, rows, up.weight, rows))
-        bias = torch.cat((gate.bias, rows[:, 0], up.bias, rows[:, 0]))
-        gated, upped = F.linear(x, weight, bias).chunk(2, dim=-1)
-        return F.linear(F.silu(gated) * upped, torch.cat((down.weight, columns), 1), down.bias)
 
 
 class Merger(nn.Module):
@@ -384,6 +363,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
-    if x.requires_grad or torch.compiler.is_compiling():
-        return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
-    return torch.addcmul(x * cos, swapped, sin, out=torch.empty_like(swapped))  # rounds on the way
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

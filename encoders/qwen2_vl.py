@@ -11,9 +11,8 @@ Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums. A layer that is more than its weight (LoRA, hooks) is called instead, here and below.
+  sums. A layer that is more than its weight (LoRA, hooks) is called instead.
 - The rotation multiplies in float32 and writes the tower's dtype once.
-- Quick GELU is written with SiLU, its constant divided out in the next product: a kernel less.
 - Config fields have one meaning in every file here: ``hidden_size`` is the tower's width
   (published as ``embed_dim``) and ``out_hidden_size`` the language model's (published as
   ``hidden_size``).
@@ -26,14 +25,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attention, padding_rows, segment_metadata
-from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
-from .contract import is_plain, patch_product, squarest
-from .contract import find_section, read_field, read_size, require_divisible, require_value
+from .contract import BlockParts, EncoderOutput, GridLike, Metadata
+from .grids import (
+    check_input_size,
+    check_rows,
+    merge_order_positions,
+)
+from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+from .layers import patch_product
+from .patch_encoder import PatchEncoder
 from .images import PatchPreprocessor, Preprocessor
 
 
@@ -91,7 +94,7 @@ class Qwen2VLConfig:
         )
 
 
-class Qwen2VLEncoder(VisionEncoder):
+class Qwen2VLEncoder(PatchEncoder):
     """Patches and a grid in; hidden states and merged tokens out."""
 
     def __init__(self, config: Qwen2VLConfig, preprocessor: Preprocessor | None = None) -> None:
@@ -122,18 +125,20 @@ class Qwen2VLEncoder(VisionEncoder):
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
-        for block in self.blocks:
-            hidden = self.run_block(block, hidden, context)
+        patches = self._embed(pixel_values, metadata)
+        hidden = self.hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.merger(hidden), ())
 
-    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in turn, in input order."""
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """The hidden state [P, D] after each block in ``wanted``, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
-        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
-        for block in self.blocks:
-            hidden = self.run_block(block, hidden, context)
-            yield hidden
+        yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Rotary angles, offsets and padding of every block."""
+        return Context.of(metadata)
 
     def prepare_encoder_metadata(
         self,
@@ -167,42 +172,6 @@ class Qwen2VLEncoder(VisionEncoder):
                 device=device,
             ),
         }
-
-    @property
-    def budget_range(self) -> tuple[int, int]:
-        """64 tokens (a 256x256 image) to 8192."""
-        return 64, 8192
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """One patch, flattened."""
-        return (self.config.patch_dim,)
-
-    def grid_for(self, tokens: int) -> Grid:
-        """One image of exactly ``tokens`` tokens, as square as its factors allow."""
-        merge = self.config.spatial_merge_size
-        short, long = squarest(tokens)
-        return 1, short * merge, long * merge
-
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows, tokens, segments (frame pairs) and longest segment of each item."""
-        unit = self.config.spatial_merge_size**2
-        return [
-            EncoderItemSpec(t * h * w, t * h * w // unit, t, h * w)
-            for t, h, w in self._read(grid_thw)
-        ]
-
-    def feature_maps(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        """[t, h, w, D] an item in raster order, from a row a patch or a row a token."""
-        return raster_maps(features, self._read(grid_thw), self.config.spatial_merge_size)
-
-    def _read(self, grid_thw: GridLike) -> list[Grid]:
-        return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
@@ -261,6 +230,22 @@ class Block(nn.Module):
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
+    def parts(self) -> BlockParts | None:
+        """The layers by role; None where attention or MLP has been replaced by another module."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            proj=self.attn.proj,
+            norm2=self.norm2,
+            up=self.mlp.fc1,
+            down=self.mlp.fc2,
+            num_heads=self.attn.num_heads,
+            activation="quick_gelu",
+        )
+
 
 class Attention(nn.Module):
     """Full attention inside each frame pair; fused qkv rows are [Q; K; V], head-major."""
@@ -290,11 +275,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        # x sigmoid(1.702 x) is silu(1.702 x) / 1.702, and the product takes the division along.
-        scaled = F.silu(1.702 * self.fc1(x))
-        if not is_plain(self.fc2):
-            return self.fc2(scaled / 1.702)
-        return torch.addmm(self.fc2.bias, scaled, self.fc2.weight.t(), alpha=1 / 1.702)
+        x = self.fc1(x)
+        return self.fc2(x * torch.sigmoid(1.702 * x))
 
 
 class Merger(nn.Module):
@@ -326,6 +308,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
-    if x.requires_grad or torch.compiler.is_compiling():
-        return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
-    return torch.addcmul(x * cos, swapped, sin, out=torch.empty_like(swapped))  # rounds on the way
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

@@ -13,7 +13,7 @@ Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums. A layer that is more than its weight (LoRA, hooks) is called instead, here and below.
+  sums. A layer that is more than its weight (LoRA, hooks) is called instead.
 - Position interpolation adds its four taps in the tower's precision or float32, whichever is
   wider, on every path (an engine that changes it under graphs is off by 17 %, SGLang).
 - The rotation multiplies in float32 and writes the tower's dtype once.
@@ -30,10 +30,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attention, padding_rows, segment_metadata
-from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionEncoder
-from .contract import check_input_size, check_rows, merge_order_positions, raster_maps, read_grid
-from .contract import patch_product, squarest
-from .contract import find_section, read_blocks, read_size, require_divisible, require_value
+from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
+from .grids import (
+    check_input_size,
+    check_rows,
+    merge_order_positions,
+)
+from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
+from .layers import patch_product
+from .patch_encoder import PatchEncoder
 from .images import PatchPreprocessor, Preprocessor
 
 
@@ -108,7 +113,7 @@ class Qwen3VLConfig:
         )
 
 
-class Qwen3VLEncoder(VisionEncoder):
+class Qwen3VLEncoder(PatchEncoder):
     """Patches and a grid in; hidden states, merged tokens and DeepStack features out."""
 
     def __init__(self, config: Qwen3VLConfig, preprocessor: Preprocessor | None = None) -> None:
@@ -143,22 +148,26 @@ class Qwen3VLEncoder(VisionEncoder):
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
-        deepstack: list[Tensor] = []
+        hidden = self._embed(pixel_values, metadata)
         tapped = self.config.deepstack_visual_indexes
-        for number, block in enumerate(self.blocks):
-            hidden = self.run_block(block, hidden, context)
+        wanted = sorted({*tapped, self.config.depth - 1})
+        deepstack: list[Tensor] = []
+        for number, state in zip(wanted, self.run_blocks(hidden, metadata, wanted), strict=True):
+            hidden = state
             if number in tapped:
                 deepstack.append(self.deepstack_merger_list[tapped.index(number)](hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
-    def block_outputs(self, pixel_values: Tensor, grid_thw: GridLike) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in turn, in input order."""
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """The hidden state [P, D] after each block in ``wanted``, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
-        hidden, context = self._embed(pixel_values, metadata), Context.of(metadata)
-        for block in self.blocks:
-            hidden = self.run_block(block, hidden, context)
-            yield hidden
+        yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Rotary angles, offsets and padding of every block."""
+        return Context.of(metadata)
 
     def prepare_encoder_metadata(
         self,
@@ -198,53 +207,12 @@ class Qwen3VLEncoder(VisionEncoder):
             ),
         }
 
-    @property
-    def budget_range(self) -> tuple[int, int]:
-        """64 tokens (a 256x256 image) to 8192."""
-        return 64, 8192
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """One patch, flattened."""
-        return (self.config.patch_dim,)
-
-    def grid_for(self, tokens: int) -> Grid:
-        """One image of exactly ``tokens`` tokens, as square as its factors allow."""
-        merge = self.config.spatial_merge_size
-        short, long = squarest(tokens)
-        return 1, short * merge, long * merge
-
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows, tokens, segments (frame pairs) and longest segment of each item."""
-        unit = self.config.spatial_merge_size**2
-        return [
-            EncoderItemSpec(t * h * w, t * h * w // unit, t, h * w)
-            for t, h, w in self._read(grid_thw)
-        ]
-
-    def feature_maps(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        """[t, h, w, D] an item in raster order, from a row a patch or a row a token."""
-        return raster_maps(features, self._read(grid_thw), self.config.spatial_merge_size)
-
-    def _read(self, grid_thw: GridLike) -> list[Grid]:
-        return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
-
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
         check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
         patches = self.patch_embed(pixels)
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        positions = self.pos_embed(taps[:, 0]) * weights[:, :1]
-        for tap in (1, 2, 3):
-            positions = torch.addcmul(
-                positions, self.pos_embed(taps[:, tap]), weights[:, tap, None]
-            )
-        return patches + positions.to(patches.dtype)
+        return self.add_weighted_rows(patches, self.pos_embed, taps, weights)
 
 
 class Context(NamedTuple):
@@ -295,6 +263,22 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
+
+    def parts(self) -> BlockParts | None:
+        """The layers by role; None where attention or MLP has been replaced by another module."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            proj=self.attn.proj,
+            norm2=self.norm2,
+            up=self.mlp.linear_fc1,
+            down=self.mlp.linear_fc2,
+            num_heads=self.attn.num_heads,
+            activation="gelu_tanh",
+        )
 
 
 class Attention(nn.Module):
@@ -360,9 +344,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
-    if x.requires_grad or torch.compiler.is_compiling():
-        return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
-    return torch.addcmul(x * cos, swapped, sin, out=torch.empty_like(swapped))  # rounds on the way
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
 def position_taps(

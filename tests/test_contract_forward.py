@@ -21,7 +21,8 @@ from oracles import (
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from encoders.contract import EncoderOutput, Metadata, VisionEncoder
+from encoders.contract import EncoderOutput, Metadata
+from encoders.vision_encoder import VisionEncoder
 
 OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 

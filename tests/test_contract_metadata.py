@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Grids, draw_pixels, fields_of, tiny
 
-from encoders.contract import EncoderOutput, Metadata, VisionEncoder
+from encoders.contract import EncoderOutput, Metadata
+from encoders.vision_encoder import VisionEncoder
 
 OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]

@@ -23,7 +23,8 @@ from oracles import (
     tiny,
 )
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 
 PACKED, CALM = 2e-6, 0.5
 OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]

@@ -22,11 +22,15 @@ ALLOWED = {
         "torch", "safetensors", "numpy", "PIL", "tqdm", "matplotlib", "av", *PACKAGES,
     },
 }  # fmt: skip
-# Files that an encoder file may import; they may import one another.
+# The base classes; files that they and an encoder file may import, which may import one another.
+BASE = "vision_encoder"
+BASES = {BASE, "patch_encoder", "tile_encoder"}
 SHARED = {
     "contract", "attention", "grids", "hf_config", "layers",
     "images", "image_intake", "image_sizes", "processor_files",
 }  # fmt: skip
+# All of ``encoders`` that the accelerated towers know.
+ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image file or an array is.
 INTAKE = {"image_intake"}
 
@@ -57,34 +61,81 @@ def foreign(path: Path) -> set[str]:
     return {name for name in imports(path) if name.split(".")[0] not in sys.stdlib_module_names}
 
 
+def extra(path: Path) -> set[str]:
+    """What one file may import beyond its package."""
+    if path.parent.name == "accelerated":
+        return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
+    return {"PIL", "numpy"} if path.stem in INTAKE else set()
+
+
+def neighbours(path: Path) -> set[str]:
+    """Modules of ``encoders`` that a file of it imports."""
+    return {name.split(".")[1] for name in imports(path) if covers("encoders", name)}
+
+
+def of_encoders(*stems: str) -> list[Path]:
+    return [ROOT / "encoders" / f"{stem}.py" for stem in stems]
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
     for path in modules(package):
-        extra = INTAKE_LIBRARIES if package == "encoders" and path.stem in INTAKE else set()
         strangers = {
             name
             for name in foreign(path)
-            if not any(covers(allowed, name) for allowed in ALLOWED[package] | extra)
+            if not any(covers(allowed, name) for allowed in ALLOWED[package] | extra(path))
         }
         assert not strangers, f"{path.relative_to(ROOT)} imports {sorted(strangers)}"
 
 
-INTAKE_LIBRARIES = {"PIL", "numpy"}
-
-
 def test_an_encoder_file_imports_no_other_encoder_file() -> None:
-    for path in modules("encoders"):
-        if path.stem in SHARED | {"__init__"}:
-            continue
-        neighbours = {name.split(".")[1] for name in imports(path) if covers("encoders", name)}
-        assert neighbours <= {"contract", "attention", "images"}, path.name
+    families = {path.stem for path in (ROOT / "encoders").glob("*.py")} - SHARED - BASES
+    for path in of_encoders(*families - {"__init__"}):
+        assert neighbours(path) <= SHARED | BASES, path.name
 
 
-def test_shared_encoder_files_import_no_encoder_file() -> None:
-    for path in modules("encoders"):
-        if path.stem in SHARED:
-            neighbours = {name.split(".")[1] for name in imports(path) if covers("encoders", name)}
-            assert neighbours <= SHARED, path.name
+def test_shared_encoder_files_import_no_encoder_file_and_no_base() -> None:
+    for path in of_encoders(*SHARED):
+        assert neighbours(path) <= SHARED, path.name
+
+
+def test_base_classes_import_no_encoder_file() -> None:
+    for path in of_encoders(*BASES):
+        assert neighbours(path) <= SHARED | BASES | {"accelerated"}, path.name
+
+
+def test_accelerated_towers_import_no_encoder_file_and_no_base() -> None:
+    for path in modules("encoders/accelerated"):
+        assert neighbours(path) <= ACCELERATED_KNOWS, path.name
+
+
+def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
+    """In the libraries, that is; ``vitgraph`` may import whatever they have."""
+    users = {
+        path.relative_to(ROOT / package).parts[0]
+        for package in ("encoders", "graphwrap", "weights")
+        for path in modules(package)
+        if any(covers("encoders.accelerated", name) for name in imports(path))
+    }
+    assert users <= {"accelerated", f"{BASE}.py"}
+    importers = [
+        function.name
+        for function in ast.walk(ast.parse((ROOT / "encoders" / f"{BASE}.py").read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and node.module == "accelerated"
+    ]
+    assert importers == ["accelerated"]
+
+
+def test_only_the_table_of_kernels_imports_flash_attention() -> None:
+    users = {
+        path.stem
+        for package in PACKAGES
+        for path in modules(package)
+        if any(covers("flash_attn", name) for name in imports(path))
+    }
+    assert users == {"attention_kernels"}
 
 
 @pytest.mark.parametrize("twin", ["rotary_cos_sin", "rotate"])
@@ -107,7 +158,8 @@ def test_graphwrap_names_no_model() -> None:
 def test_importing_the_library_pulls_in_no_model_zoo() -> None:
     code = (
         "import sys, encoders, weights, graphwrap\n"
-        "heavy = {'transformers', 'torchvision', 'timm', 'jax', 'matplotlib', 'av', 'vitgraph'}\n"
+        "heavy = {'transformers', 'torchvision', 'timm', 'jax', 'matplotlib', 'av', 'vitgraph',\n"
+        "  'triton', 'flash_attn', 'encoders.accelerated'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     result = subprocess.run(

@@ -6,7 +6,9 @@ question; here everything that fits is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -15,7 +17,8 @@ from graph_outputs import EVERY_FIELD
 from torch import Tensor
 
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
-from encoders.contract import VisionEncoder
+from encoders.vision_encoder import VisionEncoder
+from encoders.accelerated.attention_kernels import KERNELS, is_installed
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
@@ -63,6 +66,18 @@ def tower(name: str) -> VisionEncoder:
     return new_tower(name)
 
 
+@cache
+def form(name: str, kernels: str) -> VisionEncoder:
+    """A shared tower, or its accelerated form: one set of choices for all who compare bits."""
+    return tower(name) if kernels == "reference" else tower(name).accelerated(kernels)
+
+
+def forms() -> list[tuple[str, str]]:
+    """Every family with the reference and every attention kernel that is installed and fits it."""
+    kernels = ["reference", *(k for k in KERNELS if is_installed(KERNELS[k].package))]
+    return [(f, k) for f in FAMILIES for k in kernels if k != "cudnn" or f == "intern_vit"]
+
+
 def budgets_of(name: str) -> list[int]:
     return [256, 1024, 2048] if name == "intern_vit" else [64, 256, 1024]
 
@@ -104,3 +119,15 @@ def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> Graph
     assert graphed._packer is not None
     graphed._packer.costs = RowCosts()
     return graphed
+
+
+@contextlib.contextmanager
+def any_sync_is_an_error() -> Iterator[None]:
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -29,6 +29,7 @@ from oracles import (
 from oracles.halves import half_errors, six_blocks
 from torch import Tensor
 
+from encoders.accelerated.attention_kernels import KERNELS, is_installed
 from encoders.attention import _flash_takes, attention, padding_rows
 
 pytestmark = [
@@ -176,11 +177,20 @@ def test_the_compiled_node_gives_the_kernels_values() -> None:
 def test_half_precision_is_as_exact_as_the_references_own(
     family: Family, dtype: torch.dtype
 ) -> None:
-    for name, errors in half_errors(family, dtype).items():
-        ours, theirs = errors.pooled
-        figures = f"{name}: {ours:.3e} against {theirs:.3e}, worst {errors.worst_ratio:.3f}"
-        assert errors.ratio <= 1.1, figures
-        assert errors.worst_ratio <= 1.3, figures
+    wrong = []
+    for kernels, fields in half_errors(family, dtype, forms_of(family)).items():
+        for name, errors in fields.items():
+            ours, theirs = errors.pooled
+            if errors.ratio > 1.1 or errors.worst_ratio > 1.3:
+                figures = f"{ours:.3e} against {theirs:.3e}, worst {errors.worst_ratio:.3f}"
+                wrong.append(f"{kernels} {name}: {figures}")
+    assert not wrong, "\n".join(wrong)
+
+
+def forms_of(family: Family) -> list[str]:
+    """The reference and every attention kernel that is installed and takes this family's shapes."""
+    names = [name for name in KERNELS if is_installed(KERNELS[name].package)]
+    return ["reference", *(name for name in names if name != "cudnn" or family.tiled)]
 
 
 def small_grids(family: Family) -> list[Grids]:

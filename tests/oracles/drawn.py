@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 from encoders.intern_vit import InternViT
 
 from .configs import Config, edited

@@ -19,7 +19,8 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
 from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 from encoders.intern_vit import InternViT, InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from encoders.qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder

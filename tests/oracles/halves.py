@@ -6,12 +6,14 @@ encode the same numbers. An error is a relative L2; pooled, it is that of all gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 
 from .configs import Config
 from .drawn import build_pair, draw_pixels, fields_of
@@ -93,24 +95,43 @@ class Trio:
         truth.load_state_dict(family.keys(exact.state_dict()), strict=True)
         return cls(family, encoder.cuda(), reference.cuda(), truth.cuda())
 
-    def run(self, grids: Grids, seed: int) -> tuple[EncoderOutput, EncoderOutput, EncoderOutput]:
-        """Ours, theirs and the truth for one batch of pixels."""
+    def run(
+        self, grids: Grids, seed: int, forms: dict[str, VisionEncoder]
+    ) -> tuple[dict[str, EncoderOutput], EncoderOutput, EncoderOutput]:
+        """Every form of ours, theirs and the truth for one batch of pixels."""
         dtype = next(self.encoder.parameters()).dtype
         pixels = draw_pixels(self.encoder, grids, seed=seed).to("cuda", dtype)
         grid_thw = torch.tensor(grids, device="cuda")
-        ours = self.encoder(pixels, grids)
+        ours = {name: form(pixels, grids) for name, form in forms.items()}
         theirs = self.family.output(self.reference, pixels, grid_thw)
         with LiftFloat32():
             truth = self.family.output(self.truth, pixels.double(), grid_thw)
         return ours, theirs, truth
 
+    def forms(self, kernels: Sequence[str]) -> dict[str, VisionEncoder]:
+        """Our encoder by the kernels that it runs with; "reference" is the encoder itself."""
+        return {
+            name: self.encoder if name == "reference" else self.encoder.accelerated(name)
+            for name in kernels
+        }
 
-def half_errors(family: Family, dtype: torch.dtype) -> dict[str, Errors]:
-    """The errors of every output field over the large grids of a family, on the GPU."""
+
+def half_errors(
+    family: Family, dtype: torch.dtype, kernels: Sequence[str] = ("reference",)
+) -> dict[str, dict[str, Errors]]:
+    """The errors of every output field over the large grids of a family, on the GPU, by kernels."""
     trio = Trio.on_gpu(family, dtype)
-    errors: dict[str, Errors] = {}
-    for seed, grids in enumerate(LARGE_TILES if family.tiled else LARGE_QWEN):
-        ours, theirs, truth = (fields_of(output) for output in trio.run(grids, seed))
-        for name, value in truth.items():
-            errors.setdefault(name, Errors()).add(ours[name], theirs[name], value)
+    forms = trio.forms(kernels)
+    errors: dict[str, dict[str, Errors]] = {name: {} for name in forms}
+    with torch.no_grad():
+        for seed, grids in enumerate(LARGE_TILES if family.tiled else LARGE_QWEN):
+            outputs, theirs, truth = trio.run(grids, seed, forms)
+            for name, output in outputs.items():
+                for field_name, value in fields_of(truth).items():
+                    held = errors[name].setdefault(field_name, Errors())
+                    mine, other = fields_of(output)[field_name], fields_of(theirs)[field_name]
+                    held.add(mine, other, value)
+    for name, form in forms.items():
+        if form.accelerator is not None:
+            assert form.accelerator.taken != "reference", (name, form.kernel_choices())
     return errors

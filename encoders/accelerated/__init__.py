@@ -1,0 +1,53 @@
+"""Accelerated towers: the same blocks with fused steps and the fastest attention kernels.
+
+Nothing here knows a model: an encoder's blocks name their parts
+(:class:`encoders.contract.BlockParts`).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from .attention_kernels import KERNELS, is_installed
+from .fused_blocks import FusedBlocks
+from .obstacles import obstacle
+
+__all__ = ["CHOICES", "accelerate"]
+
+CHOICES = ("auto", "torch", *KERNELS)
+PRECISIONS = ("bf16",)
+
+
+def accelerate(
+    kernels: str, precision: str, device: torch.device, dtype: torch.dtype
+) -> FusedBlocks:
+    """What runs the blocks of an accelerated encoder.
+
+    Args:
+        kernels: "auto", "torch" or the name of an attention kernel.
+        precision: "bf16", the encoder's own half or full precision.
+        device, dtype: where the encoder's weights are, and in what.
+
+    Raises:
+        ValueError: an unknown kernel or precision.
+
+    Warns:
+        UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name that
+            cannot run here.
+    """
+    if kernels not in CHOICES:
+        raise ValueError(f"kernels={kernels!r}: must be one of {', '.join(CHOICES)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+    because = obstacle(device, dtype)
+    if because is None and kernels in KERNELS and not is_installed(KERNELS[kernels].package):
+        warnings.warn(
+            f"attention kernel {kernels!r} is not installed ({KERNELS[kernels].package}): the "
+            "reference's attention runs instead",
+            stacklevel=3,
+        )
+    elif because is not None and (device.type == "cuda" or kernels in KERNELS):
+        warnings.warn(f"the reference runs instead: {because}", stacklevel=3)
+    return FusedBlocks(kernels, precision, because)

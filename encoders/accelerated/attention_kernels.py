@@ -1,0 +1,170 @@
+"""The attention kernels that an accelerated tower chooses from, as one table.
+
+Every kernel computes softmax attention inside packed segments, scaled by ``K ** -0.5``. They differ
+in what they take and in which shapes they are fast on; ``choices.py`` times them.
+
+Sources: PyTorch 2.11 (flash-attention 2 and cuDNN inside it), flash-attn-4 4.0.0b36,
+``triton_attention.py`` beside this file.
+
+Shapes: T packed rows, H heads, K head size, S segments.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..attention import attention
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class AttentionShape(NamedTuple):
+    """All that decides which kernel is the fastest."""
+
+    heads: int
+    size: int
+    """Columns of one head."""
+    rows: int
+    """Packed rows, padding included."""
+    segments: int
+    """Segments that the offsets have room for."""
+    longest: int
+    """Rows of the longest segment, at least."""
+    equal: bool
+    """Whether every segment has exactly ``longest`` rows and there are no other rows."""
+    dtype: str
+    """As ``str`` gives it."""
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionShape], Tensor]
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """One row of the table."""
+
+    name: str
+    package: str
+    """What must be installed."""
+    takes: Callable[[AttentionShape, torch.dtype, tuple[int, int]], bool]
+    """Whether it runs for a shape, a dtype and a CUDA compute capability."""
+    attend: Attend
+    """Takes q, k, v and a buffer [T, H, K], offsets int32 [S+1] and the shape; returns the buffer
+    or a tensor of its own. Rows at or beyond the last offset are not written."""
+    reads_padding: bool = False
+    """Whether NaN in rows beyond the last offset spreads into real rows, so that those rows have to
+    be cleared once per forward."""
+
+
+def _flash2(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+) -> Tensor:
+    longest = max(shape.longest, 1)
+    result: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, offsets, offsets, longest, longest, 0.0, False, False
+    )[0]
+    return result
+
+
+def _cudnn(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+) -> Tensor:
+    dense = (x.unflatten(0, (-1, shape.longest)).transpose(1, 2) for x in (q, k, v))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(*dense).transpose(1, 2).flatten(0, 1)
+
+
+def _triton(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+) -> Tensor:
+    from .triton_attention import attend, tile_for  # a machine without Triton reads this table, too
+
+    attend(q, k, v, out, offsets, shape.longest, tile_for(shape.size, shape.longest))
+    return out
+
+
+def _flash4(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+) -> Tensor:
+    longest = max(shape.longest, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its compiler warns of its own argument types
+        _flash4_forward()(
+            q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets,
+            max_seqlen_q=longest, max_seqlen_k=longest, out=out,
+        )  # fmt: skip
+    return out
+
+
+@cache
+def _flash4_forward() -> Callable[..., Any]:
+    """The forward of flash-attn-4 that takes an output buffer, its compiled kernels kept on disk.
+
+    The package compiles for some two seconds per head size and tiling. Its cache is off by default
+    and lies in the shared temporary folder; here it is on and lies in the user's own cache.
+    """
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    folder = str(cache_home / "vitgraph" / "flash-attn-4")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from flash_attn.cute.interface import _flash_attn_fwd
+    forward: Callable[..., Any] = _flash_attn_fwd
+    return forward
+
+
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+) -> Tensor:
+    longest = torch.tensor(shape.longest, dtype=torch.int32, device="cpu")
+    rows = shape.longest if shape.equal else 0
+    return attention(q, k, v, offsets, longest, segment_rows=rows)
+
+
+def _takes_half(shape: AttentionShape, dtype: torch.dtype, most: int) -> bool:
+    return dtype in HALF and shape.size % 8 == 0 and 16 <= shape.size <= most
+
+
+REFERENCE = AttentionKernel("reference", "torch", lambda *_: True, _reference)
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        AttentionKernel("triton", "triton", lambda s, d, _: _takes_half(s, d, 128), _triton),
+        AttentionKernel("flash2", "torch", lambda s, d, _: _takes_half(s, d, 256), _flash2),
+        AttentionKernel(
+            "cudnn", "torch", lambda s, d, _: s.equal and _takes_half(s, d, 128), _cudnn
+        ),
+        AttentionKernel(
+            "flash4",
+            "flash_attn.cute",
+            lambda s, d, capability: _takes_half(s, d, 128) and capability[0] in (9, 10),
+            _flash4,
+            reads_padding=True,
+        ),
+    )
+}
+"""By name, in the order of preference where nothing could be timed."""
+TORCH_KERNELS = ("triton", "flash2", "cudnn")
+"""Those that come with torch: on Linux it brings Triton."""
+
+
+@cache
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; nothing below its parent is imported to see."""
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False

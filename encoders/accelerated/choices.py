@@ -1,0 +1,240 @@
+"""Which attention kernel a shape takes: timed once, remembered, saved and loaded.
+
+A kernel is timed in a CUDA graph, so that the host's launches do not count, on two typical ways to
+fill the shape. One that raises, or whose result is not that of float32 attention, is dropped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import attention
+from .attention_kernels import (
+    KERNELS,
+    REFERENCE,
+    TORCH_KERNELS,
+    AttentionKernel,
+    AttentionShape,
+    is_installed,
+)
+
+ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest relative L2 distance to float32 attention: three times what rounding makes of it."""
+TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
+"""Segment lengths that a kernel is tried on before it may be chosen: both tilings, ragged ends."""
+
+
+class KernelChoices:
+    """The attention kernels that may be taken, and the one taken for each shape so far."""
+
+    def __init__(self, kernels: str) -> None:
+        self.asked = kernels
+        self.dropped: dict[str, str] = {}
+        self._taken: dict[AttentionShape, str] = {}
+        self._milliseconds: dict[AttentionShape, dict[str, float]] = {}
+        self._tried: dict[tuple[str, int, int, torch.dtype], bool] = {}
+        self._warned = False
+
+    def pick(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, shape: AttentionShape) -> str:
+        """The name of the kernel for a shape, timed on the memory of these tensors if it is new.
+
+        Their values do not matter and are not changed, but for ``out``.
+        """
+        key = _class_of(shape)
+        name = self._taken.get(key)
+        if name is None:
+            names = self._candidates(shape, q)
+            if len(names) > 1 and q.is_cuda and torch.cuda.is_current_stream_capturing():
+                return names[0]  # nothing can be timed now; the next call outside a capture is
+            names = [name for name in names if self._agrees(name, q, shape)]
+            if len(names) > 1:
+                self._milliseconds[key] = self._time(names, q, k, v, out, shape)
+                names = sorted(self._milliseconds[key], key=self._milliseconds[key].__getitem__)
+            name = names[0] if names else self._none(shape, q.dtype)
+            self._taken[key] = name
+        return name
+
+    def _candidates(self, shape: AttentionShape, q: Tensor) -> list[str]:
+        names = list(KERNELS) if self.asked == "auto" else [self.asked]
+        if self.asked == "torch":
+            names = list(TORCH_KERNELS)
+        capability = (9, 0) if not q.is_cuda else torch.cuda.get_device_capability(q.device)
+        return [
+            name
+            for name in names
+            if is_installed(KERNELS[name].package)
+            and KERNELS[name].takes(shape, q.dtype, capability)
+        ]
+
+    def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
+        """No kernel is left: the reference's attention, with a warning if one was asked for."""
+        if self.asked in KERNELS and not self._warned:
+            self._warned = True
+            why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
+            warnings.warn(
+                f"attention kernel {self.asked!r} cannot run {dtype} {shape} ({why}): the "
+                'reference\'s attention runs instead; use kernels="auto" to choose what can',
+                stacklevel=2,
+            )
+        return REFERENCE.name
+
+    def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
+        """Whether a kernel gives what float32 attention gives, tried once per head size and dtype.
+
+        The trial has NaN in its last rows, beyond the last offset, unless the kernel says that it
+        needs them cleared.
+        """
+        key = (name, shape.heads, shape.size, q.dtype)
+        if key not in self._tried:
+            kernel, agrees = KERNELS[name], True
+            try:
+                for lengths in [(shape.longest,) * 2] if shape.equal else TRIALS:
+                    distance = _distance(kernel, lengths, q, shape)
+                    if not distance <= ERROR[q.dtype]:  # NaN is no less and no more
+                        agrees = False
+                        self.dropped[name] = f"its result is {distance:.1e} from float32 attention"
+            except (RuntimeError, ImportError, AssertionError, TypeError, ValueError) as error:
+                agrees = False
+                self.dropped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            self._tried[key] = agrees
+        return self._tried[key]
+
+    def _time(
+        self,
+        names: Sequence[str],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        shape: AttentionShape,
+    ) -> dict[str, float]:
+        """Milliseconds of each kernel over the typical fillings of a shape."""
+        times = dict.fromkeys(names, 0.0)
+        if not q.is_cuda:
+            return times
+        for lengths in _fillings(shape):
+            offsets = _offsets(lengths, shape.segments, q.device)
+            for name in names:
+                attend = KERNELS[name].attend
+                times[name] += _graph_milliseconds(
+                    lambda: attend(q, k, v, out, offsets, shape)  # noqa: B023
+                )
+        return times
+
+    def kernel(self, name: str) -> AttentionKernel:
+        """The kernel of a name that ``pick`` gave."""
+        return REFERENCE if name == REFERENCE.name else KERNELS[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "kernels": self.asked,
+            "attention": [
+                {**shape._asdict(), "kernel": name, "ms": self._milliseconds.get(shape, {})}
+                for shape, name in self._taken.items()
+            ],
+            "dropped": dict(self.dropped),
+        }
+
+    def load(self, choices: Mapping[str, Any]) -> None:
+        """Take what :meth:`to_dict` gave in another process.
+
+        Raises:
+            ValueError: the data is something else, or it names a kernel that cannot run here.
+        """
+        taken = {}
+        try:
+            for row in choices["attention"]:
+                shape = AttentionShape(*(row[name] for name in AttentionShape._fields))
+                taken[shape] = str(row["kernel"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"these are no kernel choices ({error!r}): give what kernel_choices() returned"
+            ) from error
+        for name in sorted(set(taken.values()) - {REFERENCE.name}):
+            if name not in KERNELS or not is_installed(KERNELS[name].package):
+                raise ValueError(
+                    f"the choices name attention kernel {name!r}, which is not installed here: "
+                    "install what brings it, or let this process choose its own"
+                )
+        self._taken.update(taken)
+
+
+def _class_of(shape: AttentionShape) -> AttentionShape:
+    """Shapes that take one kernel: sizes rounded up to three significant bits."""
+    rows, segments, longest = map(_rounded, (shape.rows, shape.segments, shape.longest))
+    return shape._replace(rows=rows, segments=segments, longest=longest)
+
+
+def _rounded(number: int) -> int:
+    step = 1 << max(number.bit_length() - 3, 0)
+    return -(-number // step) * step
+
+
+def _fillings(shape: AttentionShape) -> list[list[int]]:
+    """Segments as long as they may be; and, where there may be several, eight equal ones."""
+    longest = max(shape.longest, 1)
+    full = [longest] * min(shape.rows // longest, shape.segments)
+    rest = shape.rows - sum(full)
+    if rest and len(full) < shape.segments:
+        full.append(min(rest, longest))
+    count = min(shape.segments, 8)
+    part = min(shape.rows // max(count, 1), longest)
+    if shape.equal or part * count == sum(full) == longest * len(full) or part < 64:
+        return [full]
+    return [full, [part] * count]
+
+
+def _offsets(lengths: Sequence[int], segments: int, device: torch.device) -> Tensor:
+    ends = [0, *accumulate(lengths)]
+    ends += ends[-1:] * (segments + 1 - len(ends))
+    return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def _distance(
+    kernel: AttentionKernel, lengths: tuple[int, ...], q: Tensor, shape: AttentionShape
+) -> float:
+    """Relative L2 distance of a kernel's result to float32 attention on random rows."""
+    rows, dice = sum(lengths), torch.Generator(q.device).manual_seed(0)
+    padding = 0 if shape.equal else 40
+    qkv = torch.randn(
+        rows + padding, 3, shape.heads, shape.size, device=q.device, generator=dice
+    ).to(q.dtype)
+    qkv[rows:] = 0.0 if kernel.reads_padding else float("nan")
+    trial = shape._replace(rows=len(qkv), segments=len(lengths), longest=max(lengths))
+    offsets = _offsets(lengths, len(lengths), q.device)
+    q, k, v = qkv.unbind(1)
+    got = kernel.attend(q, k, v, torch.zeros_like(q), offsets, trial)[:rows].float()
+    longest = torch.tensor(max(lengths), dtype=torch.int32, device="cpu")
+    wide = [part[:rows].float() for part in (q, k, v)]
+    truth = attention(wide[0], wide[1], wide[2], offsets, longest)
+    return float((got - truth).norm() / truth.norm())
+
+
+def _graph_milliseconds(call: Any, repeats: int = 4) -> float:
+    """Milliseconds of one call inside a CUDA graph, the least of three replays."""
+    call()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    times = []
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        for _ in range(repeats):
+            call()
+        graph.capture_end()
+        for _ in range(3):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            times.append(start.elapsed_time(end) / repeats)
+    torch.cuda.current_stream().wait_stream(stream)
+    return min(times)

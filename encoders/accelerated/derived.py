@@ -1,0 +1,126 @@
+"""Weights copied into a layout that fast products take, and kept equal to their sources.
+
+A write in place that torch counts (``_version``) is copied before the next run. Some writes are not
+counted: through ``.data``, as peft merges adapters, or under inference mode. For those a kernel
+compares 16 entries of every row with the copy and copies the rows around a difference again. It
+cannot miss a write to whole rows or whole weights; one to a few entries alone it may.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Pair = tuple[Tensor, Tensor]
+"""A source and the part of a derived tensor that holds its entries, of equal shape."""
+Make = Callable[[], tuple[tuple[Tensor, ...], Sequence[Pair]]]
+
+
+@dataclass
+class _Entry:
+    make: Make
+    tensors: tuple[Tensor, ...]
+    pairs: Sequence[Pair]
+    marks: tuple[tuple[int, int], ...]
+
+
+class DerivedWeights:
+    """Derived tensors by the module that they belong to.
+
+    A graph reads them where they lie, so a changed source is copied in place.
+    """
+
+    def __init__(self) -> None:
+        self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
+        self._table: Tensor | None = None
+        self._rows = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all derived tensors."""
+        return sum(x.nbytes for entry in self._entries.values() for x in entry.tensors)
+
+    def get(self, owner: nn.Module, sources: Sequence[Tensor], make: Make) -> tuple[Tensor, ...]:
+        """The derived tensors of a module, as of the last :meth:`refresh`.
+
+        Args:
+            owner: the module.
+            sources: its weights; other tensors than the last time make new derived ones.
+            make: allocates the derived tensors, zero where no source goes, and pairs them.
+        """
+        entry = self._entries.get(owner)
+        if entry is None or [id(x) for x, _ in entry.pairs] != [id(x) for x in sources]:
+            entry = self._new_entry(make)
+            self._entries[owner] = entry
+            self._table = None
+        return entry.tensors
+
+    def refresh(self) -> None:
+        """Copy, in place and on the current stream, every source that has changed.
+
+        Does nothing while a CUDA graph is being captured: a replay needs it before, not inside.
+        """
+        if not self._entries or (torch.cuda.is_available() and _capturing()):
+            return
+        for owner, entry in list(self._entries.items()):
+            marks = _marks(entry.pairs)
+            if marks == entry.marks:
+                continue
+            if all(_alike(source, copy) for source, copy in entry.pairs):
+                _fill(entry.pairs)
+                entry.marks = marks
+            else:  # cast or moved since: nothing captured reads these any more
+                self._entries[owner] = self._new_entry(entry.make)
+            self._table = None
+        self._compare()
+
+    def _new_entry(self, make: Make) -> _Entry:
+        with torch.inference_mode(False), torch.no_grad():  # what inference makes stays as it is
+            tensors, pairs = make()
+        _fill(pairs)
+        return _Entry(make, tensors, pairs, _marks(pairs))
+
+    def _compare(self) -> None:
+        """Look for writes that torch does not count."""
+        pairs = [pair for entry in self._entries.values() for pair in entry.pairs]
+        if not pairs:
+            return
+        source = pairs[0][0]
+        if self._table is None:
+            rows = [_row_of(*pair) for pair in pairs]
+            self._rows = max(row[2] for row in rows)
+            host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=source.is_cuda)
+            self._table = host.to(source.device, non_blocking=True)
+        from .compare import copy_differences  # it needs Triton
+
+        copy_differences(self._table, self._rows, source.element_size())
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_current_stream_capturing()
+
+
+def _fill(pairs: Sequence[Pair]) -> None:
+    with torch.no_grad():
+        for source, copy in pairs:
+            copy.copy_(source)
+
+
+def _alike(source: Tensor, copy: Tensor) -> bool:
+    return (source.shape, source.dtype, source.device) == (copy.shape, copy.dtype, copy.device)
+
+
+def _row_of(source: Tensor, copy: Tensor) -> list[int]:
+    """Addresses, rows, columns and the copy's row stride; a vector is one row."""
+    columns = source.shape[-1]
+    stride = copy.stride(0) if copy.ndim == 2 else columns
+    return [source.data_ptr(), copy.data_ptr(), source.numel() // columns, columns, stride]
+
+
+def _marks(pairs: Sequence[Pair]) -> tuple[tuple[int, int], ...]:
+    """Where each source lies and how often it was written in place, as far as torch counts it."""
+    return tuple([(x.data_ptr(), 0 if x.is_inference() else x._version) for x, _ in pairs])

@@ -1,0 +1,364 @@
+"""Runs the blocks of a pre-norm tower with fused steps: the accelerated form of every family.
+
+One block is nine launches: residual + norm, the qkv product, rotary in place, attention, the output
+product, residual + norm, the first MLP product, the activation (inside the product where cuBLAS
+can), and the second MLP product. A layer that is more than its weight (LoRA, hooks, quantised,
+parametrised) is called as the module it is; the steps around it stay fused.
+
+Shapes: T rows, D width, H heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..attention import check_equal_segments
+from ..contract import BlockParts, BlockTower, Metadata, NamesItsParts, PartNorm
+from ..layers import add_weighted_rows, is_plain, is_plain_table, is_untouched
+from .attention_kernels import HALF, AttentionKernel, AttentionShape
+from .choices import KernelChoices
+from .derived import DerivedWeights
+from .obstacles import obstacle, obstacle_now
+
+if TYPE_CHECKING:
+    from .norms import Norm
+
+ALIGNED = 64
+"""Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
+
+
+class FusedBlocks:
+    """The accelerator of one encoder; see :class:`encoders.contract.Accelerator`."""
+
+    def __init__(self, kernels: str, precision: str, because: str | None = None) -> None:
+        self.precision = precision
+        self.attention = KernelChoices(kernels)
+        self.derived = DerivedWeights()
+        self.taken = "reference"
+        self.layers_called = 0
+        self.reference_because = because
+
+    def __getstate__(self) -> dict[str, str]:
+        """A copy chooses and derives for itself."""
+        return {"kernels": self.attention.asked, "precision": self.precision}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights derived from the encoder's."""
+        return self.derived.nbytes
+
+    def refresh(self) -> None:
+        """Bring derived weights up to date with sources that were written in place."""
+        self.derived.refresh()
+
+    def choices(self) -> dict[str, Any]:
+        """What was chosen and why, as plain data for JSON."""
+        return {
+            **self.attention.to_dict(),
+            "precision": self.precision,
+            "reference_because": self.reference_because,
+            "layers_called": self.layers_called,
+        }
+
+    def load_choices(self, choices: Mapping[str, Any]) -> None:
+        """Take the kernels that another process chose.
+
+        Raises:
+            ValueError: no such data, or a kernel that cannot run here.
+        """
+        self.attention.load(choices)
+
+    def run_blocks(
+        self, encoder: BlockTower, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """The hidden state after each block in ``wanted`` (ascending block numbers)."""
+        self.reference_because = obstacle(hidden.device, hidden.dtype) or obstacle_now()
+        if self.reference_because is not None or not len(hidden) or not wanted:
+            self.taken = "reference"
+            return encoder.reference_blocks(hidden, metadata, wanted)
+        self.derived.refresh()
+        return Forward(self, encoder, hidden, metadata).states(wanted)
+
+    def add_weighted_rows(
+        self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
+    ) -> Tensor:
+        """Rows plus a weighted sum of rows of a table (interpolated position embeddings)."""
+        because = obstacle(rows.device, rows.dtype) or obstacle_now()
+        if because is not None or not len(rows) or not is_plain_table(table):
+            return add_weighted_rows(rows, table, index, weight)
+        from .positions import add_table_rows  # it needs Triton
+
+        return add_table_rows(rows.contiguous(), table.weight, index, weight)
+
+
+class Forward:
+    """One pass over the blocks.
+
+    ``stream`` is the residual stream and what is still to be added to it. Where a branch has no
+    layer scale, its last product adds to the stream in place, and the product's bias waits in the
+    stream's offset until the next norm reads the rows. Else the next norm adds the whole branch.
+    """
+
+    def __init__(
+        self, own: FusedBlocks, encoder: BlockTower, hidden: Tensor, metadata: Metadata
+    ) -> None:
+        from . import activations, norms, rotary  # they need Triton
+
+        self.activations, self.norms, self.rotary = activations, norms, rotary
+        self.own, self.encoder, self.metadata = own, encoder, metadata
+        self.shape = hidden.shape
+        self.tile_rows = hidden.shape[1] if hidden.ndim == 3 else 0
+        self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
+        self.writable = False
+        """Whether the stream is a tensor of this pass, which nobody else holds."""
+        self.summed: Tensor | None = None
+        """float32 [D]: biases of the products so far that add to the stream in place."""
+        self.settled: Tensor | None = None
+        """float32 [D]: those among them that are in the stream already."""
+        self.buffer: Tensor | None = None
+        self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
+        """The attention kernel and its shape: inside windows (True), or else."""
+        self.called = 0
+
+    def states(self, wanted: Sequence[int]) -> Iterator[Tensor]:
+        """The hidden state after each block in ``wanted``.
+
+        A state is complete only when the next block's norm has read it, so a wanted state is
+        yielded from there.
+        """
+        blocks = list(islice(self.encoder.blocks, max(wanted) + 1))
+        every = [fusible(block) for block in blocks]
+        self.sums = self._summed_biases(every)
+        for number, (block, parts) in enumerate(zip(blocks, every, strict=True)):
+            before = number - 1 in wanted
+            if parts is None:
+                if before or not self.stream.complete:
+                    self._complete()
+                if before:
+                    yield self.stream.hidden.view(self.shape)
+                self._call_block(block)
+                continue
+            rows = self._normed(parts.norm1, keep=before)
+            if before:
+                yield self.kept.view(self.shape)
+            self._add(parts.proj, self._attend(parts, rows), parts.scale1)
+            rows = self._normed(parts.norm2)
+            inner, weight = self._inner(parts, rows)
+            self._add(parts.down, inner, parts.scale2, weight)
+        names = {kernel.name for _, kernel in self.picked.values()}
+        self.own.taken = ", ".join(sorted(names)) or "reference"
+        self.own.layers_called = self.called
+        self._complete()
+        yield self.stream.hidden.view(self.shape)
+
+    def _summed_biases(self, every: Sequence[BlockParts | None]) -> Iterator[Tensor]:
+        """The sum of biases after each product that adds to the stream in place and has one.
+
+        Made in every pass: three launches, and no write to a bias can be missed.
+        """
+        layers: list[nn.Linear] = []
+        for parts in filter(None, every):
+            layers += [parts.proj] if parts.scale1 is None else []
+            layers += [parts.down] if parts.scale2 is None else []
+        biases = [x.bias for x in layers if is_plain(x) and x.bias is not None]
+        return iter(torch.stack(tuple(biases)).float().cumsum(0).unbind(0)) if biases else iter(())
+
+    def _complete(self) -> None:
+        """Add to the stream what is still to be added."""
+        if not self.stream.complete:
+            self._go_on_from(self.norms.add(self.stream))
+
+    def _go_on_from(self, hidden: Tensor) -> None:
+        """Take a complete sum as the stream: its biases are in it, later offsets leave them out."""
+        self.stream, self.writable = self.norms.Sum(hidden), True
+        self.settled = self.summed
+
+    def _call_block(self, block: nn.Module) -> None:
+        """Run one block as the module it is."""
+        hidden = self.stream.hidden.view(self.shape)
+        context = self.encoder.block_context(hidden, self.metadata)
+        hidden = self.encoder.run_block(block, hidden, context)
+        self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
+        self.called += 1
+
+    def _normed(self, norm: PartNorm, keep: bool = False) -> Tensor:
+        """The normalised rows of the stream; ``kept`` is the stream itself if ``keep``."""
+        if not _is_norm(norm):
+            self.called += 1
+            self._complete()
+            self.kept, self.writable = self.stream.hidden, self.writable and not keep
+            return norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
+        if self.stream.branch is None and not keep:
+            return self.norms.normalise(self.stream, self._kernel_norm(norm))
+        self.kept, rows = self.norms.add_normalise(self.stream, self._kernel_norm(norm))
+        if self.stream.branch is not None:
+            self._go_on_from(self.kept)
+            self.writable = not keep
+        return rows
+
+    def _kernel_norm(self, norm: nn.LayerNorm | nn.RMSNorm) -> Norm:
+        assert norm.eps is not None  # see _is_norm
+        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        return self.norms.Norm(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
+
+    def _add(
+        self, layer: nn.Linear, rows: Tensor, scale: Tensor | None, weight: Tensor | None = None
+    ) -> None:
+        """Add a branch's last product to the stream; ``weight`` stands for the layer's own."""
+        if scale is not None or not is_plain(layer):
+            self.stream = self.stream._replace(branch=self._linear(layer, rows), scale=scale)
+            return
+        weight = layer.weight if weight is None else weight
+        hidden, _, _, offset = self.stream
+        if self.writable:
+            hidden.addmm_(rows, weight.t())
+        else:
+            hidden, self.writable = torch.addmm(hidden, rows, weight.t()), True
+        if layer.bias is not None:
+            self.summed = next(self.sums)
+            offset = self.summed if self.settled is None else self.summed - self.settled
+        self.stream = self.norms.Sum(hidden, offset=offset)
+
+    def _attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
+        """Attention over normalised rows, before the output product."""
+        offsets, longest = self._segments(parts)
+        qkv = self._fresh_linear(parts.qkv, rows).unflatten(-1, (3, parts.num_heads, -1))
+        for norm, at in ((parts.q_norm, 0), (parts.k_norm, 1)):
+            if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
+                self._norm_in_place(norm, qkv[:, at].flatten(1))
+        cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
+        q, k, v = qkv.unbind(1)
+        if self.buffer is None:  # rows that no kernel writes stay zero in every block
+            self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        if parts.windows not in self.picked:
+            shape = self._shape_of(q, len(offsets) - 1, longest)
+            name = self.own.attention.pick(q, k, v, self.buffer, shape)
+            self.picked[parts.windows] = shape, self.own.attention.kernel(name)
+        shape, kernel = self.picked[parts.windows]
+        if cos is not None or kernel.reads_padding:
+            self.rotary.rotate_in_place(qkv, cos, sin, offsets)
+        try:
+            out = kernel.attend(q, k, v, self.buffer, offsets, shape)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise RuntimeError(
+                f"attention kernel {kernel.name!r} failed on {shape}: {error}; pin another "
+                "one with kernels=..., or use the reference"
+            ) from error
+        return out.flatten(1)
+
+    def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
+        """Offsets of the attention segments of a block, and the longest one's rows."""
+        if parts.windows:
+            return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
+        longest = self.metadata["max_seqlen"]
+        if self.tile_rows:
+            check_equal_segments(longest, self.tile_rows)
+        return self.metadata["cu_seqlens"], self.tile_rows or int(longest)
+
+    def _shape_of(self, q: Tensor, segments: int, longest: int) -> AttentionShape:
+        rows, heads, size = q.shape
+        tiles = rows // longest if self.tile_rows else segments
+        equal = self.tile_rows > 0
+        return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype))
+
+    def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
+        if _is_norm(norm):
+            self.norms.normalise(self.norms.Sum(rows), self._kernel_norm(norm), out=rows)
+        else:
+            self.called += 1
+            rows.copy_(norm(rows))
+
+    def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The MLP of normalised rows up to its last product, and a derived weight for that."""
+        up, kind = parts.up, parts.activation
+        if parts.gate is not None:
+            return self._gated(parts, parts.gate, rows)
+        fast = rows.is_cuda and rows.dtype in HALF  # in float32 cuBLAS's tanh is off by 1e-5
+        if kind == "gelu_tanh" and fast and is_plain(up) and up.bias is not None:
+            # cuBLAS applies the tanh form after the product: 20 of 124 us saved at 6,272 rows.
+            return torch._addmm_activation(up.bias, rows, up.weight.t(), use_gelu=True), None
+        inner = self._linear(up, rows)
+        return self.activations.activate(inner, kind, in_place=is_plain(up)), None
+
+    def _gated(
+        self, parts: BlockParts, gate: nn.Linear, rows: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        up, down, kind = parts.up, parts.down, parts.activation
+        if is_plain(gate, up, down) and down.in_features % 8:
+            both, bias, weight = self._aligned(parts.containers[-1], gate, up, down)
+            gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)
+            return self.activations.activate(gated, kind, upped, in_place=True), weight
+        gated, upped = self._linear(gate, rows), self._linear(up, rows)
+        return self.activations.activate(gated, kind, upped, in_place=is_plain(gate)), None
+
+    def _aligned(
+        self, owner: nn.Module, gate: nn.Linear, up: nn.Linear, down: nn.Linear
+    ) -> tuple[Tensor, ...]:
+        """Gate and up as one product of padded width, and down with as many columns.
+
+        A width such as 3,420 is no multiple of 8, and cuBLAS has no fast kernel for it: 16,384 rows
+        take three times as long as with 3,456.
+        """
+        width, pad = gate.out_features, -gate.out_features % ALIGNED
+        biases = [layer.bias for layer in (gate, up)]
+
+        def make() -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
+            both = gate.weight.new_zeros(2, width + pad, gate.in_features)
+            bias = gate.weight.new_zeros(2, width + pad)
+            wide = down.weight.new_zeros(down.out_features, width + pad)
+            pairs = [(layer.weight, both[n, :width]) for n, layer in enumerate((gate, up))]
+            pairs += [(down.weight, wide[:, :width])]
+            pairs += [(x, bias[n, :width]) for n, x in enumerate(biases) if x is not None]
+            return (both.flatten(0, 1), bias.flatten(), wide), pairs
+
+        sources = [gate.weight, up.weight, down.weight, *(x for x in biases if x is not None)]
+        return self.own.derived.get(owner, sources, make)
+
+    def _linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:
+        """A linear layer over rows [T, columns], as one product where it is nothing more."""
+        if is_plain(layer):
+            return F.linear(rows, layer.weight, layer.bias)
+        self.called += 1
+        if self.tile_rows:  # the shape that the reference calls it with
+            rows = rows.unflatten(0, (-1, self.tile_rows))
+            return layer(rows).flatten(0, 1).contiguous()
+        out: Tensor = layer(rows)
+        return out.contiguous()
+
+    def _fresh_linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:
+        """A linear layer whose result may be written over: a hook may hold a called layer's."""
+        out = self._linear(layer, rows)
+        return out if is_plain(layer) else out.clone(memory_format=torch.contiguous_format)
+
+
+def fusible(block: nn.Module) -> BlockParts | None:
+    """The parts of a block whose containers nobody has hooked or replaced, else None."""
+    parts = block.parts() if isinstance(block, NamesItsParts) else None
+    if parts is None or not all(map(is_untouched, parts.containers)):
+        return None
+    return parts
+
+
+def _is_norm(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
+    """Whether a norm is one that the fused kernel computes, and nothing more."""
+    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or not is_untouched(norm):
+        return False
+    if type(norm) not in (nn.LayerNorm, nn.RMSNorm):
+        return False
+    return norm.eps is not None and len(norm.normalized_shape) == 1 and norm.elementwise_affine
+
+
+def _bias_of(layer: nn.Linear) -> Tensor:
+    bias: Tensor | None = layer.bias
+    return layer.weight.new_zeros(layer.weight.shape[0]) if bias is None else bias

@@ -1,0 +1,119 @@
+"""Residual, layer scale and norm in one pass over the rows (Triton).
+
+A pre-norm block adds a branch to the residual stream and normalises the sum. Done apart, that
+reads and writes every row two or three times; here each row is read once. Sums and moments are
+float32; each result is rounded to its dtype once.
+
+Shapes: T rows, D columns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _add_norm_kernel(
+    hidden, branch, scale, offset, weight, bias, total, normed,
+    hidden_stride, branch_stride, normed_stride, columns, eps,
+    ADD: tl.constexpr, SCALE: tl.constexpr, OFFSET: tl.constexpr, KEEP: tl.constexpr,
+    NORM: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(hidden + row * hidden_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if OFFSET:
+        x += tl.load(offset + column, mask=inside, other=0.0)
+    if ADD:
+        y = tl.load(branch + row * branch_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if SCALE:
+            y *= tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+        x += y
+    if KEEP:
+        tl.store(total + row * columns + column, x.to(total.dtype.element_ty), mask=inside)
+    if NORM:
+        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        if RMS:
+            moment = tl.sum(x * x, axis=0) / columns
+        else:
+            x = tl.where(inside, x - tl.sum(x, axis=0) / columns, 0.0)
+            moment = tl.sum(x * x, axis=0) / columns
+        out = x * (1.0 / tl.sqrt(moment + eps)) * gain
+        if BIAS:
+            out += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        place = normed + row * normed_stride + column
+        tl.store(place, out.to(normed.dtype.element_ty), mask=inside)
+
+
+class Norm(NamedTuple):
+    """A layer norm, or an RMS norm (``rms``), over rows of D columns."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    rms: bool
+
+
+class Sum(NamedTuple):
+    """The residual stream [T, D], and what is still to be added to it."""
+
+    hidden: Tensor
+    branch: Tensor | None = None
+    """[T, D]"""
+    scale: Tensor | None = None
+    """[D], multiplies the branch (layer scale)."""
+    offset: Tensor | None = None
+    """float32 [D], added to every row: biases that no product has added."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to add."""
+        return self.branch is None and self.offset is None
+
+
+def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
+    """The normalised rows [T, D] of a sum; into ``out``, any row stride, where it is given."""
+    rows, columns = stream.hidden.shape
+    normed = stream.hidden.new_empty(rows, columns) if out is None else out
+    _launch(stream, norm, None, normed)
+    return normed
+
+
+def add(stream: Sum) -> Tensor:
+    """The sum [T, D] itself, always a new tensor."""
+    total = stream.hidden.new_empty(stream.hidden.shape)
+    _launch(stream, None, total, None)
+    return total
+
+
+def add_normalise(stream: Sum, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The sum, a new tensor, and its normalised rows, each [T, D]."""
+    total = stream.hidden.new_empty(stream.hidden.shape)
+    normed = stream.hidden.new_empty(stream.hidden.shape)
+    _launch(stream, norm, total, normed)
+    return total, normed
+
+
+def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor | None) -> None:
+    hidden, branch, scale, offset = stream
+    rows, columns = hidden.shape
+    _add_norm_kernel[(rows,)](
+        hidden, branch, scale, offset,
+        None if norm is None else norm.weight, None if norm is None else norm.bias, total, normed,
+        hidden.stride(0), 0 if branch is None else branch.stride(0),
+        0 if normed is None else normed.stride(0), columns, 0.0 if norm is None else norm.eps,
+        ADD=branch is not None, SCALE=scale is not None, OFFSET=offset is not None,
+        KEEP=total is not None, NORM=norm is not None, RMS=norm is not None and norm.rms,
+        BIAS=norm is not None and norm.bias is not None,
+        BLOCK=triton.next_power_of_2(columns), num_warps=_warps(columns),
+    )  # fmt: skip
+
+
+def _warps(columns: int) -> int:
+    """Four warps up to 2,048 columns (3.9 TB/s on an H200 at 1,152), more for wider rows."""
+    return 4 if columns <= 2048 else 8 if columns <= 4096 else 16

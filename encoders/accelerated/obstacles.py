@@ -1,0 +1,39 @@
+"""What keeps an encoder from being accelerated, in words."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch.autograd import forward_ad
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the reference runs for weights of this dtype on this device, or None."""
+    if device.type != "cuda":
+        return f"the encoder is on {device.type}, accelerated towers need CUDA"
+    if dtype not in DTYPES:
+        return f"the encoder is {dtype}, accelerated towers are float16, bfloat16 or float32"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f"the GPU has compute capability {major}.{minor}, accelerated towers need 8.0"
+    return None if _has_triton() else "Triton is not installed (PyTorch brings it on Linux)"
+
+
+def obstacle_now() -> str | None:
+    """Why the reference runs in the modes that are set around this call, or None."""
+    if torch.compiler.is_compiling():
+        return "torch.compile is tracing"
+    if torch.is_autocast_enabled("cuda"):
+        return "autocast is on"
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return "a function transform or forward-mode differentiation is running"
+    return None
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,61 @@
+"""Rotary positions applied in place to the query and key rows of a fused projection (Triton).
+
+Shapes: T rows, H heads, K head size.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rotate_kernel(
+    qkv, cos, sin, offsets, segments, row_stride,
+    HEADS: tl.constexpr, HALF: tl.constexpr, TURN: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]  # of queries, then of keys
+    pair = tl.arange(0, BLOCK)[None, :]
+    inside = (head < 2 * HEADS) & (pair < HALF)
+    place = qkv + row * row_stride + head * (2 * HALF) + pair
+    if row >= tl.load(offsets + segments):
+        zero = tl.zeros([BLOCK_H, BLOCK], qkv.dtype.element_ty)
+        tl.store(place, zero, mask=inside)
+        tl.store(place + HALF, zero, mask=inside)
+        value = place + 2 * HEADS * (2 * HALF)
+        tl.store(value, zero, mask=inside & (head < HEADS))
+        tl.store(value + HALF, zero, mask=inside & (head < HEADS))
+    elif TURN:
+        angle = row * HALF + pair
+        c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
+        s = tl.load(sin + angle, mask=pair < HALF, other=0.0)
+        first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+        tl.store(place, (first * c - second * s).to(qkv.dtype.element_ty), mask=inside)
+        tl.store(place + HALF, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
+
+
+def rotate_in_place(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor) -> None:
+    """Rotate queries and keys, and clear padding: NaN there must not reach a key tile.
+
+    Pairs (i, i + K/2) of every head are turned in float32 and rounded once. Queries, keys and
+    values of rows at or beyond the last offset become zero.
+
+    Args:
+        qkv: [T, 3, H, K] with contiguous rows; overwritten.
+        cos, sin: float32 [T, K/2], or None to clear padding alone.
+        offsets: int32 [S+1].
+    """
+    rows, _, heads, size = qkv.shape
+    _rotate_kernel[(rows, triton.cdiv(2 * heads, HEADS_PER_PROGRAM))](
+        qkv, cos, sin, offsets, len(offsets) - 1, qkv.stride(0),
+        HEADS=heads, HALF=size // 2, TURN=cos is not None, BLOCK_H=HEADS_PER_PROGRAM,
+        BLOCK=triton.next_power_of_2(size // 2), num_warps=WARPS,
+    )  # fmt: skip
+
+
+HEADS_PER_PROGRAM, WARPS = 8, 1
+"""18.6 us for 6,272 rows of 16 heads of 72 on an H200; 16 heads and 4 warps take 24.3."""

@@ -1,0 +1,146 @@
+"""What the tests of accelerated encoders share: where kernels run, and the same steps in torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import BY_NAME, Grids, build_encoder, distances, draw_pixels, fields_of
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
+
+OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+QWEN = OURS[2:]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed (PyTorch brings it on Linux)"
+)
+needs_interpreter = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="kernels take CPU tensors in Triton's interpreter alone, which is off where there is "
+    "a GPU (tests/gpu compares the towers there)",
+)
+
+
+def grids_for(name: str) -> Grids:
+    """Two items of few rows, one of them a video: the interpreter takes a millisecond per row."""
+    return [[2, 2, 2], [1, 2, 2]] if "intern" in name else [[2, 2, 4], [1, 4, 6]]
+
+
+def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+    """A three-block tower that a test may change."""
+    return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
+
+
+CLOSE = 2e-6
+
+
+@torch.no_grad()
+def run(encoder: VisionEncoder, name: str, seed: int = 0) -> EncoderOutput:
+    """The output for drawn pixels, without gradients."""
+    grids = grids_for(name)
+    output: EncoderOutput = encoder(draw_pixels(encoder, grids, seed), grids)
+    return output
+
+
+def relative(ours: Tensor, truth: Tensor) -> float:
+    """Relative L2 distance in float64; NaN where ours has NaN."""
+    assert ours.shape == truth.shape
+    return float((ours.double() - truth.double()).norm() / truth.double().norm())
+
+
+def assert_close(ours: EncoderOutput, truth: EncoderOutput, limit: float = CLOSE) -> None:
+    """Every field within a relative L2 distance; NaN is never within it."""
+    for field, far in distances(ours, truth).items():
+        assert far <= limit, field
+
+
+def assert_fused(encoder: VisionEncoder, layers_called: int = 0) -> None:
+    """The last forward was fused and called so many layers as modules."""
+    choices = encoder.kernel_choices()
+    assert choices["reference_because"] is None
+    assert choices["layers_called"] == layers_called
+
+
+def same_bits(ours: EncoderOutput, truth: EncoderOutput) -> bool:
+    """Whether every field is equal bit for bit."""
+    pairs = zip(fields_of(ours).values(), fields_of(truth).values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+# --- the steps of the kernels, in float64 ---------------------------------------------------------
+
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
+
+
+def summed(stream: Any) -> Tensor:
+    """The sum that a stream stands for."""
+    hidden, branch, scale, offset = (None if x is None else x.double() for x in stream)
+    if branch is not None:
+        hidden = hidden + (branch if scale is None else branch * scale)
+    return hidden if offset is None else hidden + offset
+
+
+def normed(rows: Tensor, norm: Any) -> Tensor:
+    """Layer norm or RMS norm of float64 rows."""
+    weight, bias = (None if x is None else x.double() for x in norm[:2])
+    if norm.rms:
+        return F.rms_norm(rows, rows.shape[1:], weight, norm.eps)
+    return F.layer_norm(rows, rows.shape[1:], weight, bias, norm.eps)
+
+
+def rotated(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs (i, i + K/2) of queries and keys turned."""
+    out, half = qkv.double(), qkv.shape[-1] // 2
+    c, s = cos.double()[:, None, None], sin.double()[:, None, None]
+    first, second = out[:, :2, :, :half].clone(), out[:, :2, :, half:].clone()
+    out[:, :2, :, :half] = first * c - second * s
+    out[:, :2, :, half:] = second * c + first * s
+    return out
+
+
+def with_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """Rows plus a weighted sum of rows of a table."""
+    return rows.double() + (table.double()[index] * weight.double()[:, :, None]).sum(1)
+
+
+def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put these steps in the kernels' places, a hundred times faster than the interpreter."""
+    from encoders.accelerated import activations, norms, positions, rotary
+
+    def add(stream: Any) -> Tensor:
+        return summed(stream).to(stream.hidden.dtype)
+
+    def normalise(stream: Any, norm: Any, out: Tensor | None = None) -> Tensor:
+        rows = normed(summed(stream), norm).to(stream.hidden.dtype)
+        return rows if out is None else out.copy_(rows)
+
+    def rotate(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor) -> None:
+        if cos is not None and sin is not None:
+            qkv.copy_(rotated(qkv, cos, sin))
+        qkv[int(offsets[-1]) :] = 0.0
+
+    def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool = False) -> Any:
+        out = ACTIVATIONS[kind](x.double()) * (1.0 if up is None else up.double())
+        return x.copy_(out) if in_place else out.to(x.dtype)
+
+    def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        return with_table_rows(rows, table, index, weight).to(rows.dtype)
+
+    monkeypatch.setattr(norms, "add", add)
+    monkeypatch.setattr(norms, "normalise", normalise)
+    monkeypatch.setattr(norms, "add_normalise", lambda s, norm: (add(s), normalise(s, norm)))
+    monkeypatch.setattr(rotary, "rotate_in_place", rotate)
+    monkeypatch.setattr(activations, "activate", activate)
+    monkeypatch.setattr(positions, "add_table_rows", add_table_rows)

@@ -1,0 +1,198 @@
+"""Accelerated towers on a GPU: same numbers, same bits again, the module stays the module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpu_towers import (
+    FAMILIES,
+    Grids,
+    any_sync_is_an_error,
+    calls_of,
+    form,
+    forms,
+    new_tower,
+    on_gpu,
+    tower,
+)
+from graph_outputs import assert_same_bits, copy_of, fields, worst_distance
+from torch import nn
+
+from encoders.vision_encoder import VisionEncoder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CLOSE = {torch.float32: 3e-6, torch.float16: 4e-3}
+"""Largest relative L2 distance to the reference forward in the same dtype, three blocks deep."""
+
+
+def assert_as_exact(
+    fast: VisionEncoder, encoder: VisionEncoder, pixels: torch.Tensor, grids: Grids
+) -> None:
+    """The rule for one grid: an error at most 1.3 times the reference's, float32 being the truth.
+
+    Two runs in bfloat16 are no measure of each other: both are as far from the truth.
+    """
+    truth = copy.deepcopy(encoder).float()(pixels.float(), grids)
+    theirs = encoder(pixels, grids)
+    for name, value in fields(fast(pixels, grids)).items():
+        exact = fields(truth)[name]
+        ours, reference = ((x.float() - exact).norm() for x in (value, fields(theirs)[name]))
+        assert ours <= 1.3 * reference, f"{name}: {ours:.3e} against {reference:.3e}"
+
+
+@pytest.mark.parametrize(("name", "kernels"), forms())
+def test_every_kernel_gives_the_references_output_and_its_bits_again(
+    name: str, kernels: str
+) -> None:
+    encoder, fast = tower(name), form(name, kernels)
+    for seed, grids in enumerate(calls_of(name).values()):
+        pixels = on_gpu(encoder, grids, seed)
+        first = copy_of(fast(pixels, grids))
+        assert_as_exact(fast, encoder, pixels, grids)
+        assert_same_bits(fast(pixels, grids), first)
+    if kernels != "reference":
+        assert kernels in fast.accelerator.taken or kernels == "auto"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_dtypes_are_accelerated_too(name: str, dtype: torch.dtype) -> None:
+    encoder = new_tower(name, dtype)
+    fast = encoder.accelerated()
+    for seed, grids in enumerate(calls_of(name).values()):
+        pixels = on_gpu(encoder, grids, seed).to(dtype)
+        assert worst_distance(fast(pixels, grids), encoder(pixels, grids)) <= CLOSE[dtype]
+    assert fast.kernel_choices()["reference_because"] is None
+
+
+def test_float64_runs_the_reference_and_warns_once() -> None:
+    encoder = new_tower("qwen3_vl", torch.float64)
+    with pytest.warns(UserWarning, match="float64") as warned:
+        fast = encoder.accelerated()
+    assert len(warned) == 1
+    pixels = on_gpu(encoder, [[1, 8, 8]]).double()
+    assert_same_bits(fast(pixels, [[1, 8, 8]]), encoder(pixels, [[1, 8, 8]]))
+    assert "float64" in fast.kernel_choices()["reference_because"]
+
+
+@pytest.mark.parametrize(("name", "kernels"), forms())
+def test_nan_in_pad_rows_changes_no_bit_of_real_rows(name: str, kernels: str) -> None:
+    fast = form(name, kernels)
+    grids = [[2, 32, 32]] if name == "intern_vit" else [[1, 10, 14], [2, 4, 6]]
+    pixels = on_gpu(fast, grids)
+    rows = len(pixels) + (2 if name == "intern_vit" else 60)
+    metadata = fast.prepare_encoder_metadata(
+        grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=12
+    )
+    outputs = []
+    for fill in (0.0, float("nan")):
+        padded = torch.full((rows, *pixels.shape[1:]), fill, device="cuda", dtype=pixels.dtype)
+        padded[: len(pixels)] = pixels
+        outputs.append(fast.split(fast(padded, encoder_metadata=metadata), grids))
+    for clean, poisoned in zip(*outputs, strict=True):
+        assert all(bool(value.isfinite().all()) for value in fields(clean).values())
+        assert_same_bits(clean, poisoned)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_warm_forward_never_waits_for_the_gpu(name: str) -> None:
+    fast = form(name, "auto")
+    grids = next(iter(calls_of(name).values()))
+    pixels = on_gpu(fast, grids)
+    metadata = fast.prepare_encoder_metadata(grids)
+    answer = copy_of(fast(pixels, encoder_metadata=metadata))
+    with any_sync_is_an_error():
+        output = fast(pixels, encoder_metadata=metadata)
+    assert_same_bits(output, answer)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("counted", [True, False], ids=["in place", "through data"])
+def test_an_update_of_one_layer_is_seen_by_the_next_call(name: str, counted: bool) -> None:
+    encoder = new_tower(name)
+    fast = encoder.accelerated()
+    grids = next(iter(calls_of(name).values()))
+    pixels = on_gpu(encoder, grids)
+    for parameter in encoder.blocks[1].parameters():
+        before = copy_of(fast(pixels, grids))
+        (parameter if counted else parameter.data).add_(0.05 * torch.randn_like(parameter))
+        after = copy_of(fast(pixels, grids))
+        assert worst_distance(after, before) > 0, "the update was not seen"
+        fresh = encoder.accelerated()
+        fresh.load_kernel_choices(fast.kernel_choices())
+        assert_same_bits(fresh(pixels, grids), after)
+
+
+class Adapter(nn.Module):
+    """A low-rank addition around a layer, as peft makes one."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        kwargs = {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.down = nn.Linear(base.in_features, 4, bias=False, **kwargs).requires_grad_(False)
+        self.up = nn.Linear(4, base.out_features, bias=False, **kwargs).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def linears(block: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Every Linear of a block, by its owner and name."""
+    return [
+        (owner, name)
+        for owner in block.modules()
+        for name, layer in owner.named_children()
+        if type(layer) is nn.Linear
+    ]
+
+
+def add_adapters(encoder: VisionEncoder) -> None:
+    for owner, name in linears(encoder.blocks[1]):
+        setattr(owner, name, Adapter(getattr(owner, name)))
+
+
+def add_hooks(encoder: VisionEncoder) -> None:
+    for owner, name in linears(encoder.blocks[1]):
+        getattr(owner, name).register_forward_hook(lambda module, args, out: out * 1.5)
+    encoder.blocks[0].register_forward_hook(lambda module, args, out: out * 0.5)
+
+
+@pytest.mark.parametrize("change", [add_adapters, add_hooks])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_that_are_more_than_their_weight_take_effect(
+    name: str, change: Callable[[VisionEncoder], None]
+) -> None:
+    encoder = new_tower(name)
+    fast = encoder.accelerated()
+    grids = next(iter(calls_of(name).values()))
+    pixels = on_gpu(encoder, grids)
+    before = copy_of(fast(pixels, grids))
+    change(encoder)
+    after = fast(pixels, grids)
+    assert worst_distance(after, before) > 5e-2
+    assert_as_exact(fast, encoder, pixels, grids)
+    assert fast.kernel_choices()["layers_called"] > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_state_dict_and_copies_are_as_before(name: str) -> None:
+    encoder = new_tower(name)
+    keys = {key: (value.shape, value.dtype) for key, value in encoder.state_dict().items()}
+    fast = encoder.accelerated()
+    grids = next(iter(calls_of(name).values()))
+    pixels = on_gpu(encoder, grids)
+    answer = copy_of(fast(pixels, grids))
+    for module in (encoder, fast, copy.deepcopy(fast)):
+        state = module.state_dict()
+        assert {key: (value.shape, value.dtype) for key, value in state.items()} == keys
+    twin = copy.deepcopy(fast)
+    twin.load_kernel_choices(fast.kernel_choices())
+    assert_same_bits(twin(pixels, grids), answer)

@@ -1,0 +1,340 @@
+"""Which attention kernel an accelerated encoder takes, and what it says about it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from accelerated_cases import OURS, assert_close, fresh, needs_interpreter, needs_triton, run
+from oracles import draw_pixels, tiny
+from torch import Tensor
+
+from encoders.accelerated import choices as choices_module
+from encoders.accelerated.attention_kernels import (
+    KERNELS,
+    REFERENCE,
+    AttentionKernel,
+    AttentionShape,
+    is_installed,
+)
+from encoders.accelerated.choices import KernelChoices
+from encoders.accelerated.obstacles import obstacle
+from encoders.attention import attention
+
+HALF = "torch.float16"
+SHAPE = AttentionShape(heads=2, size=16, rows=40, segments=3, longest=20, equal=False, dtype=HALF)
+
+
+def right(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+) -> Tensor:
+    longest = torch.tensor(max(shape.longest, 1), dtype=torch.int32)
+    q, k, v = (x.float().nan_to_num() for x in (q, k, v))
+    return attention(q, k, v, offsets, longest).to(out.dtype)
+
+
+def wrong(*args: Any) -> Tensor:
+    return 1.5 * right(*args)
+
+
+def failing(*args: Any) -> Tensor:
+    raise RuntimeError("no such tile\nand a second line")
+
+
+def kernel(name: str, attend: Any = right, **settings: Any) -> AttentionKernel:
+    settings = {"package": "torch", "takes": lambda *_: True, **settings}
+    return AttentionKernel(name, attend=attend, **settings)
+
+
+def put(monkeypatch: pytest.MonkeyPatch, *kernels: AttentionKernel) -> None:
+    """Make these the table of kernels."""
+    table = {each.name: each for each in kernels}
+    for module in ("attention_kernels", "choices"):
+        monkeypatch.setattr(f"encoders.accelerated.{module}.KERNELS", table)
+    monkeypatch.setattr("encoders.accelerated.KERNELS", table)
+    monkeypatch.setattr("encoders.accelerated.CHOICES", ("auto", "torch", *table))
+    monkeypatch.setattr("encoders.accelerated.choices.TORCH_KERNELS", tuple(table)[:2])
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, **milliseconds: float) -> list[AttentionShape]:
+    """Time kernels by these numbers; the shapes that were timed."""
+    shapes: list[AttentionShape] = []
+
+    def time(self: KernelChoices, names: Any, *args: Any) -> dict[str, float]:
+        shapes.append(args[-1])
+        return {name: milliseconds[name] for name in names}
+
+    monkeypatch.setattr(KernelChoices, "_time", time)
+    return shapes
+
+
+def pick(
+    choices: KernelChoices, shape: AttentionShape = SHAPE, dtype: torch.dtype = torch.float16
+) -> str:
+    q = torch.zeros(shape.rows, shape.heads, shape.size, dtype=dtype)
+    return choices.pick(q, q, q, torch.zeros_like(q), shape._replace(dtype=str(dtype)))
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def test_the_fastest_kernel_is_taken_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a"), kernel("b"), kernel("c"))
+    shapes = timed(monkeypatch, a=3.0, b=1.0, c=2.0)
+    choices = KernelChoices("auto")
+    assert [pick(choices), pick(choices)] == ["b", "b"]
+    assert shapes == [SHAPE]
+    (row,) = choices.to_dict()["attention"]
+    assert (row["kernel"], row["ms"]) == ("b", {"a": 3.0, "b": 1.0, "c": 2.0})
+
+
+def test_torch_chooses_among_what_torch_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a"), kernel("b"), kernel("c"))
+    timed(monkeypatch, a=3.0, b=2.0, c=1.0)
+    assert pick(KernelChoices("torch")) == "b"
+    assert pick(KernelChoices("auto")) == "c"
+
+
+def test_a_kernel_by_name_is_taken_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a"), kernel("b"))
+    assert timed(monkeypatch, a=1.0, b=2.0) == []
+    assert pick(KernelChoices("b")) == "b"
+
+
+@pytest.mark.parametrize(
+    ("attend", "why"),
+    [(failing, "RuntimeError: no such tile"), (wrong, "its result is 5.0e-01 from float32")],
+)
+def test_a_kernel_that_raises_or_disagrees_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, attend: Any, why: str
+) -> None:
+    put(monkeypatch, kernel("a", attend), kernel("b"), kernel("c"))
+    timed(monkeypatch, a=1.0, b=2.0, c=3.0)
+    choices = KernelChoices("auto")
+    assert pick(choices) == "b"
+    assert list(choices.to_dict()["dropped"]) == ["a"]
+    assert choices.to_dict()["dropped"]["a"].startswith(why)
+
+
+def test_a_kernel_that_lets_padding_leak_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaking(*args: Any) -> Tensor:
+        return right(*args) + args[1].sum() * 0
+
+    put(monkeypatch, kernel("a", leaking), kernel("b", leaking, reads_padding=True))
+    assert pick(KernelChoices("auto")) == "b"
+
+
+def test_what_one_head_size_drops_another_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky(*args: Any) -> Tensor:
+        return (failing if args[-1].size == 16 else right)(*args)
+
+    put(monkeypatch, kernel("a", picky), kernel("b"))
+    timed(monkeypatch, a=1.0, b=2.0)
+    choices = KernelChoices("auto")
+    assert pick(choices) == "b"
+    assert pick(choices, SHAPE._replace(size=32)) == "a"
+
+
+def test_a_kernel_is_asked_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a", takes=lambda shape, dtype, _: dtype == torch.float16))
+    choices = KernelChoices("auto")
+    assert pick(choices) == "a"
+    assert pick(choices, dtype=torch.float32) == REFERENCE.name
+    assert pick(choices) == "a"
+
+
+def test_without_any_kernel_the_reference_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a", takes=lambda *_: False), kernel("b", package="no_such_package"))
+    assert pick(KernelChoices("auto")) == REFERENCE.name
+
+
+@pytest.mark.parametrize("attend", [failing, right])
+def test_a_kernel_by_name_that_cannot_run_warns_once(
+    monkeypatch: pytest.MonkeyPatch, attend: Any
+) -> None:
+    put(monkeypatch, kernel("a", attend, takes=lambda *_: attend is failing), kernel("b"))
+    choices = KernelChoices("a")
+    with pytest.warns(UserWarning, match="attention kernel 'a' cannot run") as caught:
+        assert pick(choices) == REFERENCE.name
+    assert len(caught) == 1
+    assert pick(choices) == REFERENCE.name
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pick(choices, SHAPE._replace(rows=400)) == REFERENCE.name
+
+
+# --- shape classes --------------------------------------------------------------------------------
+
+
+def test_shapes_of_three_equal_bits_share_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a"), kernel("b"))
+    shapes = timed(monkeypatch, a=1.0, b=2.0)
+    choices = KernelChoices("auto")
+    for rows in (1025, 1280, 1281, 1536, 1024):
+        pick(choices, SHAPE._replace(rows=rows))
+    assert [shape.rows for shape in shapes] == [1025, 1281, 1024]
+    for change in ({"equal": True}, {"heads": 3}, {"size": 24}, {"segments": 9}, {"longest": 39}):
+        pick(choices, SHAPE._replace(rows=1024, **change))
+    assert len(shapes) == 8
+
+
+@pytest.mark.parametrize(
+    ("number", "rounded"), [(0, 0), (1, 1), (7, 7), (9, 10), (17, 20), (1000, 1024), (1025, 1280)]
+)
+def test_sizes_round_up_to_three_bits(number: int, rounded: int) -> None:
+    assert choices_module._rounded(number) == rounded
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        SHAPE._replace(rows=0, segments=0, longest=0),
+        SHAPE._replace(rows=4096, segments=300, longest=64),
+        SHAPE._replace(rows=1000, segments=2, longest=100),
+        SHAPE._replace(rows=1024, segments=4, longest=256, equal=True),
+        SHAPE._replace(rows=9000, segments=64, longest=9000),
+    ],
+)
+def test_typical_fillings_fit_their_shape(shape: AttentionShape) -> None:
+    fillings = choices_module._fillings(shape)
+    assert fillings
+    for lengths in fillings:
+        assert len(lengths) <= shape.segments
+        assert sum(lengths) <= shape.rows
+        assert max(lengths, default=0) <= shape.longest
+
+
+# --- saving and loading ---------------------------------------------------------------------------
+
+
+def test_choices_survive_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a"), kernel("b"))
+    timed(monkeypatch, a=2.0, b=1.0)
+    first, second = KernelChoices("auto"), KernelChoices("auto")
+    pick(first)
+    second.load(json.loads(json.dumps(first.to_dict())))
+    shapes = timed(monkeypatch, a=1.0, b=2.0)
+    assert pick(second) == "b"
+    assert not shapes
+    rows = [[r["kernel"] for r in each.to_dict()["attention"]] for each in (first, second)]
+    assert rows == [["b"], ["b"]]
+
+
+def test_choices_of_a_kernel_that_is_missing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, kernel("a"))
+    choices = KernelChoices("auto")
+    pick(choices)
+    saved = choices.to_dict()
+    for others in ((kernel("b"),), (kernel("a", package="no_such_package"),)):
+        put(monkeypatch, *others)
+        with pytest.raises(ValueError, match="kernel 'a', which is not installed here"):
+            KernelChoices("auto").load(saved)
+
+
+@pytest.mark.parametrize("data", [{}, {"attention": [{}]}, {"attention": 3}, {"attention": [3]}])
+def test_other_data_is_no_choices(data: Any) -> None:
+    with pytest.raises(ValueError, match="these are no kernel choices"):
+        KernelChoices("auto").load(data)
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("name", OURS)
+def test_an_encoder_takes_the_choices_of_another(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(monkeypatch, kernel("a"), kernel("b"))
+    timed(monkeypatch, a=2.0, b=1.0)
+    encoder = tiny(name, torch.float16)
+    first, second = encoder.accelerated(), encoder.accelerated()
+    run(first, name)
+    shapes = timed(monkeypatch, a=1.0, b=2.0)
+    second.load_kernel_choices(json.loads(json.dumps(first.kernel_choices())))
+    assert_close(run(second, name), run(encoder, name), 1e-2)
+    assert not shapes
+    assert second.accelerator.taken == "b"
+    with pytest.raises(ValueError, match="this encoder is not accelerated: call accelerated"):
+        encoder.load_kernel_choices(first.kernel_choices())
+
+
+# --- asking for kernels ---------------------------------------------------------------------------
+
+
+def test_an_unknown_kernel_is_refused_with_the_choices() -> None:
+    message = "kernels='typo': must be one of auto, torch, triton, flash2, cudnn, flash4"
+    with pytest.raises(ValueError, match=message):
+        tiny("qwen3_vl").accelerated("typo")
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision='typo': must be one of bf16"):
+        tiny("qwen3_vl").accelerated(precision="typo")
+
+
+def test_an_accelerated_encoder_is_not_accelerated_again() -> None:
+    with pytest.raises(ValueError, match="this encoder is accelerated already"):
+        tiny("qwen3_vl").accelerated().accelerated()
+
+
+def test_the_encoder_itself_says_reference() -> None:
+    assert tiny("qwen3_vl").kernel_choices() == {"kernels": "reference"}
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("name", OURS)
+def test_on_the_cpu_the_reference_runs_silently(name: str, kernels: str) -> None:
+    encoder = tiny(name)
+    fast = encoder.accelerated(kernels)
+    reason = "the encoder is on cpu, accelerated towers need CUDA"
+    for _ in range(2):
+        assert fast.kernel_choices()["reference_because"] == reason
+        assert torch.equal(run(fast, name).pooler_output, run(encoder, name).pooler_output)
+    assert fast.accelerator.taken == "reference"
+
+
+@pytest.mark.parametrize("kernels", list(KERNELS))
+def test_a_kernel_by_name_on_the_cpu_warns_once(kernels: str) -> None:
+    with pytest.warns(UserWarning, match="the reference runs instead: the encoder is on") as caught:
+        fast = tiny("qwen3_vl").accelerated(kernels)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    run(fast, "qwen3_vl")
+
+
+def test_obstacles_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    assert "compute capability 7.5" in str(obstacle(cuda, torch.float16))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    assert "float64" in str(obstacle(cuda, torch.float64))
+    monkeypatch.setattr("encoders.accelerated.obstacles._has_triton", lambda: False)
+    assert "Triton is not installed" in str(obstacle(cuda, torch.float16))
+
+
+def test_a_missing_package_is_no_kernel() -> None:
+    assert not is_installed("no_such_package")
+    assert not is_installed("no_such_package.inner")
+    assert is_installed("torch.nn")
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("name", OURS)
+def test_a_kernel_that_fails_in_a_call_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def later(*args: Any) -> Tensor:
+        calls.append(len(calls))
+        return (failing if len(calls) > 1 else right)(*args)
+
+    put(monkeypatch, kernel("a", later))
+    encoder = fresh(name, torch.float16)
+    fast, pixels = encoder.accelerated("a"), draw_pixels(encoder, [[1, 2, 2]])
+    with pytest.raises(RuntimeError, match="attention kernel 'a' failed on AttentionShape"):
+        fast(pixels, [[1, 2, 2]])

@@ -1,0 +1,284 @@
+"""Each Triton kernel against the same steps in plain torch; on the CPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise, product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerated_cases import (
+    ACTIVATIONS,
+    DEVICE,
+    needs_triton,
+    normed,
+    relative,
+    rotated,
+    summed,
+    with_table_rows,
+)
+from torch import Tensor
+
+from encoders.accelerated.attention_kernels import KERNELS, AttentionShape
+
+HALF = "torch.float16"
+pytestmark = [
+    needs_triton,
+    # exp(-x) may be infinite where one is divided by it; the interpreter's numpy says so.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+]
+
+WIDTHS = [64, 72, 1152, 1280, 3200, 12800]
+DTYPES = [torch.float32, torch.float16]
+ROUNDING = {torch.float32: 1e-6, torch.float16: 6e-4}
+"""Largest relative L2 distance to float64: a few roundings to the dtype."""
+ATTENTION_DTYPES = DTYPES if DEVICE.type == "cpu" else [torch.float16]
+"""On a GPU a float32 product is one of TensorFloat-32, and no tower takes the kernel there."""
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def strided(rows: Tensor) -> Tensor:
+    """The same rows inside wider ones, NaN beside them."""
+    wide = rows.new_full((rows.shape[0], rows.shape[1] + 24), float("nan"))
+    wide[:, 8:-16] = rows
+    return wide[:, 8:-16]
+
+
+# --- norms ----------------------------------------------------------------------------------------
+
+
+def stream_of(rows: int, width: int, dtype: torch.dtype, kind: str) -> Any:
+    from encoders.accelerated.norms import Sum
+
+    hidden, branch = (drawn(rows, width, dtype=dtype, seed=n) for n in range(2))
+    scale, offset = drawn(width, dtype=dtype, seed=2), drawn(width, seed=3)
+    return Sum(
+        strided(hidden) if "strided" in kind else hidden,
+        (strided(branch) if "strided" in kind else branch) if "branch" in kind else None,
+        scale if "scale" in kind else None,
+        offset if "offset" in kind else None,
+    )
+
+
+def norm_of(width: int, dtype: torch.dtype, kind: str) -> Any:
+    from encoders.accelerated.norms import Norm
+
+    bias = drawn(width, dtype=dtype, seed=5) if kind == "layer norm" else None
+    return Norm(1 + drawn(width, dtype=dtype, seed=4), bias, 1e-6, kind == "RMS norm")
+
+
+KINDS = ["hidden", "branch", "branch, scale", "offset", "strided branch, scale, offset"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("norm_kind", ["layer norm", "layer norm without bias", "RMS norm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_and_norms_match_torch_at_every_width(
+    kind: str, norm_kind: str, dtype: torch.dtype
+) -> None:
+    from encoders.accelerated.norms import add, add_normalise, normalise
+
+    for width, rows in zip(WIDTHS, (7, 3, 5, 1, 2, 3), strict=True):
+        stream, norm = stream_of(rows, width, dtype, kind), norm_of(width, dtype, norm_kind)
+        before = stream.hidden.clone()
+        truth = summed(stream)
+        total, both = add_normalise(stream, norm)
+        for ours in (total, add(stream)):
+            assert relative(ours, truth) <= ROUNDING[dtype]
+            assert ours.data_ptr() != stream.hidden.data_ptr()
+        for ours in (both, normalise(stream, norm)):
+            assert ours.dtype == dtype
+            assert relative(ours, normed(truth, norm)) <= ROUNDING[dtype]
+        assert torch.equal(stream.hidden, before)
+
+
+def test_a_norm_may_write_over_strided_rows() -> None:
+    """As the norm over queries does, inside the fused projection."""
+    from encoders.accelerated.norms import Sum, normalise
+
+    fused, norm = drawn(5, 3, 192), norm_of(192, torch.float32, "RMS norm")
+    before = fused.clone()
+    normalise(Sum(fused[:, 1]), norm, out=fused[:, 1])
+    assert relative(fused[:, 1], normed(before[:, 1].double(), norm)) <= 1e-6
+    assert torch.equal(fused[:, ::2], before[:, ::2])
+
+
+def test_nan_in_one_row_stays_in_that_row() -> None:
+    from encoders.accelerated.norms import add_normalise
+
+    stream = stream_of(5, 72, torch.float32, "branch, scale")
+    norm = norm_of(72, torch.float32, "layer norm")
+    clean = add_normalise(stream, norm)
+    stream.hidden[3], stream.branch[4] = float("nan"), float("nan")
+    for ours, truth in zip(add_normalise(stream, norm), clean, strict=True):
+        assert torch.equal(ours[:3], truth[:3])
+        assert ours[3:].isnan().all()
+
+
+def test_a_large_mean_does_not_spoil_the_variance() -> None:
+    from encoders.accelerated.norms import Sum, normalise
+
+    rows, norm = drawn(3, 1152) + 1000, norm_of(1152, torch.float32, "layer norm")
+    assert relative(normalise(Sum(rows), norm), normed(rows.double(), norm)) <= 1e-4
+
+
+# --- rotary ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wide", [False, True], ids=["contiguous", "strided"])
+@pytest.mark.parametrize(("heads", "size"), [(3, 72), (16, 16), (20, 80), (1, 128), (25, 24)])
+def test_rotary_turns_queries_and_keys_and_clears_padding(
+    heads: int, size: int, wide: bool, dtype: torch.dtype
+) -> None:
+    from encoders.accelerated.rotary import rotate_in_place
+
+    rows, real = 7, 5
+    flat = drawn(rows, 3 * heads * size, dtype=dtype)
+    qkv = (strided(flat) if wide else flat).unflatten(1, (3, heads, size))
+    angles = drawn(rows, size // 2, seed=1)
+    truth = rotated(qkv, angles.cos(), angles.sin())
+    qkv[real:] = float("nan")
+    offsets = torch.tensor([0, 3, real, real], dtype=torch.int32, device=DEVICE)
+    rotate_in_place(qkv, angles.cos(), angles.sin(), offsets)
+    assert relative(qkv[:real], truth[:real]) <= ROUNDING[dtype]
+    assert torch.equal(qkv[:real, 2].double(), truth[:real, 2])
+    assert not qkv[real:].any()
+
+
+@pytest.mark.parametrize("real", [0, 1, 6, 7])
+def test_rotary_without_angles_only_clears_padding(real: int) -> None:
+    from encoders.accelerated.rotary import rotate_in_place
+
+    qkv = drawn(7, 3, 9, 64)
+    before = qkv.clone()
+    qkv[real:] = float("nan")
+    offsets = torch.tensor([0, real], dtype=torch.int32, device=DEVICE)
+    rotate_in_place(qkv, None, None, offsets)
+    assert torch.equal(qkv[:real], before[:real])
+    assert not qkv[real:].any()
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_activations_match_torch_at_every_width(kind: str, gated: bool, dtype: torch.dtype) -> None:
+    from encoders.accelerated.activations import activate
+
+    for (rows, width), in_place, wide in product(
+        ((3, 64), (2, 140), (1, 3420), (1, 12800)), (False, True), (False, True)
+    ):
+        x, up = 3 * drawn(rows, width, dtype=dtype), drawn(rows, width, dtype=dtype, seed=1)
+        truth = ACTIVATIONS[kind](x.double()) * (up.double() if gated else 1.0)
+        given = strided(x) if wide else x.clone()
+        other = (strided(up) if wide else up) if gated else None
+        out = activate(given, kind, other, in_place=in_place)
+        assert (out.dtype, out.shape) == (dtype, x.shape)
+        assert relative(out, truth) <= ROUNDING[dtype]
+        assert (out.data_ptr() == given.data_ptr()) == in_place
+        assert in_place or torch.equal(given, x)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_of_large_numbers_are_finite(kind: str) -> None:
+    from encoders.accelerated.activations import activate
+
+    x = torch.tensor([[-60000.0, -100.0, -20.0, 0.0, 20.0, 100.0, 60000.0]], device=DEVICE)
+    truth = ACTIVATIONS[kind](x.double())
+    torch.testing.assert_close(activate(x, kind).double(), truth, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_an_activation_of_no_rows_has_none(kind: str) -> None:
+    from encoders.accelerated.activations import activate
+
+    x = torch.empty(0, 64, device=DEVICE)
+    assert activate(x, kind, x).shape == (0, 64)
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [64, 72, 1152])
+@pytest.mark.parametrize(("rows", "taps"), [(1, 4), (5, 4), (3, 1)])
+def test_weighted_table_rows_are_added(
+    rows: int, taps: int, width: int, dtype: torch.dtype
+) -> None:
+    from encoders.accelerated.positions import add_table_rows
+
+    hidden, table = drawn(rows, width, dtype=dtype), drawn(9, width, dtype=dtype, seed=1)
+    index = torch.arange(rows * taps, device=DEVICE).view(rows, taps) % 9
+    weight = drawn(rows, taps, seed=2)
+    before, truth = hidden.clone(), with_table_rows(hidden, table, index, weight)
+    assert relative(add_table_rows(hidden, table, index, weight), truth) <= ROUNDING[dtype]
+    assert torch.equal(hidden, before)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+LENGTHS = ((33, 1, 70, 0, 7), (1,))
+SIZES = [16, 24, 32, 40, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128]
+LONG_TILES = [(size, 2048) for size in (16, 64, 72, 112)]
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
+    """Softmax attention inside each segment in float64."""
+    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    parts = [
+        F.scaled_dot_product_attention(q[:, a:b], k[:, a:b], v[:, a:b])
+        for a, b in pairwise(ends)
+        if b > a
+    ]
+    return torch.cat(parts, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("dtype", ATTENTION_DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "longest"), [*((size, 70) for size in SIZES), *LONG_TILES])
+def test_triton_attention_matches_torch_for_every_head_size(
+    size: int, longest: int, dtype: torch.dtype
+) -> None:
+    """Rows beyond the last offset hold NaN and are neither read nor written."""
+    heads = 2
+    for lengths in LENGTHS:
+        ends = [0, *accumulate(lengths)]
+        rows = ends[-1]
+        qkv = drawn(rows + 5, 3, heads, size, dtype=dtype)
+        qkv[rows:] = float("nan")
+        shape = AttentionShape(
+            heads, size, len(qkv), len(lengths) + 1, longest, equal=False, dtype=HALF
+        )
+        offsets = torch.tensor([*ends, rows], dtype=torch.int32, device=DEVICE)
+        q, k, v = qkv.unbind(1)
+        buffer = torch.full(q.shape, 7.0, dtype=dtype, device=DEVICE)
+        out = KERNELS["triton"].attend(q, k, v, buffer, offsets, shape)
+        truth = attended(q[:rows], k[:rows], v[:rows], ends)
+        assert relative(out[:rows], truth) <= (1e-6 if dtype == torch.float32 else 1e-3)
+        assert (out[rows:] == 7.0).all()
+
+
+@pytest.mark.parametrize("segments", [0, 3])
+def test_triton_attention_takes_no_rows(segments: int) -> None:
+    q = drawn(4, 2, 64, dtype=torch.float16)
+    shape = AttentionShape(2, 64, 4, segments, 0, equal=False, dtype=HALF)
+    offsets = torch.zeros(segments + 1, dtype=torch.int32, device=DEVICE)
+    out = KERNELS["triton"].attend(q, q, q, torch.zeros_like(q), offsets, shape)
+    assert not out.any()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    q, v = 30 * drawn(40, 2, 64), drawn(40, 2, 64, seed=1)
+    if DEVICE.type == "cuda":
+        q, v = q.half(), v.half()
+    shape = AttentionShape(2, 64, 40, 1, 40, equal=False, dtype=HALF)
+    offsets = torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)
+    out = KERNELS["triton"].attend(q, q, v, torch.zeros_like(v), offsets, shape)
+    assert relative(out, attended(q, q, v, [0, 40])) <= 1e-3
