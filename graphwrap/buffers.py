@@ -1,8 +1,8 @@
 """The arena: static input, metadata and output buffers, of which every budget uses a prefix.
 
 Metadata of a replay is one block of bytes, laid out by the shapes that its capacities give, so that
-a grid seen before is written with a single copy. Its first entry is the number of real input rows:
-the graph reads it on the device and clears the rows beyond.
+a grid seen before is written with a single copy. Its first entry says which input rows are padding:
+the graph reads it on the device and clears those rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, Metadata
 
 ALIGN = 16
-ROWS = "__rows__"
+PADDING = "__padding__"
 Place: TypeAlias = tuple[int, tuple[int, ...], torch.dtype]
 """Offset in bytes, shape and dtype of one entry."""
 
@@ -32,8 +32,12 @@ class Layout:
     nbytes: int
 
     @classmethod
-    def of(cls, metadata: Metadata) -> Layout:
+    def of(cls, metadata: Metadata, rows: int) -> Layout:
         """Lay out what ``prepare_encoder_metadata`` gives for a budget's capacities.
+
+        Args:
+            metadata: of an empty grid.
+            rows: input rows of the budget.
 
         Raises:
             ValueError: an entry that is no tensor.
@@ -45,8 +49,8 @@ class Layout:
                     "tensor, a number a 0-dim one"
                 )
         constants = {name: value for name, value in metadata.items() if value.ndim == 0}
-        entries: dict[str, Place] = {ROWS: (0, (1,), torch.int32)}
-        offset = ALIGN
+        entries: dict[str, Place] = {PADDING: (0, (rows,), torch.bool)}
+        offset = -(-rows // ALIGN) * ALIGN
         for name, value in metadata.items():
             if value.ndim:
                 entries[name] = (offset, tuple(value.shape), value.dtype)
@@ -63,13 +67,19 @@ class Layout:
     def write(self, block: Tensor, metadata: Metadata, rows: int) -> None:
         """Write a call's metadata into a block of bytes on the host.
 
+        Args:
+            block: the bytes.
+            metadata: of the call's grid, padded to the budget's capacities.
+            rows: real input rows of the call; those beyond are padding.
+
         Raises:
             ValueError: entries, or an entry's shape, dtype or constant, are not those that the
                 graph was made for.
         """
         views = self.views(block)
-        views[ROWS].fill_(rows)
-        expected = {*self.constants, *views} - {ROWS}
+        views[PADDING][:rows] = False
+        views[PADDING][rows:] = True
+        expected = {*self.constants, *views} - {PADDING}
         if metadata.keys() != expected:
             raise ValueError(
                 f"prepare_encoder_metadata gave the entries {sorted(metadata)} for this grid and "

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GraphableEncoder, Grid, Metadata
+from encoders.contract import GraphableEncoder, Grid, Metadata
 
-from .buffers import ROWS, Arena, Layout, output_fields
+from .buffers import PADDING, Arena, Layout, output_fields
 from .budgets import Budget
+from .forward import Forward
 from .pool import Pool
 
-Forward = Callable[..., EncoderOutput]
 SLOW_MS = 8.0
 """A replay of more milliseconds is timed once: its first run costs no more than the next."""
 
@@ -66,13 +66,12 @@ class Body:
     arena: Arena
     wanted: tuple[str, ...]
     pixels: Tensor
-    real_rows: Tensor
+    padding: Tensor
     metadata: Metadata
     outputs: dict[str, Tensor]
 
     def __call__(self) -> None:
-        index = torch.arange(len(self.pixels), device=self.pixels.device)
-        padding = (index >= self.real_rows).view(-1, *[1] * (self.pixels.ndim - 1))
+        padding = self.padding.view(-1, *[1] * (self.pixels.ndim - 1))
         self.pixels.masked_fill_(padding, 0.0)  # stale rows of an earlier call, whatever they held
         output = self.forward(self.pixels, encoder_metadata=self.metadata)
         for name, field in output_fields(output, self.wanted).items():
@@ -86,10 +85,10 @@ def make_runner(
     """Views of the arena for one budget, and the body that a graph captures."""
     block = arena.block[: layout.nbytes]
     views = layout.views(block)
-    real_rows = views.pop(ROWS)
+    padding = views.pop(PADDING)
     metadata = {**views, **layout.constants}
     pixels = arena.pixels[: budget.rows]
-    body = Body(forward, arena, wanted, pixels, real_rows, metadata, {})
+    body = Body(forward, arena, wanted, pixels, padding, metadata, {})
     return Runner(budget, layout, pixels, block, body, body.outputs)
 
 

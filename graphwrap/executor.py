@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GraphableEncoder, Metadata
+from encoders.contract import Accelerator, EncoderOutput, GraphableEncoder, Metadata
 
 from .budgets import Budget, Load, read_specs
 from .buffers import output_fields
@@ -49,6 +50,8 @@ class Executor:
     guard: WeightGuard | None
     weights: frozenset[int]
     """Where the storages of weights start."""
+    accelerator: Accelerator | None = None
+    """Of the encoder, if it is accelerated."""
     _blocks: Cache[Tensor] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _eager: Cache[Metadata] = dataclasses.field(default_factory=lambda: Cache(METADATA_BYTES))
     _places: Cache[tuple[Tensor, ...]] = dataclasses.field(default_factory=lambda: Cache(PLACES))
@@ -63,6 +66,8 @@ class Executor:
             pixels = self._apart(pixels)
         self._order_streams()
         try:
+            if self.accelerator is not None:
+                self.accelerator.refresh()  # on this stream: a graph reads derived weights in place
             return self._run(plan, pixels, given)
         finally:  # a call that failed half-way has used the arena, too
             self.mark_stream()
@@ -251,10 +256,14 @@ class Executor:
         entry.real_tokens += step.token_count
         entry.padded_tokens += budget.tokens
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of metadata kept."""
-        return self._blocks.held + self._eager.held
+    def stats(self) -> GraphStats:
+        """A copy of the counters, with what is held now."""
+        stats = deepcopy(self.counts)
+        stats.cache_bytes = self._blocks.held + self._eager.held
+        if self.accelerator is not None:
+            stats.derived_bytes = self.accelerator.nbytes
+            stats.note = self.accelerator.choices().get("reference_because") or ""
+        return stats
 
     def poison(self) -> None:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""

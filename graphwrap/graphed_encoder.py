@@ -6,19 +6,18 @@ import os
 import threading
 import traceback
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
+from encoders.contract import Accelerator, EncoderOutput, GraphableEncoder, GridLike
 
 from .budgets import plan_ladder
 from .buffers import as_output
-from .capture import Forward
 from .costs import Costs, RowCosts
 from .executor import Executor
+from .forward import Asked, captured_forward, fast_form
 from .guards import (
     BACKENDS,
     WeightGuard,
@@ -64,7 +63,13 @@ class GraphedEncoder:
             [P, D] for P rows. The others are None and cost no memory.
         backend: "cudagraph", "static" (same buffers, padding and packing, no graph, any device),
             "eager" (no padding), or "auto": cudagraph on CUDA, eager elsewhere.
-        compile: capture what ``torch.compile`` makes of the encoder, compiled once a budget.
+        kernels: attention kernels of the encoder's accelerated form, which replays and eager runs
+            take where the encoder has one: "auto" for the fastest of all, a name for one, or
+            "reference" for the encoder as it is, bit for bit. One that is accelerated already
+            keeps its own: leave "auto".
+        precision: of the accelerated form; "bf16" is the encoder's own half or full precision.
+        compile: for encoders without an accelerated form: replay what ``torch.compile`` makes of
+            the encoder as it is. A tower takes about 30 seconds per budget. Eager runs stay eager.
         on_overflow: an item over every budget runs eagerly ("eager") or raises ("raise").
         clone: results are the caller's own; False returns views that the next call overwrites.
 
@@ -92,6 +97,8 @@ class GraphedEncoder:
         max_graphs: int = 48,
         outputs: Sequence[str] = ("pooler_output", "deepstack_features"),
         backend: str = "auto",
+        kernels: str = "auto",
+        precision: str = "bf16",
         compile: bool = False,
         on_overflow: str = "eager",
         clone: bool = True,
@@ -116,13 +123,13 @@ class GraphedEncoder:
         self._row_shape = tuple(self._contract.row_shape)
         self._bounded = self.ladder.inferred and max_budget is None
         self._asked_backend = backend
-        self._locate()
+        self._asked = Asked(kernels, precision, compile)
         self.on_overflow, self.clone = on_overflow, clone
-        self._compile = compile
         self._lock = threading.RLock()
         self._table: SavedTable | None = None
         self._plans: Cache[Plan] = Cache(PLAN_ITEMS)
         self._clear()
+        self._locate()
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
@@ -130,17 +137,23 @@ class GraphedEncoder:
             "a copy of its encoder: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
         )
 
-    def _locate(self) -> None:
-        """Where the weights are, and in which dtype: read again until they are captured."""
-        self.device, self.dtype = find_weights(self.encoder)
-        self.backend = resolve_backend(self._asked_backend, self.device)
-
     def _clear(self) -> None:
         self._plans.clear()
         self._session: Session | None = None
         self._packer: Packer | None = None
         self._guard: WeightGuard | None = None
         self._executor: Executor | None = None
+        self._place: tuple[torch.device, torch.dtype] | None = None
+        self._form = self._contract  # derived weights go with the accelerated form
+        self._accelerator: Accelerator | None = None
+
+    def _locate(self) -> None:
+        """Where the weights are, and in which dtype: read again until they are captured."""
+        place = find_weights(self.encoder)
+        self.backend = resolve_backend(self._asked_backend, place[0])
+        if place != self._place:
+            self._form, self._accelerator = fast_form(self.encoder, self._asked)
+        self.device, self.dtype = self._place = place
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
         """Capture the whole ladder, largest first, and measure it; does nothing if that is done.
@@ -184,11 +197,15 @@ class GraphedEncoder:
             self._start(Packer((), RowCosts(), self.ladder.max_batch_size), None)
             return
         graphs = self.backend == "cudagraph"
-        if graphs and self._table is not None:
+        if self._table is not None and (graphs or self._accelerator is not None):
             self._table.check(self._fingerprint())
+        if self._table is not None and self._accelerator is not None:
+            self._table.choose(self._accelerator)
+        compiled = self._asked.compiled
         capturer = Capturer(
-            self._contract, self._captured_forward(), self.device, self.dtype, self.outputs,
-            graphs, progress, self._table if graphs else None, self._bounded,
+            self._form, captured_forward(self._form, compiled, len(self.ladder.budgets)),
+            self.device, self.dtype, self.outputs, graphs, progress,
+            self._table if graphs else None, self._bounded, self._accelerator, compiled,
         )  # fmt: skip
         session = capturer.run(self.ladder)
         self._guard.forget_rewritten()
@@ -197,26 +214,17 @@ class GraphedEncoder:
         bound = eager_bound(budgets, self.ladder, self._contract.budget_range[1])
         self._start(Packer(budgets, costs, self.ladder.max_batch_size, bound), session)
 
-    def _captured_forward(self) -> Forward:
-        """What graphs are captured from: the encoder, compiled once a budget if asked."""
-        if not self._compile:
-            return self._contract
-        many = 2 * len(self.ladder.budgets)  # torch gives up compiling one function after eight
-        limits = torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
-        compiled = torch.compile(self.encoder, dynamic=False)
-        return cast(Forward, limits(compiled))
-
     def _start(self, packer: Packer, session: Session | None) -> None:
         self._session, self._packer = session, packer
         self._executor = Executor(
-            self._contract, self.device, self.dtype, self.outputs, self.clone, session,
+            self._form, self.device, self.dtype, self.outputs, self.clone, session,
             self._fresh_stats(), self._guard if session is not None else None,
-            self._guard.storages if self._guard is not None else frozenset(),
+            self._guard.storages if self._guard is not None else frozenset(), self._accelerator,
         )  # fmt: skip
         self._executor.mark_stream()
 
     def release(self) -> None:
-        """Give back graphs, pool, buffers and measured times; the next call captures again."""
+        """Give back graphs, pool, buffers, derived weights and times; the next call captures."""
         with self._lock, CAPTURES:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
@@ -226,7 +234,7 @@ class GraphedEncoder:
                 torch.cuda.empty_cache()
 
     def save_table(self, path: str | os.PathLike[str]) -> None:
-        """Write the measured times as JSON, so that another process makes the same choices.
+        """Write measured times and chosen kernels as JSON: another process makes the same choices.
 
         Raises:
             ValueError: nothing was measured (no capture yet, or a backend without graphs).
@@ -235,16 +243,11 @@ class GraphedEncoder:
             session = self._session
             if session is None or session.costs is None:
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
-            times = {
-                budget: ms
-                for budget, at in session.places.items()
-                if (ms := session.stats[at].replay_ms) is not None
-            }
-            made_on = dict[str, object](self._fingerprint())
-            SavedTable(os.fspath(path), made_on, session.costs, times).write()
+            chosen = None if self._accelerator is None else self._accelerator.choices()
+            session.saved_table(os.fspath(path), self._fingerprint(), chosen).write()
 
     def load_table(self, path: str | os.PathLike[str] | None) -> None:
-        """Use saved times instead of measuring; call it before capture.
+        """Use saved times and kernels instead of measuring; call it before capture.
 
         The file is read here, once; what it says serves every capture of this object, also after
         ``release()``, until another is loaded. An inferred ladder ends where the table does.
@@ -254,7 +257,8 @@ class GraphedEncoder:
 
         Raises:
             ValueError: already captured, or no such table; at capture, before anything is
-                captured, a table for other budgets or measured on something else.
+                captured, a table for other budgets or measured on something else, or with a kernel
+                that cannot run here.
         """
         with self._lock:
             if self._packer is not None:
@@ -262,7 +266,7 @@ class GraphedEncoder:
             self._table = None if path is None else SavedTable.read(path)
 
     def _fingerprint(self) -> dict[str, str]:
-        return fingerprint(self.encoder, self.device, self.dtype, self._compile, self.outputs)
+        return fingerprint(self.encoder, self.device, self.dtype, self.outputs, self._asked)
 
     def __call__(
         self, pixel_values: Tensor, grid_thw: GridLike, *, out: EncoderOutput | None = None
@@ -377,11 +381,7 @@ class GraphedEncoder:
     def stats(self) -> GraphStats:
         """A copy of the counters; prints as a table, ``.to_dict()`` is plain data."""
         with self._lock:
-            if self._executor is None:
-                return GraphStats(self.backend)
-            stats = deepcopy(self._executor.counts)
-            stats.cache_bytes = self._executor.cache_bytes
-            return stats
+            return self._executor.stats() if self._executor else GraphStats(self.backend)
 
     def reset_stats(self) -> None:
         """Set the counters to zero; what capture measured stays."""

@@ -6,7 +6,7 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from encoders.contract import GraphableEncoder
+from encoders.contract import Accelerator, GraphableEncoder
 
 from .budgets import Budget, Ladder
 from .buffers import Arena, Layout
-from .capture import Forward, Runner, capacity_metadata, capture, make_runner
+from .capture import Runner, capacity_metadata, capture, make_runner
 from .costs import CostTable
+from .forward import Forward
 from .measure import Meter
 from .pool import Pool
 from .stats import BudgetStats, GraphStats
@@ -58,6 +59,25 @@ class Session:
             dropped=list(self.dropped),
         )
 
+    def saved_table(
+        self, path: str, made_on: Mapping[str, object], kernels: Mapping[str, Any] | None
+    ) -> SavedTable:
+        """The measured times, of which there must be some, as a table to write.
+
+        Args:
+            path: where it will lie.
+            made_on: what the times were measured on.
+            kernels: the choices of the accelerator, None where there is none.
+        """
+        assert self.costs is not None
+        times = {
+            budget: ms
+            for budget, at in self.places.items()
+            if (ms := self.stats[at].replay_ms) is not None
+        }
+        chosen = None if kernels is None else dict(kernels)
+        return SavedTable(path, dict(made_on), self.costs, times, chosen)
+
 
 @dataclass
 class Capturer:
@@ -74,6 +94,10 @@ class Capturer:
     """Prices of another process, instead of measured ones."""
     bounded: bool = False
     """Whether the ladder is lowered to fit its share of memory."""
+    accelerator: Accelerator | None = None
+    """Of the encoder, if it is accelerated."""
+    compiled: bool = False
+    """Whether the forward is compiled anew for every budget: some seconds to half a minute each."""
     _failed: dict[Budget, Exception] = field(default_factory=dict)
 
     def run(self, ladder: Ladder) -> Session:
@@ -135,7 +159,7 @@ class Capturer:
         )
 
     def _layout(self, budget: Budget) -> Layout:
-        return Layout.of(capacity_metadata(self.encoder, budget, []))
+        return Layout.of(capacity_metadata(self.encoder, budget, []), budget.rows)
 
     def _layouts(self, ladder: Ladder) -> dict[Budget, Layout]:
         """Where metadata lies, for every budget whose metadata the host can hold."""
@@ -197,6 +221,7 @@ class Capturer:
                 budget.windows,
                 capture_seconds=time.perf_counter() - began,
                 graph_bytes=added,
+                kernel=self.accelerator.taken if self.accelerator is not None else "reference",
             )
         )
 
@@ -267,15 +292,19 @@ class Capturer:
     def _probe(self, budget: Budget) -> float:
         layout = self._layout(budget)
         arena = self._new_arena(budget.rows, layout.nbytes)
+        runner = make_runner(self.forward, budget, layout, arena, self.wanted)
+        if self.accelerator is not None:  # derives weights and times kernels at its first forward
+            runner.body()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        make_runner(self.forward, budget, layout, arena, self.wanted).body()
+        runner.body()
         peak = torch.cuda.max_memory_allocated(self.device) - before
         return (peak + arena.nbytes) / budget.rows
 
     @contextmanager
     def _bar(self, count: int) -> Iterator[Any]:
-        with tqdm(total=count, desc="capture", unit="budget", disable=not self.progress) as bar:
+        what = "compile and capture" if self.compiled else "capture"
+        with tqdm(total=count, desc=what, unit="budget", disable=not self.progress) as bar:
             yield bar
 
 

@@ -20,6 +20,8 @@ class BudgetStats:
     """Milliseconds of a full replay, measured at capture or in the table loaded; else None."""
     graph_bytes: int = 0
     """Bytes that capturing this budget added to the pool (later ones reuse the largest's)."""
+    kernel: str = "reference"
+    """Attention kernels in the graph, or "reference" where nothing chose any."""
     hits: int = 0
     items: int = 0
     real_tokens: int = 0
@@ -44,6 +46,10 @@ class GraphStats:
     pool_bytes: int = 0
     cache_bytes: int = 0
     """Metadata kept on the device for grids seen before."""
+    derived_bytes: int = 0
+    """Weights that an accelerated encoder made from its own."""
+    note: str = ""
+    """Why an accelerated encoder runs the reference, empty where it does not."""
     capture_seconds: float = 0.0
     dropped: list[str] = field(default_factory=list)
     """Budgets whose capture failed."""
@@ -62,23 +68,25 @@ class GraphStats:
 
     def __str__(self) -> str:
         head = f"{'tokens':>7} {'segments':>13} {'hits':>7} {'items':>7} {'real':>9} {'padded':>9} "
-        lines = [head + f"{'ms':>8} {'capture s':>9} {'MiB':>7}"]
+        lines = [head + f"{'ms':>8} {'capture s':>9} {'MiB':>7} kernel"]
         for budget in self.budgets:
             shape = f"{budget.segments}x{budget.longest_segment}"
             ms = "-" if budget.replay_ms is None else f"{budget.replay_ms:.2f}"
             lines.append(
                 f"{budget.tokens:>7} {shape:>13} {budget.hits:>7} {budget.items:>7} "
                 f"{budget.real_tokens:>9} {budget.padded_tokens:>9} {ms:>8} "
-                f"{budget.capture_seconds:>9.2f} {budget.graph_bytes / 2**20:>7.1f}"
+                f"{budget.capture_seconds:>9.2f} {budget.graph_bytes / 2**20:>7.1f} {budget.kernel}"
             )
         reasons = ", ".join(f"{why}: {count}" for why, count in sorted(self.eager_reasons.items()))
         lines.append(
             f"eager: {self.eager_items} items in {self.eager_calls} runs ({reasons or '-'})"
         )
         lines.append(
-            f"{self.backend}: arena {self.arena_bytes / 2**20:.1f} MiB, pool "
-            f"{self.pool_bytes / 2**20:.1f} MiB, metadata {self.cache_bytes / 2**20:.1f} MiB; "
-            f"captured in {self.capture_seconds:.2f} s; padding {self.padding:.1%}"
+            f"{self.backend}: arena {self.arena_bytes / 2**20:.1f}, pool "
+            f"{self.pool_bytes / 2**20:.1f}, metadata {self.cache_bytes / 2**20:.1f}, "
+            f"derived {self.derived_bytes / 2**20:.1f} MiB; captured in "
+            f"{self.capture_seconds:.2f} s; padding {self.padding:.1%}"
         )
+        lines += [f"accelerated encoder runs the reference: {self.note}"] * bool(self.note)
         lines += [f"dropped: {name}" for name in self.dropped]
         return "\n".join(lines)

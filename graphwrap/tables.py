@@ -14,10 +14,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from encoders.contract import GraphableEncoder
+from encoders.contract import Accelerator, GraphableEncoder
 
 from .budgets import Budget, Ladder
 from .costs import CostTable
+from .forward import Asked
 
 MOST_MS = 1e12
 """More than thirty years: no time that was measured, and its eighth power still a number."""
@@ -30,8 +31,8 @@ def fingerprint(
     encoder: nn.Module,
     device: torch.device,
     dtype: torch.dtype,
-    compiled: bool,
     outputs: Sequence[str],
+    asked: Asked,
 ) -> dict[str, str]:
     """All that times depend on and that may differ between two processes."""
     weights = [*encoder.named_parameters(), *encoder.named_buffers()]
@@ -44,7 +45,9 @@ def fingerprint(
         "dtype": str(dtype),
         "device": torch.cuda.get_device_name(device) if on_cuda else device.type,
         "torch": torch.__version__,
-        "compile": str(compiled),
+        "compile": str(asked.compiled),
+        "kernels": asked.kernels,
+        "precision": asked.precision,
         "outputs": " ".join(sorted(outputs)),
     }
 
@@ -58,6 +61,8 @@ class SavedTable:
     costs: CostTable
     replay_ms: dict[Budget, float]
     """Milliseconds of a full replay, where they were measured."""
+    kernels: dict[str, Any] | None = None
+    """Choices of the accelerator, None where there was none."""
 
     def write(self) -> None:
         """Write the table as JSON."""
@@ -69,6 +74,7 @@ class SavedTable:
                 {**budget._asdict(), "ms": ms, "replay_ms": self.replay_ms.get(budget)}
                 for budget, ms in times
             ],
+            "kernels": self.kernels,
         }
         Path(self.path).write_text(json.dumps(body, indent=1) + "\n")
 
@@ -99,6 +105,19 @@ class SavedTable:
                     f"{self.path} was measured with {key}={self.made_on.get(key)!r}, this is "
                     f"{value!r}: {REMEDY}, or load_table(None) to measure"
                 )
+
+    def choose(self, accelerator: Accelerator) -> None:
+        """Have an accelerator take the kernels that were chosen where the times were measured.
+
+        Raises:
+            ValueError: the table names a kernel that cannot run here.
+        """
+        if self.kernels is None:
+            return
+        try:
+            accelerator.load_choices(self.kernels)
+        except ValueError as error:
+            raise ValueError(f"kernels of {self.path}: {error}") from error
 
     def timed(self, ladder: Ladder) -> Ladder:
         """The budgets to capture: an inferred ladder ends where the table does.
@@ -144,7 +163,16 @@ class _Reader:
         if not times:
             raise self._wrong("it has no budgets")
         prices = {name: self._milliseconds(name, self.body.get(name)) for name in PRICES}
-        return SavedTable(self.path, made_on, CostTable(empty_ms=times, **prices), replays)
+        costs = CostTable(empty_ms=times, **prices)
+        return SavedTable(self.path, made_on, costs, replays, self._kernels())
+
+    def _kernels(self) -> dict[str, Any] | None:
+        if "kernels" not in self.body:
+            raise self._wrong("it has no kernels")
+        kernels: dict[str, Any] | None = self.body["kernels"]
+        if kernels is not None and type(kernels) is not dict:
+            raise self._wrong(f"kernels is {kernels!r}, not the choices of an accelerator")
+        return kernels
 
     def _entry(self, name: str, kind: type) -> Any:
         if not isinstance(self.body, dict) or not isinstance(self.body.get(name), kind):

@@ -13,7 +13,7 @@ from oracles import BY_NAME, Grids, build_encoder, draw_pixels
 from toy_encoder import WIDTH, ToyEncoder
 from torch import Tensor
 
-from encoders.contract import VisionEncoder
+from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget, GraphedEncoder, GraphStats
 
 OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]

@@ -14,7 +14,8 @@ from graph_cases import OURS, is_tiled, pixels_for, static, tower
 from oracles import BY_NAME, edited
 from toy_encoder import ToyEncoder
 
-from encoders.contract import EncoderItemSpec, GridLike, VisionEncoder
+from encoders.contract import EncoderItemSpec, GridLike
+from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget, GraphedEncoder, fit_budgets
 from graphwrap.budgets import Ladder, Load, plan_ladder
 from graphwrap.costs import RowCosts

@@ -22,7 +22,8 @@ from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_
 from oracles import Grids
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget
 
 MIXES = [

@@ -206,6 +206,7 @@ def test_stats_print_as_a_table_with_a_line_a_budget() -> None:
     lines = str(graphed.stats()).splitlines()
     assert lines[0].split() == [
         "tokens", "segments", "hits", "items", "real", "padded", "ms", "capture", "s", "MiB",
+        "kernel",
     ]  # fmt: skip
     assert len(lines) >= 1 + len(graphed.ladder.budgets) + 2
     assert "eager: 1 items in 1 runs (over tokens: 1)" in lines

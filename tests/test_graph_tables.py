@@ -19,6 +19,7 @@ from encoders import Qwen3VLEncoder
 from encoders.qwen3_vl import Qwen3VLConfig
 from graphwrap import GraphedEncoder
 from graphwrap.budgets import Ladder, Load, plan_ladder
+from graphwrap.forward import Asked
 from graphwrap.measure import levelled
 from graphwrap.session import Capturer, Session
 from graphwrap.tables import SavedTable, fingerprint
@@ -33,7 +34,8 @@ def saved(path: Path, budgets: Any = BUDGETS, **changes: Any) -> Path:
     replay_ms = {budget: 2 * ms for budget, ms in table.empty_ms.items()}
     SavedTable(str(path), dict(MADE_ON), table, replay_ms).write()
     body = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({k: v for k, v in body.items() if v is not None}))
+    left_out = [name for name, value in changes.items() if value is None]
+    path.write_text(json.dumps({k: v for k, v in body.items() if k not in left_out}))
     return path
 
 
@@ -55,6 +57,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no fingerprint": ({"fingerprint": None}, "it has no fingerprint"),
     "no budgets": ({"empty_ms": []}, "it has no budgets"),
     "no list": ({"empty_ms": 3}, "it has no empty_ms"),
+    "no kernels, as before there were any": ({"kernels": None}, "it has no kernels"),
+    "kernels in words": ({"kernels": "auto"}, "kernels is 'auto', not the choices"),
     "a price left out": ({"row_ms": None}, "row_ms is None"),
     "a price in words": ({"row_ms": "x"}, "row_ms is 'x', not a number of milliseconds"),
     "a negative price": ({"eager_gap_ms": -1.0}, "eager_gap_ms is -1.0"),
@@ -103,9 +107,9 @@ def prints(**changes: Any) -> dict[str, str]:
     config = Qwen3VLConfig.from_hf({"depth": 2, "deepstack_visual_indexes": [], **shape})
     with torch.device("meta"):
         encoder = Qwen3VLEncoder(config)
-    settings: dict[str, Any] = {"dtype": torch.float32, "compiled": False}
-    settings |= {"outputs": ("pooler_output",), **changes}
-    return fingerprint(encoder, torch.device("cpu"), **settings)
+    dtype = changes.pop("dtype", torch.float32)
+    outputs = changes.pop("outputs", ("pooler_output",))
+    return fingerprint(encoder, torch.device("cpu"), dtype, outputs, Asked(**changes))
 
 
 @pytest.mark.parametrize(
@@ -115,9 +119,11 @@ def prints(**changes: Any) -> dict[str, str]:
         ("weights", {"hidden_size": 1024}),
         ("dtype", {"dtype": torch.bfloat16}),
         ("compile", {"compiled": True}),
+        ("kernels", {"kernels": "reference"}),
+        ("precision", {"precision": "fp8"}),
         ("outputs", {"outputs": ("pooler_output", "last_hidden_state")}),
     ],
-    ids=["depth", "width", "dtype", "compile", "outputs"],
+    ids=["depth", "width", "dtype", "compile", "kernels", "precision", "outputs"],
 )
 def test_each_thing_that_times_depend_on_tells_tables_apart(
     tmp_path: Path, key: str, change: dict[str, Any]
@@ -136,7 +142,9 @@ def test_torch_and_the_gpu_tell_tables_apart(monkeypatch: pytest.MonkeyPatch) ->
     assert prints() == {**ours, "torch": "9.9.9"}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     names = [
-        fingerprint(ToyEncoder(), torch.device("cuda", number), torch.float32, False, ())["device"]
+        fingerprint(ToyEncoder(), torch.device("cuda", number), torch.float32, (), Asked())[
+            "device"
+        ]
         for number in range(2)
     ]
     assert names == ["GPU 0", "GPU 1"]
@@ -147,8 +155,9 @@ def test_order_of_outputs_and_values_of_weights_tell_no_tables_apart() -> None:
     assert prints(outputs=fields) == prints(outputs=fields[::-1])
     one, other = nn.Linear(2, 3), nn.Linear(2, 3)
     one.row_shape = other.row_shape = (2,)
-    assert len({str(fingerprint(x, torch.device("cpu"), torch.float32, False, ())) for x in
-                (one, other)}) == 1  # fmt: skip
+    cpu = torch.device("cpu")
+    marks = [fingerprint(each, cpu, torch.float32, (), Asked()) for each in (one, other)]
+    assert marks[0] == marks[1]
 
 
 # --- which budgets --------------------------------------------------------------------------------

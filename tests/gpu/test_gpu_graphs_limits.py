@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,11 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_towers import FAMILIES, budgets_of, calls_of, new_tower, on_gpu, replaying, tower
+from gpu_towers import (
+    FAMILIES,
+    any_sync_is_an_error,
+    budgets_of,
+    calls_of,
+    new_tower,
+    on_gpu,
+    replaying,
+    tower,
+)
 from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, VisionEncoder
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 
 pytestmark = [
@@ -31,18 +39,6 @@ def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, GraphedEncoder
     graphed = replaying(tower(request.param), budgets_of(request.param))
     yield request.param, graphed
     graphed.release()
-
-
-@contextlib.contextmanager
-def any_sync_is_an_error() -> Iterator[None]:
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that it is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # --- streams, threads -----------------------------------------------------------------------------
