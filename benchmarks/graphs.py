@@ -3,9 +3,10 @@ medians.
 
     python benchmarks/graphs.py --json benchmarks/results/graphs_h200.json
 
-``hf_eager_ms`` is transformers' tower (sdpa) in the same process, ``eager_ms`` ours called with a
-grid, ``graphed_ms`` a call of :class:`GraphedEncoder` (decision, padding and copies included) and
-``bare_replay_ms`` a graph captured by hand for exactly this shape. Inputs lie on the GPU.
+``hf_eager_ms`` is transformers' tower (sdpa) in the same process, ``eager_ms`` our reference called
+with a grid, ``accelerated_ms`` the same call of ``encoder.accelerated()``, ``graphed_ms`` a call of
+:class:`GraphedEncoder` (decision, padding and copies included) and ``bare_replay_ms`` a graph of
+the accelerated encoder captured by hand for exactly this shape. Inputs lie on the GPU.
 ``host_us`` is from the call to the launch of the graph, grid seen before, the device idle and the
 core awake (it asked until the device was done); ``host_after_wait_us`` is the same after the core
 slept until the device was done: then everything is slow, a bare launch too (``launch_us`` and
@@ -32,7 +33,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
-from encoders.contract import VisionEncoder  # noqa: E402
+from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from graphwrap import GraphedEncoder  # noqa: E402
 from graphwrap.costs import RowCosts  # noqa: E402
 from graphwrap.packing import Packer  # noqa: E402
@@ -43,14 +44,15 @@ LATENCY_TOKENS = (64, 128, 196, 256, 400, 576, 784, 1024, 1568, 2048, 3136, 4096
 
 
 def draw(encoder: VisionEncoder, grids: Grids) -> Tensor:
-    """Random pixels on the GPU."""
+    """Random pixels on the encoder's device, in its dtype."""
     rows = sum(spec.input_size for spec in encoder.item_specs(grids))
-    return torch.randn(rows, *encoder.row_shape, device="cuda", dtype=torch.bfloat16)
+    weight = next(encoder.parameters())
+    return torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
 
 
 def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) -> Any:
     """One forward of transformers' tower as a user writes it."""
-    grid = torch.tensor(grids, device="cuda")
+    grid = torch.tensor(grids, device=pixels.device)
     if BY_NAME[tower.family].tiled:
         return lambda: BY_NAME[tower.family].output(reference, pixels, grid.cpu())
     return lambda: reference(pixels, grid)
@@ -118,20 +120,21 @@ def host_microseconds(
 def measure(tower: Tower, runs: int) -> dict[str, Any]:
     """Everything about one tower."""
     encoder = tower.build()
-    reference = tower.reference(encoder)
+    reference, fast = tower.reference(encoder), encoder.accelerated()
     graphed = GraphedEncoder(encoder).capture(progress=False)
     stats = graphed.stats()
     rows = [
-        workload(tower, encoder, reference, graphed, *item, runs)
+        workload(tower, encoder, fast, reference, graphed, *item, runs)
         for item in tower.workloads.items()
     ]
-    latency = [] if BY_NAME[tower.family].tiled else latencies(encoder, graphed, runs)
+    latency = [] if BY_NAME[tower.family].tiled else latencies(fast, graphed, runs)
     return {
         "tower": tower.name,
         "capture_seconds": stats.capture_seconds,
         "budgets": len(stats.budgets),
         "arena_mib": stats.arena_bytes / 2**20,
         "pool_mib": stats.pool_bytes / 2**20,
+        "derived_mib": stats.derived_bytes / 2**20,
         "workloads": rows,
         "latency": latency,
         "memory_by_budgets": memory(encoder),
@@ -148,16 +151,17 @@ def prices(graphed: GraphedEncoder) -> dict[str, Any]:
 
 
 def workload(
-    tower: Tower, encoder: VisionEncoder, reference: nn.Module, graphed: GraphedEncoder,
-    name: str, grids: Grids, runs: int,
+    tower: Tower, encoder: VisionEncoder, fast: VisionEncoder, reference: nn.Module,
+    graphed: GraphedEncoder, name: str, grids: Grids, runs: int,
 ) -> dict[str, Any]:  # fmt: skip
     """One row of the table."""
     pixels = draw(encoder, grids)
     calls = {
         "hf_eager_ms": hf_call(tower, reference, pixels, grids),
         "eager_ms": lambda: encoder(pixels, grids),
+        "accelerated_ms": lambda: fast(pixels, grids),
         "graphed_ms": lambda: graphed(pixels, grids),
-        "bare_replay_ms": bare_replay(encoder, pixels, grids),
+        "bare_replay_ms": bare_replay(fast, pixels, grids),
     }
     median = interleaved(calls, runs)
     steps = graphed._plan(grids).steps
@@ -172,25 +176,26 @@ def workload(
     host = "-" if row["host_us"] is None else f"{row['host_us']:.0f}"
     print(
         f"{tower.name:<15} {name:<9} {row['rows']:>6} {median['hf_eager_ms']:>8.2f} "
-        f"{median['eager_ms']:>8.2f} {median['graphed_ms']:>8.2f} {median['bare_replay_ms']:>8.2f} "
+        f"{median['eager_ms']:>8.2f} {median['accelerated_ms']:>8.2f} "
+        f"{median['graphed_ms']:>8.2f} {median['bare_replay_ms']:>8.2f} "
         f"{median['hf_eager_ms'] / median['graphed_ms']:>6.2f} {host:>5}  {row['path']}",
         flush=True,
     )
     return row
 
 
-def latencies(encoder: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[dict[str, float]]:
-    """Eager and forced replay of one image, by tokens."""
+def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[dict[str, float]]:
+    """Accelerated eager runs and forced replays of one image, by tokens."""
     assert graphed._session is not None
     chosen = graphed._packer
     rows = []
     for tokens in LATENCY_TOKENS:
-        grids = [list(encoder.grid_for(tokens))]
-        pixels = draw(encoder, grids)
+        grids = [list(fast.grid_for(tokens))]
+        pixels = draw(fast, grids)
         graphed._plans.clear()
         graphed._packer = Packer(list(graphed._session.runners), RowCosts(), 64)
         calls = {
-            "eager_ms": lambda: encoder(pixels, grids),  # noqa: B023
+            "eager_ms": lambda: fast(pixels, grids),  # noqa: B023
             "replay_ms": lambda: graphed(pixels, grids),  # noqa: B023
         }
         rows.append({"tokens": tokens, **interleaved(calls, runs)})
@@ -224,8 +229,8 @@ def main() -> None:
     parser.add_argument("--towers", nargs="*", default=GRAPHED)
     options = parser.parse_args()
     print(
-        f"{'tower':<15} {'workload':<9} {'rows':>6} {'HF':>8} {'eager':>8} {'graphed':>8} "
-        f"{'bare':>8} {'HF/gr':>6} {'us':>5}  path"
+        f"{'tower':<15} {'workload':<9} {'rows':>6} {'HF':>8} {'eager':>8} {'accel.':>8} "
+        f"{'graphed':>8} {'bare':>8} {'HF/gr':>6} {'us':>5}  path"
     )
     towers = []
     with torch.no_grad():

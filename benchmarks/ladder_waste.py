@@ -27,7 +27,8 @@ import torch  # noqa: E402
 from sizes import Size, fixed_sizes, other_lists  # noqa: E402
 
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder  # noqa: E402
-from encoders.contract import EncoderItemSpec, Grid, VisionEncoder  # noqa: E402
+from encoders.contract import EncoderItemSpec, Grid  # noqa: E402
+from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from encoders.image_sizes import best_tiling, smart_resize  # noqa: E402
 from encoders.images import PatchPreprocessor, TilePreprocessor  # noqa: E402
 from encoders.intern_vit import InternViTConfig  # noqa: E402

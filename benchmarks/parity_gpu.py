@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import transformers
 
+from encoders.accelerated.attention_kernels import KERNELS, is_installed
 from tests.oracles import BY_NAME
 from tests.oracles.halves import LARGE_QWEN, LARGE_TILES, half_errors
 
@@ -31,15 +32,24 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def rows_of(name: str, dtype: str) -> list[dict[str, Any]]:
     """A row a field of one family in one dtype."""
     rows = []
-    for field, errors in half_errors(BY_NAME[name], DTYPES[dtype]).items():
-        ours, theirs = errors.pooled
-        rows.append(
-            {
-                "family": name, "dtype": dtype, "field": field, "ours": ours, "theirs": theirs,
-                "ratio": errors.ratio, "worst": errors.worst_ratio,
-            }
-        )  # fmt: skip
+    for kernels, fields in half_errors(BY_NAME[name], DTYPES[dtype], forms_of(name)).items():
+        for field, errors in fields.items():
+            ours, theirs = errors.pooled
+            rows.append(
+                {
+                    "family": name, "dtype": dtype, "kernels": kernels, "field": field,
+                    "ours": ours, "theirs": theirs, "ratio": errors.ratio,
+                    "worst": errors.worst_ratio,
+                }
+            )  # fmt: skip
     return rows
+
+
+def forms_of(name: str) -> list[str]:
+    """The reference and every attention kernel that is installed and takes the family's shapes."""
+    installed = [kernel for kernel in KERNELS if is_installed(KERNELS[kernel].package)]
+    tiled = BY_NAME[name].tiled
+    return ["reference", *(kernel for kernel in installed if kernel != "cudnn" or tiled)]
 
 
 def main() -> None:
@@ -48,13 +58,16 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=BY_NAME, default=list(BY_NAME))
     options = parser.parse_args()
     rows = []
-    print(f"{'family':16} {'dtype':9} {'field':22} {'ours':>10} {'theirs':>10} {'ratio':>6} worst")
+    print(
+        f"{'family':16} {'dtype':9} {'kernels':9} {'field':22} {'ours':>10} {'theirs':>10} "
+        f"{'ratio':>6} worst"
+    )
     for name in options.families:
         for dtype in DTYPES:
             for row in rows_of(name, dtype):
                 rows.append(row)
                 print(
-                    f"{name:16} {dtype:9} {row['field']:22} {row['ours']:10.3e} "
+                    f"{name:16} {dtype:9} {row['kernels']:9} {row['field']:22} {row['ours']:10.3e} "
                     f"{row['theirs']:10.3e} {row['ratio']:6.3f} {row['worst']:.3f}",
                     flush=True,
                 )

@@ -6,14 +6,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
-from encoders.contract import VisionEncoder
+from benchmarks.machine import describe_machine
+
+from encoders.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME, Grids
 from weights.published import PUBLISHED
 
@@ -87,32 +87,50 @@ TOWERS = {
         Tower("Qwen2.5-VL-7B", "qwen2_5_vl", "Qwen/Qwen2.5-VL-7B-Instruct"),
         Tower("Qwen2-VL-7B", "qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct"),
         Tower("InternViT-300M", "intern_vit_300m", "OpenGVLab/InternVL3-1B"),
+        Tower("Qwen3-VL-2B", "qwen3_vl", "Qwen/Qwen3-VL-2B-Instruct"),
+        Tower("Qwen2.5-VL-72B", "qwen2_5_vl", "Qwen/Qwen2.5-VL-72B-Instruct"),
         Tower("Qwen3.5-0.8B", "qwen3_5", "Qwen/Qwen3.5-0.8B"),
+        Tower("InternViT-6B", "intern_vit_6b", "OpenGVLab/InternVL3-38B"),
     )
 }
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Median wall milliseconds of each call, synchronise included, all run in turn."""
+def milliseconds(
+    calls: Mapping[str, Callable[[], object]], runs: int, fewer: Mapping[str, int] | None = None
+) -> dict[str, list[float]]:
+    """Wall milliseconds of every run of each call, all calls in turn, synchronise included.
+
+    Args:
+        calls: by name.
+        runs: how often each is timed, after one run that warms up.
+        fewer: by name, the calls that are timed less often.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(runs + 1):
         for name, call in calls.items():
-            torch.cuda.synchronize()
+            if turn > (fewer or {}).get(name, runs):
+                continue
+            synchronize()
             began = time.perf_counter()
             call()
-            torch.cuda.synchronize()
+            synchronize()
             if turn:  # the first turn warms up
                 times[name].append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
+    """Median wall milliseconds of each call, synchronise included, all run in turn."""
+    times = milliseconds(calls, runs)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def about(runs: int) -> dict[str, Any]:
     """What the figures were measured on."""
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "dtype": "bfloat16",
-        "runs": runs,
-    }
+    return {**describe_machine(), "dtype": "bfloat16", "runs": runs}

@@ -354,18 +354,16 @@ def test_device_too_small_for_any_budget_is_one_line(
     assert not out.exists()
 
 
-@pytest.mark.skipif(not (bench.RESULTS / bench.GRAPHS).is_file(), reason="not measured yet")
-def test_readme_shows_the_committed_figures(cli: Cli) -> None:
-    """Measured anew? ``vitgraph bench graphs --markdown`` prints the table to paste."""
-    body = bench.read_graphs()
-    _, table, _ = cli("bench", "graphs", "--markdown")
-    text = (ROOT / "README.md").read_text()
-    assert table in text
-    assert len(table.splitlines()) == 2 + 3 * 3 + 2
-    before = text[: text.index(table)].split("## ")[-1]
-    torch_version = ".".join(body["about"]["torch"].split(".")[:2])
-    assert f"torch {torch_version}," in before
-    assert f"medians of {body['about']['runs']}," in before
+def test_short_table_has_the_accelerated_column_only_where_it_was_measured(
+    cli: Cli, tmp_path: Path
+) -> None:
+    body = figures()
+    for tower in body["towers"]:
+        for row in tower["workloads"]:
+            row["accelerated_ms"] = 2.6
+    for content, columns in ((figures(), 0), (body, 2)):
+        _, out, _ = cli("bench", "graphs", "--results", write_json(tmp_path / "r.json", content))
+        assert out.count("accelerated") == columns
 
 
 def test_docs_show_the_padding_that_was_printed() -> None:

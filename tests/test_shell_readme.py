@@ -82,7 +82,8 @@ def run_page(page: str, names: dict[str, str], capsys: pytest.CaptureFixture[str
 
 
 def test_every_page_with_code_is_run_here() -> None:
-    run = {"README.md", "docs/checkpoints.md", "docs/command_line.md", "docs/graphs.md"}
+    names = ("checkpoints", "command_line", "graphs", "speed")
+    run = {"README.md", *(f"docs/{name}.md" for name in names)}
     assert {page for page in PAGES if blocks(page, "python") or commands(page)} == run
 
 
@@ -111,6 +112,12 @@ def test_documented_graphs_run(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_page("docs/graphs.md", {REPO_ID: str(checkpoint)}, capsys)
+
+
+def test_documented_speed_runs(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page("docs/speed.md", {REPO_ID: str(checkpoint)}, capsys)
 
 
 def test_documented_fetching_runs_against_a_hub(

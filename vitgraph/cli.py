@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from . import __version__
+from .source import add_source, read_source
 
 if TYPE_CHECKING:
     from .encode import Encoded, Media
@@ -116,40 +117,9 @@ def _add_command(
     return parser
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    """Where a checkpoint comes from: the arguments that every command on one shares."""
-    parser.add_argument("repo", metavar="REPO_OR_FOLDER", help="Hugging Face repo id, or a folder")
-    parser.add_argument("--revision", help="branch, tag or commit")
-    parser.add_argument("--subfolder", help="folder inside the repo that holds the checkpoint")
-    parser.add_argument("--cache-dir", type=Path, help="where downloads are kept")
-    parser.add_argument("--token", help="access token; by default the one you are logged in with")
-    parser.add_argument("--local-files-only", action="store_true", help="never touch the network")
-    parser.add_argument(
-        "--fetch", choices=("auto", "ranges", "shards"), default="auto",
-        help="the tower's byte ranges or the whole files that hold it; by default what is less",
-    )  # fmt: skip
-    parser.add_argument("--force-download", action="store_true", help="fetch what is cached again")
-    parser.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bars")
-
-
-def _source(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "revision": options.revision,
-        "subfolder": options.subfolder,
-        "cache_dir": options.cache_dir,
-        "token": options.token,
-        "local_files_only": options.local_files_only,
-        "fetch": options.fetch,
-        "force_download": options.force_download,
-        "max_workers": options.max_workers,
-        "progress": not options.no_progress,
-    }
-
-
 def _add_encode(commands: Any) -> None:
     parser = _add_command(commands, "encode", encode, "Encode images and videos into a file.")
-    _add_source(parser)
+    add_source(parser)
     parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE")
     parser.add_argument("--video", action="append", default=[], type=Path, metavar="CLIP")
     parser.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
@@ -187,14 +157,14 @@ def _add_list(commands: Any) -> None:
 def _add_inspect(commands: Any) -> None:
     summary = "What a checkpoint holds and what loading would fetch; downloads no tensor."
     parser = _add_command(commands, "inspect", inspect, summary)
-    _add_source(parser)
+    add_source(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_extract(commands: Any) -> None:
     summary = "Write the tower alone: configs and model.safetensors."
     parser = _add_command(commands, "extract", extract, summary)
-    _add_source(parser)
+    add_source(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
     parser.add_argument("--force", action="store_true", help="replace OUT if it holds a tower")
 
@@ -207,11 +177,10 @@ def _add_cache(commands: Any) -> None:
 
 
 def _add_bench(commands: Any) -> None:
-    summary = "Print measured figures; without a name, list what there is."
-    parser = _add_command(commands, "bench", bench, summary)
-    parser.add_argument("name", nargs="?", choices=["graphs"], help="which figures")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="another results file")
-    parser.add_argument("--markdown", action="store_true", help="the short table of the README")
+    from .bench import add_bench, print_list
+
+    summary = "Print or measure figures; without a name, list the measured ones."
+    add_bench(_add_command(commands, "bench", print_list, summary))
 
 
 def _add_demo(commands: Any) -> None:
@@ -240,7 +209,7 @@ def encode(options: argparse.Namespace) -> None:
     check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
     media = open_media(options.images, options.video)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        encoder = load_encoder(options.repo, **_source(options), dtype=dtype, device=device)
+        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=device)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     if graphed is not None:
         encoded = encode_graphed(graphed, encoder, media, limits)
@@ -262,7 +231,7 @@ def _save(options: argparse.Namespace, encoded: Sequence[Encoded]) -> None:
     from .features import Features, save_features
 
     # The commit that a branch stood for is in the cache by now: no request is sent.
-    known = {**_source(options), "local_files_only": True, "force_download": False}
+    known = {**read_source(options), "local_files_only": True, "force_download": False}
     source = inspect_checkpoint(options.repo, **known)
     items, outputs = [one.item for one in encoded], [one.output for one in encoded]
     save_features(
@@ -327,7 +296,7 @@ def inspect(options: argparse.Namespace) -> None:
     """Print what a checkpoint holds."""
     from weights import inspect_checkpoint
 
-    info = inspect_checkpoint(options.repo, **_source(options))
+    info = inspect_checkpoint(options.repo, **read_source(options))
     if options.json:
         print(json.dumps(info.to_dict(), indent=2))
         return
@@ -356,20 +325,8 @@ def extract(options: argparse.Namespace) -> None:
     """Write the tower alone."""
     from weights import extract_encoder
 
-    extract_encoder(options.repo, options.out, overwrite=options.force, **_source(options))
+    extract_encoder(options.repo, options.out, overwrite=options.force, **read_source(options))
     print(f"wrote {options.out}")
-
-
-def bench(options: argparse.Namespace) -> None:
-    """Print a table of figures, or which there are."""
-    from .bench import list_results, markdown, read_graphs, table
-
-    if not options.name:
-        if options.results or options.markdown:
-            raise ValueError("--results and --markdown are for a table: vitgraph bench graphs")
-        print(list_results())
-        return
-    print((markdown if options.markdown else table)(read_graphs(options.results)))
 
 
 def demo(options: argparse.Namespace) -> None:

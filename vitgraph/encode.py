@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, VisionEncoder, VisionInputs
+from encoders.contract import EncoderOutput, VisionInputs
+from encoders.vision_encoder import VisionEncoder
 from encoders.images import Video, to_rgb
 
 from .features import Item, is_features_file

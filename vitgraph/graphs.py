@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from encoders.contract import VisionEncoder
+from encoders.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder, GraphStats
 
 from .encode import Encoded, Media, describe, named, prepare, to_cpu

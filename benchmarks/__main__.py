@@ -1,0 +1,10 @@
+"""``python -m benchmarks [speed] [OPTION...]``: the benchmark behind the README's first table."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.speed import main
+
+arguments = sys.argv[1:]
+main(arguments[1:] if arguments[:1] == ["speed"] else arguments)

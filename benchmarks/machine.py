@@ -1,0 +1,87 @@
+"""What figures are measured on: GPU, driver, clocks, versions, commit, date."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from datetime import datetime, timezone
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = {"flash-attn-4": "flash_attn.cute"}
+"""Optional packages that change the figures, and the module that each brings."""
+QUERY = {
+    "driver_version": "driver",
+    "clocks.sm": "sm_clock_mhz",
+    "clocks.max.sm": "sm_clock_limit_mhz",
+    "clocks.mem": "memory_clock_mhz",
+    "power.limit": "power_limit_watts",
+}
+"""What ``nvidia-smi`` is asked for, and what it is called here."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Everything about this machine that a figure depends on; None for what it does not say."""
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **query_gpu(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "triton": version_of("triton", "triton"),
+        "transformers": transformers.__version__,
+        "extras": {name: version_of(name, module) for name, module in EXTRAS.items()},
+        "commit": read_commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
+
+
+def query_gpu() -> dict[str, Any]:
+    """Driver, clocks and power limit as ``nvidia-smi`` prints them, None where it does not."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        cells = [cell.strip() for cell in done.stdout.splitlines()[0].split(",")]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        cells = []
+    cells += [""] * (len(QUERY) - len(cells))
+    return {name: _number(cell) for name, cell in zip(QUERY.values(), cells, strict=False)}
+
+
+def _number(cell: str) -> float | str | None:
+    """A number where the cell is one; versions have two dots and stay text."""
+    try:
+        return float(cell)
+    except ValueError:
+        return cell if cell[:1].isdigit() else None
+
+
+def version_of(package: str, module: str) -> str | None:
+    """The version of a package, None where its module cannot be imported."""
+    try:
+        if find_spec(module) is None:
+            return None
+    except ImportError:
+        return None
+    try:
+        return version(package)
+    except PackageNotFoundError:  # copied to this machine without its metadata
+        found = getattr(import_module(module.split(".")[0]), "__version__", "unknown")
+        return str(found)
+
+
+def read_commit() -> str | None:
+    """The commit of this checkout; without git, the variable ``VITGRAPH_COMMIT``."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("VITGRAPH_COMMIT")
+    return done.stdout.strip()

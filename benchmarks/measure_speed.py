@@ -1,0 +1,261 @@
+"""Measuring one tower: its graphs, what capturing them takes, and every contestant in turn.
+
+``benchmarks/speed.py`` says what the figures mean and runs this over the published towers.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from benchmarks.graphs import bare_replay, draw
+from benchmarks.towers import milliseconds, synchronize
+from encoders.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+from tests.oracles import Grids
+
+SLOW_TOKENS, SLOW_RUNS = 3500, 5
+"""Workloads of more tokens than the first run transformers as often as the second says."""
+MIB = 2**20
+TheirCall: TypeAlias = Callable[[Tensor, Grids], Callable[[], object]]
+
+
+class Case(NamedTuple):
+    """One workload."""
+
+    name: str
+    grids: Grids
+    drawn: bool = False
+    """Whether it was drawn at random in this run."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to measure."""
+
+    kernels: tuple[str, ...] = ("torch", "auto")
+    runs: int = 15
+    stages: tuple[str, ...] = ("cold", "warm", "saved")
+    """Captures of "auto"; other kernels are captured once."""
+    backend: str = "auto"
+    max_budget: int | None = None
+    max_graphs: int = 48
+
+    def graph(self, encoder: VisionEncoder, kernels: str) -> GraphedEncoder:
+        """Graphs of the default ladder, not yet captured."""
+        return GraphedEncoder(
+            encoder, kernels=kernels, backend=self.backend,
+            max_budget=self.max_budget, max_graphs=self.max_graphs,
+        )  # fmt: skip
+
+
+def measure_tower(
+    name: str,
+    encoder: VisionEncoder,
+    cases: Sequence[Case],
+    setup: Setup,
+    their_call: TheirCall | None = None,
+) -> dict[str, Any]:
+    """Everything about one tower, as plain data.
+
+    Args:
+        name: for the printed lines.
+        encoder: ours.
+        cases: the workloads.
+        setup: how to measure.
+        their_call: makes the call of transformers' tower for pixels and grids, if it is measured.
+    """
+    graphs, captures = capture_all(encoder, setup)
+    reference = reference_graphs(encoder, graphs[setup.kernels[-1]], cases, setup)
+    captures["reference"] = describe_graphs(reference)
+    fast = encoder.accelerated()
+    rows = []
+    for case in cases:
+        rows.append(measure_case(case, encoder, fast, graphs, reference, their_call, setup.runs))
+        print(row_line(name, rows[-1], setup.kernels), flush=True)
+    row = {
+        "tower": name,
+        "tower_mib": sum(weight.nbytes for weight in encoder.parameters()) / MIB,
+        "captures": captures,
+        "kernel_choices": fast.kernel_choices(),
+        "workloads": rows,
+    }
+    for graphed in (*graphs.values(), reference):
+        graphed.release()
+    return row
+
+
+def capture_all(
+    encoder: VisionEncoder, setup: Setup
+) -> tuple[dict[str, GraphedEncoder], dict[str, Any]]:
+    """The graphs of each value of ``kernels``, and what capturing them took."""
+    graphs, captures = {}, {}
+    for kernels in setup.kernels:
+        graphed = setup.graph(encoder, kernels)
+        seconds = {}
+        for stage in setup.stages if kernels == "auto" else ("cold",):
+            prepare_capture(graphed, stage)
+            synchronize()
+            began = time.perf_counter()
+            graphed.capture(progress=False)
+            synchronize()
+            seconds[stage] = time.perf_counter() - began
+        graphs[kernels] = graphed
+        captures[kernels] = {"capture_seconds": seconds, **describe_graphs(graphed)}
+        print(f"  captured kernels={kernels!r}: {seconds}", flush=True)
+    return graphs, captures
+
+
+def prepare_capture(graphed: GraphedEncoder, stage: str) -> None:
+    """Give back the graphs of the stage before; for "saved", load the table that they make."""
+    if stage == "cold":
+        return
+    if stage == "saved":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "table.json"
+            graphed.save_table(path)
+            graphed.release()
+            graphed.load_table(path)
+    else:
+        graphed.release()
+
+
+def describe_graphs(graphed: GraphedEncoder) -> dict[str, Any]:
+    """What was captured, in MiB and by budget."""
+    stats = graphed.stats()
+    return {
+        "arena_mib": stats.arena_bytes / MIB,
+        "pool_mib": stats.pool_bytes / MIB,
+        "derived_mib": stats.derived_bytes / MIB,
+        "note": stats.note,
+        "dropped": stats.dropped,
+        "budgets": [
+            {
+                "tokens": budget.tokens,
+                "segments": budget.segments,
+                "longest_segment": budget.longest_segment,
+                "kernel": budget.kernel,
+                "replay_ms": budget.replay_ms,
+                "capture_seconds": budget.capture_seconds,
+            }
+            for budget in stats.budgets
+        ],
+    }
+
+
+def reference_graphs(
+    encoder: VisionEncoder, graphed: GraphedEncoder, cases: Sequence[Case], setup: Setup
+) -> GraphedEncoder:
+    """Graphs of the reference for the budgets that ``graphed`` takes, so that padding is equal."""
+    taken = {
+        step["tokens"]
+        for case in cases
+        for step in path_of(graphed, draw(encoder, case.grids), case.grids)[0]
+        if step["tokens"] is not None
+    }
+    budgets = sorted(taken) or [encoder.budget_range[0]]
+    reference = GraphedEncoder(encoder, budgets, kernels="reference", backend=setup.backend)
+    return reference.capture(progress=False)
+
+
+def path_of(
+    graphed: GraphedEncoder, pixels: Tensor, grids: Grids
+) -> tuple[list[dict[str, Any]], float]:
+    """The replays that a call is made of, and the share of tokens that padding adds."""
+    graphed.reset_stats()
+    graphed(pixels, grids)
+    stats = graphed.stats()
+    steps: list[dict[str, Any]] = [
+        {
+            "tokens": budget.tokens,
+            "shape": f"{budget.segments}x{budget.longest_segment}",
+            "kernel": budget.kernel,
+            "replays": budget.hits,
+        }
+        for budget in stats.budgets
+        if budget.hits
+    ]
+    if stats.eager_calls:
+        steps.append({"tokens": None, "kernel": "eager", "replays": stats.eager_calls})
+    return steps, stats.padding
+
+
+def measure_case(
+    case: Case,
+    encoder: VisionEncoder,
+    fast: VisionEncoder,
+    graphs: Mapping[str, GraphedEncoder],
+    reference: GraphedEncoder,
+    their_call: TheirCall | None,
+    runs: int,
+) -> dict[str, Any]:
+    """One row of the table: every contestant on one workload, in turn."""
+    pixels, grids = draw(encoder, case.grids), case.grids
+    paths = {name: path_of(graphed, pixels, grids) for name, graphed in graphs.items()}
+    calls: dict[str, Callable[[], object]] = {
+        f"graphed {name}": (lambda graphed=graphed: graphed(pixels, grids))
+        for name, graphed in graphs.items()
+    }
+    calls["reference_graph_ms"] = lambda: reference(pixels, grids)
+    tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))
+    if not case.drawn:
+        calls["accelerated_ms"] = lambda: fast(pixels, grids)
+        if pixels.is_cuda:
+            calls["bare_ms"] = bare_replay(fast, pixels, grids)
+        if their_call is not None:
+            calls["hf_ms"] = their_call(pixels, grids)
+    fewer = {"hf_ms": min(runs, SLOW_RUNS)} if tokens > SLOW_TOKENS else None
+    times = milliseconds(calls, runs, fewer)
+    figures = {name: spread(values) for name, values in times.items()}
+    graphed_ms = {name: figures.pop(f"graphed {name}") for name in graphs}
+    calls.clear()  # the bare graph's memory goes back before the next workload
+    empty_cache()
+    return {
+        "workload": case.name, "drawn": case.drawn, "grids": grids, "tokens": tokens,
+        "rows": len(pixels), "graphed_ms": graphed_ms, **figures,
+        "paths": {name: steps for name, (steps, _) in paths.items()},
+        "padding": {name: padding for name, (_, padding) in paths.items()},
+    }  # fmt: skip
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Minimum, median and maximum, and how many runs there were."""
+    return {
+        "min": min(values),
+        "median": statistics.median(values),
+        "max": max(values),
+        "runs": len(values),
+    }
+
+
+def empty_cache() -> None:
+    """Give what is not held back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def row_line(name: str, row: Mapping[str, Any], kernels: Sequence[str]) -> str:
+    """A row as it is printed while measuring: medians in milliseconds."""
+    figures = [row.get(key) for key in ("hf_ms", "reference_graph_ms")]
+    figures += [row["graphed_ms"][key] for key in kernels]
+    figures += [row.get(key) for key in ("bare_ms", "accelerated_ms")]
+    cells = [f"{figure['median']:>9.3f}" if figure else f"{'-':>9}" for figure in figures]
+    taken = " + ".join(f"{step['tokens']}: {step['kernel']}" for step in row["paths"][kernels[-1]])
+    return f"{name:<15} {row['workload']:<20} {row['tokens']:>6} {' '.join(cells)}  {taken}"
+
+
+def head_line(kernels: Sequence[str]) -> str:
+    """The titles over :func:`row_line`."""
+    titles = ("transf.", "reference", *kernels, "bare", "accel.")
+    cells = " ".join(f"{title:>9}" for title in titles)
+    return f"{'tower':<15} {'workload':<20} {'tokens':>6} {cells}  budget: attention kernel"

@@ -1,0 +1,193 @@
+"""Whole towers on one GPU: transformers, our reference, accelerated graphs, a bare replay.
+
+    python -m benchmarks speed --json benchmarks/results/speed_h200.json
+    python -m benchmarks speed --towers Qwen3-VL-8B    (only this tower; the file keeps the others)
+
+Towers have their published size and random weights in bfloat16; inputs lie on the GPU. In one
+process and in turn, for each workload:
+
+- ``hf_ms``: transformers' tower (sdpa), called as a user calls it. Workloads of more than 3,500
+  tokens run it five times; it is left out for random workloads and for towers beside the table.
+- ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for the budgets
+  that the default ladder takes.
+- ``graphed_ms``: ``GraphedEncoder(encoder, kernels=...)`` with the default ladder, for each value
+  of ``--kernels``. Choosing a budget, padding, and the copies in and out are included.
+- ``bare_ms``: a graph of ``encoder.accelerated()`` captured by hand for exactly this shape.
+- ``accelerated_ms``: ``encoder.accelerated()`` called with a grid, without graphs.
+
+Each is given as minimum, median and maximum of at least 15 runs. ``capture_seconds`` are of the
+default ladder: ``cold`` is the first capture (the caches of compiled kernels start empty, in a
+folder of this run), ``warm`` the next one in the same process (kernels are timed again), ``saved``
+the next one with a table that ``save_table`` wrote. "torch" is captured before "auto", so that what
+a package of the ``flash`` extra compiles counts against "auto" alone.
+
+Five workloads of each table tower are drawn at random in every run; the seed is in the results.
+``benchmarks/targets.py`` says which figure has to be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.graphs import hf_call
+from benchmarks.machine import ROOT
+from benchmarks.measure_speed import Case, Setup, empty_cache, head_line, measure_tower
+from benchmarks.random_workloads import random_workloads
+from benchmarks.targets import report
+from benchmarks.towers import TOWERS, Tower, about
+
+RESULTS = ROOT / "benchmarks" / "results"
+CACHES = ("TRITON_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+"""Where Triton and flash-attn-4 keep what they compiled."""
+
+
+class Beside(NamedTuple):
+    """A tower beside the table: which workloads, and how much of the ladder is captured."""
+
+    workloads: tuple[str, ...]
+    max_budget: int
+    max_graphs: int
+
+
+TABLE = ("Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M")
+BESIDE = {
+    "Qwen3-VL-2B": Beside(("1x448", "8x448"), 2048, 12),
+    "Qwen2.5-VL-72B": Beside(("1x448", "8x448"), 2048, 12),
+    "Qwen3.5-0.8B": Beside(("1x448", "8x448"), 2048, 12),
+    "InternViT-6B": Beside(("1 tile", "13 tiles"), 13 * 256, 48),
+}
+
+
+def cases_of(tower: Tower, seed: int) -> list[Case]:
+    """The workloads of a tower: the table's and five random ones, or a few."""
+    beside = BESIDE.get(tower.name)
+    if beside is not None:
+        return [Case(name, tower.workloads[name]) for name in beside.workloads]
+    fixed = [Case(name, grids) for name, grids in tower.workloads.items()]
+    drawn = random_workloads(tower, seed)
+    return fixed + [Case(name, grids, drawn=True) for name, grids in drawn.items()]
+
+
+def in_order(kernels: Sequence[str]) -> tuple[str, ...]:
+    """Values of ``kernels`` in the order in which they are captured: "auto" last."""
+    return tuple(sorted(set(kernels), key=lambda name: (name == "auto", name)))
+
+
+def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
+    """How to measure a tower: those beside the table have a shorter ladder and one capture."""
+    kernels = in_order(options.kernels)
+    beside = BESIDE.get(tower.name)
+    if beside is None:
+        return Setup(kernels, options.runs)
+    return Setup(
+        kernels, options.runs, ("cold",),
+        max_budget=beside.max_budget, max_graphs=beside.max_graphs,
+    )  # fmt: skip
+
+
+def run(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
+    """Build a tower and measure it; transformers beside those of the table."""
+    began = time.perf_counter()
+    encoder = tower.build()
+    their_call = None
+    if tower.name not in BESIDE:
+        reference = tower.reference(encoder)
+        their_call = lambda pixels, grids: hf_call(tower, reference, pixels, grids)  # noqa: E731
+    setup = setup_of(tower, options)
+    row = measure_tower(tower.name, encoder, cases_of(tower, options.seed), setup, their_call)
+    row["about"] = {**about(options.runs), "seed": options.seed}
+    row["seconds"] = time.perf_counter() - began
+    print(f"{tower.name}: {row['seconds']:.0f} s\n", flush=True)
+    return row
+
+
+def merge(path: Path | None, towers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The results of this run, beside those that a file has of other towers.
+
+    Raises:
+        ValueError: the file was measured on another GPU.
+    """
+    measured = {tower["tower"]: tower for tower in towers}
+    now = towers[-1]["about"] if towers else {}
+    if path is not None and path.is_file():
+        body = json.loads(path.read_text())
+        if now and body["about"].get("gpu") != now.get("gpu"):
+            raise ValueError(
+                f"{path} was measured on {body['about'].get('gpu')}, this is {now.get('gpu')}: "
+                "give another --json"
+            )
+        now = now or body["about"]
+        measured = {tower["tower"]: tower for tower in body["towers"]} | measured
+    order = [name for name in (*TABLE, *BESIDE) if name in measured]
+    order += [name for name in measured if name not in order]
+    return {"about": now, "towers": [measured[name] for name in order]}
+
+
+def write(path: Path, body: Mapping[str, Any]) -> None:
+    """Write the results; a run that is cut off leaves the towers before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(body, indent=1) + "\n")
+
+
+def measure_all(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Every tower asked for, one after another."""
+    for name in options.towers:
+        yield run(TOWERS[name], options)
+        empty_cache()
+
+
+def default_path() -> Path:
+    """Where the results of this GPU lie, as ``benchmarks/results/speed_h200.json``."""
+    words = torch.cuda.get_device_name().lower().split()
+    short = next((word for word in words if word[:1] in "abhl" and word[1:].isdigit()), "gpu")
+    return RESULTS / f"speed_{short}.json"
+
+
+def fresh_caches(folder: str) -> None:
+    """Have kernels compiled anew: a first run on a machine is what "cold" is about."""
+    for name in CACHES:
+        os.environ[name] = str(Path(folder) / name.lower())
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line of ``python -m benchmarks speed``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks speed", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, help="results file; towers not measured are kept")
+    parser.add_argument("--towers", nargs="*", default=[*TABLE, *BESIDE], choices=list(TOWERS))
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--kernels", nargs="+", default=["auto", "torch"])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--keep-caches", action="store_true", help="use kernels compiled before")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print a table per tower and every target, write JSON after each tower."""
+    options = read_options(arguments)
+    path = options.json or default_path()
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        if not options.keep_caches:
+            fresh_caches(folder)
+        print(f"seed {options.seed}, {about(options.runs)}\n")
+        print(head_line(in_order(options.kernels)))
+        towers: list[dict[str, Any]] = []
+        for tower in measure_all(options):
+            towers.append(tower)
+            write(path, merge(path, towers))
+    print(report(merge(path, towers)))
+    print(f"wrote {path}")

@@ -1,0 +1,308 @@
+"""The speed benchmark on tiny towers without a GPU, its targets, tables, and ``bench speed``."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from oracles import BY_NAME, build_encoder, build_pair
+
+from benchmarks import speed, table, targets
+from benchmarks.graphs import draw, hf_call
+from benchmarks.machine import read_commit, version_of
+from benchmarks.measure_speed import Case, Setup, measure_tower
+from benchmarks.never_slower import forced_replay
+from benchmarks.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
+from benchmarks.towers import TOWERS, milliseconds
+from graphwrap import GraphedEncoder
+from vitgraph import bench_speed
+from vitgraph.cli import main
+
+ROOT = Path(__file__).parents[1]
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def run_of(ms: float) -> dict[str, float]:
+    return {"min": 0.9 * ms, "median": ms, "max": 1.2 * ms, "runs": 15}
+
+
+def made_up(name: str, share: float = 1.0) -> dict[str, Any]:
+    """A tower whose every figure is ``share`` of what its target allows."""
+    limits = targets.MILLISECONDS.get(name)
+    workloads = limits or dict.fromkeys(targets.BESIDE[name], 3.0)
+    rows = [workload(one, share * ms) for one, ms in workloads.items()]
+    if limits:
+        rows.append(workload("random 300x400", 5.0, drawn=True))
+    seconds = {"torch": {"cold": 14.0}, "auto": {"cold": 30.0, "warm": 9.0, "saved": 8.0}}
+    memory = {"arena_mib": 100.0, "pool_mib": 2000.0, "derived_mib": 810.0}
+    return {
+        "tower": name, "tower_mib": 1290.4, "about": {"seed": 7, "gpu": "NVIDIA H200"},
+        "captures": {
+            kernels: {"capture_seconds": value, "budgets": [{}] * 48, **memory}
+            for kernels, value in seconds.items()
+        },
+        "workloads": rows,
+    }  # fmt: skip
+
+
+def workload(name: str, ms: float, drawn: bool = False) -> dict[str, Any]:
+    step = {"tokens": 64, "kernel": "triton", "replays": 1}
+    return {
+        "workload": name, "drawn": drawn, "tokens": 64 + len(name), "rows": 256,
+        "graphed_ms": {"auto": run_of(ms), "torch": run_of(1.05 * ms)},
+        "reference_graph_ms": run_of(1.6 * ms), "paths": {"auto": [step], "torch": [step]},
+        **({} if drawn else {
+            "hf_ms": run_of(9 * ms), "bare_ms": run_of(ms - 0.1), "accelerated_ms": run_of(ms),
+        }),
+    }  # fmt: skip
+
+
+def results(share: float = 1.0) -> dict[str, Any]:
+    names = [*targets.MILLISECONDS, *targets.BESIDE]
+    about = {
+        "gpu": "NVIDIA H200", "torch": "2.11.0", "transformers": "5.17.0", "dtype": "bfloat16",
+        "driver": "580.1.2", "power_limit_watts": 700.0, "extras": {"flash-attn-4": "4.0.0b36"},
+        "runs": 15,
+    }  # fmt: skip
+    return {"about": about, "towers": [made_up(name, share) for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "small", "batch"),
+    [
+        ("qwen3_vl", "Qwen3-VL-8B", [[1, 4, 4]], [[1, 4, 6]] * 3),
+        ("intern_vit_300m", "InternViT-300M", [[1, 8, 8]], [[2, 8, 8], [1, 8, 8]]),
+    ],
+)
+def test_a_tower_is_measured_without_a_gpu_as_with_one(
+    family: str, name: str, small: list[list[int]], batch: list[list[int]], tmp_path: Path
+) -> None:
+    encoder, reference = build_pair(BY_NAME[family], BY_NAME[family].tiny)
+    cases = [Case("1x224", small), Case("8x448", batch), Case("random", batch, drawn=True)]
+    setup = Setup(
+        runs=2, stages=("cold", "warm"), backend="static", max_budget=64, max_graphs=2
+    )  # fmt: skip
+    with torch.no_grad():
+        row = measure_tower(
+            name, encoder, cases, setup,
+            lambda pixels, grids: hf_call(TOWERS[name], reference, pixels, grids),
+        )  # fmt: skip
+    assert set(row["captures"]["auto"]["capture_seconds"]) == {"cold", "warm"}
+    assert set(row["captures"]["torch"]["capture_seconds"]) == {"cold"}
+    first, _, drawn = row["workloads"]
+    assert {"hf_ms", "reference_graph_ms", "accelerated_ms"} <= set(first)
+    assert first["graphed_ms"]["auto"]["runs"] == 2
+    assert first["paths"]["auto"][0]["kernel"] == "reference"
+    assert "hf_ms" not in drawn
+    assert json.loads(json.dumps(row)) == row
+    row["about"] = {"gpu": None}
+    assert "targets pass" in targets.report(speed.merge(None, [row]))
+
+
+def test_every_target_passes_at_its_limit_and_fails_beyond_it() -> None:
+    lines = list(targets.judge(results()))
+    ours = [line for line in lines if "vLLM" not in line.got]
+    assert [line for line in ours if not line.passed] == []
+    slow = [line for line in targets.judge(results(1.2)) if line.got.endswith(" ms")]
+    assert len(slow) == 22
+    assert not any(line.passed for line in slow)
+    assert len([line for line in lines if line.got.endswith("vLLM's best")]) == 22 + 1
+
+
+def test_figures_of_another_gpu_are_not_held_against_those_of_an_h200() -> None:
+    body = results()
+    body["about"]["gpu"] = "NVIDIA H100 80GB HBM3"
+    assert "vLLM's best" not in targets.report(body)
+    assert "are of an H200" in targets.report(body)
+
+
+def test_random_workload_that_gains_less_than_its_neighbour_fails() -> None:
+    body = results()
+    body["towers"][0]["workloads"][-1]["reference_graph_ms"] = run_of(1.3 * 5.0)
+    (line,) = [line for line in targets.judge(body) if "random" in line.name and not line.passed]
+    assert "gain 1.30x beside 1.60x" in line.got
+
+
+@pytest.mark.parametrize("name", ["Qwen3-VL-8B", "Qwen2-VL-7B", "InternViT-300M"])
+def test_random_workloads_fit_the_largest_budget_and_follow_their_seed(name: str) -> None:
+    for seed in range(20):
+        drawn = random_workloads(TOWERS[name], seed)
+        assert len(drawn) == 5
+        for grids in drawn.values():
+            tokens = sum(t * h * w // 4 for t, h, w in grids)
+            assert tokens <= (MOST_TILES * 256 if "Intern" in name else MOST_TOKENS)
+        assert random_workloads(TOWERS[name], seed) == drawn
+    assert random_workloads(TOWERS[name], 0) != random_workloads(TOWERS[name], 1)
+
+
+def test_towers_of_a_later_run_replace_their_own_and_keep_the_others(tmp_path: Path) -> None:
+    path, body = tmp_path / "r.json", results()
+    speed.write(path, body)
+    fresh = copy.deepcopy(body["towers"][1])
+    fresh["tower_mib"] = 1.0
+    merged = speed.merge(path, [fresh])
+    assert [tower["tower"] for tower in merged["towers"]] == [
+        tower["tower"] for tower in body["towers"]
+    ]
+    assert merged["towers"][1]["tower_mib"] == 1.0
+    fresh["about"] = {"gpu": "NVIDIA H100 80GB HBM3"}
+    with pytest.raises(ValueError, match="another --json"):
+        speed.merge(path, [fresh])
+
+
+def test_calls_run_in_turn_and_slow_ones_less_often() -> None:
+    said: list[str] = []
+    calls = {name: (lambda name=name: said.append(name)) for name in ("a", "b")}
+    times = milliseconds(calls, 4, {"b": 2})
+    assert {name: len(values) for name, values in times.items()} == {"a": 4, "b": 2}
+    assert "".join(said) == "ab" * 3 + "aa"
+
+
+def test_forced_replay_never_runs_eagerly() -> None:
+    encoder = build_encoder(BY_NAME["qwen3_vl"], BY_NAME["qwen3_vl"].tiny)
+    graphed = GraphedEncoder(encoder, [16, 64], backend="static").capture(progress=False)
+    grids = [[1, 4, 6]]
+    pixels = draw(encoder, grids)
+    output = forced_replay(graphed)(pixels, grids)
+    assert torch.equal(output.pooler_output, graphed(pixels, grids).pooler_output)
+    assert graphed.stats().eager_calls == 0
+
+
+def test_vllm_figures_say_where_they_come_from_and_cover_the_table() -> None:
+    about = json.loads(targets.VLLM.read_text())["about"]
+    assert {"version", "ladders", "date", "method", "runs"} <= set(about)
+    assert "formula" in json.loads(targets.FLOORS.read_text())["about"]
+    best, floors = targets.vllm_best(), table.read_floors()
+    for tower, workloads in targets.MILLISECONDS.items():
+        assert set(best[tower]) == set(floors[tower]) == set(workloads)
+    assert best["Qwen3-VL-8B"]["8x448"] == 17.4
+
+
+def test_tables_mark_another_run_and_every_cell_that_is_lost() -> None:
+    body = results()
+    body["towers"][0]["workloads"][2]["graphed_ms"]["auto"] = run_of(20.0)
+    text = table.comparison(body, short=True)
+    assert "vLLM 0.26.0 (another run)" in text
+    (lost,) = [line for line in text.splitlines() if "we lose" in line]
+    assert lost.startswith("| Qwen3-VL-8B | 1x1024 |")
+    whole = table.comparison(body)
+    assert len(whole.splitlines()) == 2 + 22
+    assert "| 119 | 13.9 | **13.2** |" in table.comparison(results())
+
+
+def test_every_block_and_the_picture_are_made_of_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed.write(tmp_path / "r.json", results())
+    monkeypatch.setattr(table, "read_results", lambda path=None: results())
+    page = table.page_block()
+    for word in ("least to most", "Seed 7", "from a saved table", "Qwen2.5-VL-72B", "4.0.0b36"):
+        assert word in page
+    table.draw_picture(results(), tmp_path / "speed.svg")
+    check_picture(tmp_path / "speed.svg")
+    (tmp_path / "page.md").write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    table.put(tmp_path / "page.md", "new")
+    assert table.between_marks((tmp_path / "page.md").read_text()) == "new"
+    assert (tmp_path / "page.md").read_text().endswith("after\n")
+
+
+def check_picture(path: Path) -> None:
+    root = ElementTree.parse(path).getroot()
+    assert root.find("{*}title") is not None
+    assert root.find("{*}desc") is not None
+
+
+def test_pages_show_the_committed_speed_figures() -> None:
+    """Measured anew? ``python -m benchmarks.table --write`` writes both pages and the picture."""
+    for page, block in (("README.md", table.readme_block), ("docs/speed.md", table.page_block)):
+        assert table.between_marks((ROOT / page).read_text()) == block()
+    assert table.PICTURE.is_file() == table.RESULTS.is_file()
+    if table.PICTURE.is_file():
+        check_picture(table.PICTURE)
+
+
+def test_a_machine_without_git_or_package_metadata_is_described(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("VITGRAPH_COMMIT", "abc")
+    assert read_commit() == "abc"
+    assert version_of("no-such-package", "no_such_module.part") is None
+    assert version_of("no-such-package", "torch") == torch.__version__
+
+
+def test_bench_speed_measures_a_checkpoint_and_says_that_the_reference_runs(
+    cli: Cli, folder: Path
+) -> None:
+    code, out, err = cli("bench", "speed", folder, "--dtype", "float32", "--runs", 1)
+    assert (code, err) == (0, "")
+    assert "Qwen3VLEncoder on cpu, float32" in out
+    assert "the reference runs in place of the accelerated encoder: the encoder is on cpu" in out
+    assert "there are no graphs without CUDA" in out
+    code, out, _ = cli(
+        "bench", "speed", folder, "--dtype", "float32", "--runs", 1, "--json",
+        "--kernels", "auto", "torch", "--device", "cpu",
+    )  # fmt: skip
+    body = json.loads(out)
+    assert [entry["kernels"] for entry in body["kernels"]] == ["auto", "torch"]
+    assert body["kernels"][0]["sizes"][0]["reference_ms"]["median"] > 0
+    assert body["kernels"][0]["graphs"] is None
+
+
+def test_bench_speed_prints_the_attention_kernel_of_each_budget() -> None:
+    times = {"min": 1.0, "median": 2.0, "max": 3.0}
+    graphs = {
+        "capture_seconds": 9.5, "arena_bytes": 2**20, "pool_bytes": 2**30, "derived_bytes": 0,
+        "budgets": [
+            {"tokens": 64, "segments": 8, "longest_segment": 256, "kernel": "flash4, triton",
+             "replay_ms": 1.5}
+        ],
+    }  # fmt: skip
+    size = {"images": 1, "tokens": 64, "reference_ms": {**times, "median": 8.0}}
+    size |= {"accelerated_ms": times, "graph_ms": {**times, "median": 1.6}}
+    about = dict.fromkeys(("checkpoint", "encoder", "device", "dtype", "torch", "runs"), "x")
+    entry = {"kernels": "auto", "note": "", "sizes": [size], "graphs": graphs}
+    out = bench_speed.table({"about": about, "kernels": [entry]})
+    assert "1 budgets captured in 9.5 s; MiB: arena 1, pool 1024, derived weights 0" in out
+    assert "flash4, triton" in out
+    assert "5.00" in out
+
+
+def test_bench_speed_times_graphs_beside_both_other_forms() -> None:
+    encoder = build_encoder(BY_NAME["qwen3_vl"], BY_NAME["qwen3_vl"].tiny)
+    graphed = GraphedEncoder(encoder, [64], backend="static").capture(progress=False)
+    with torch.no_grad():
+        row = bench_speed.measure_size(encoder, encoder.accelerated(), graphed, (1, 1), 2)
+    assert {"reference_ms", "accelerated_ms", "graph_ms"} <= set(row)
+    graphs = bench_speed.describe(graphed.stats())
+    assert graphs["budgets"][0]["kernel"] == "reference"
+    assert graphs["derived_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kernels", "typo"], "--kernels typo: must be one of auto, torch"),
+        (["--runs", "0"], "--runs 0: must be a positive integer"),
+        (["--batchsize=3"], "`vitgraph bench speed --help`"),
+    ],
+)
+def test_bench_speed_refuses_in_one_line(cli: Cli, options: list[str], said: str) -> None:
+    code, out, err = cli("bench", "speed", "no/repo", *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err

@@ -1,0 +1,265 @@
+"""``vitgraph bench speed``: how fast a checkpoint of your own is on this machine, form by form.
+
+The encoder's own forward, its accelerated form called eagerly, and graphs of that form run in turn
+on a few sizes of random pixels. The attention kernel of each captured budget is listed below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .source import add_source, read_source
+from .tables import format_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from encoders.vision_encoder import VisionEncoder
+    from graphwrap import GraphedEncoder, GraphStats
+
+SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
+"""Images, and the tokens of each in multiples of the encoder's smallest budget."""
+SIZES_WITHOUT_GPU = ((1, 1), (2, 1))
+RUNS, RUNS_WITHOUT_GPU = 15, 3
+
+
+def add_speed(parser: argparse.ArgumentParser) -> None:
+    """The grammar of the command."""
+    add_source(parser)
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
+    parser.add_argument("--dtype", help="bfloat16, float16, ...; by default the stored one")
+    parser.add_argument(
+        "--kernels", nargs="+", default=["auto"], metavar="NAME",
+        help="attention kernels to measure one after another: auto, torch, or a kernel's name",
+    )  # fmt: skip
+    parser.add_argument("--runs", type=int, metavar="N", help="runs of each call")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(command=print_speed)
+
+
+def print_speed(options: argparse.Namespace) -> None:
+    """Load the encoder, measure it, print a table per value of ``--kernels``.
+
+    Raises:
+        ValueError: options that make no sense, or a checkpoint that cannot be loaded.
+    """
+    import torch
+
+    from weights import load_encoder
+
+    from .encode import check_checkpoint, enough_memory, read_device, read_dtype
+
+    check_kernels(options.kernels)
+    if options.runs is not None and options.runs < 1:
+        raise ValueError(f"--runs {options.runs}: must be a positive integer")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype, place = read_dtype(options.dtype), read_device(device)
+    check_checkpoint(options.repo)
+    with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
+        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
+    body = measure(options.repo, encoder, options.kernels, options.runs)
+    print(json.dumps(body, indent=2) if options.json else table(body))
+
+
+def check_kernels(names: Sequence[str]) -> None:
+    """Before anything is fetched: every name is one that ``accelerated`` takes.
+
+    Raises:
+        ValueError: a name that it does not take.
+    """
+    from encoders.accelerated import CHOICES
+
+    for name in names:
+        if name not in CHOICES:
+            raise ValueError(f"--kernels {name}: must be one of {', '.join(CHOICES)}")
+
+
+def measure(
+    repo: str, encoder: VisionEncoder, kernels: Sequence[str], runs: int | None = None
+) -> dict[str, Any]:
+    """Every figure, as plain data.
+
+    Args:
+        repo: the checkpoint's name.
+        encoder: its encoder, on the device to measure on.
+        kernels: values of ``accelerated(kernels=...)``.
+        runs: how often each call is timed; by default 15 times, 3 times without a GPU.
+
+    Returns:
+        ``about``, and under ``kernels`` an entry for each value: ``note`` (why the reference runs,
+        empty where it does not), ``sizes`` with milliseconds (minimum, median, maximum) of
+        ``reference_ms``, ``accelerated_ms`` and, on CUDA, ``graph_ms``, and ``graphs`` with what
+        capture took and the attention kernel of each budget, None without CUDA.
+    """
+    import torch
+
+    weight = next(encoder.parameters())
+    gpu = weight.device.type == "cuda"
+    runs = runs or (RUNS if gpu else RUNS_WITHOUT_GPU)
+    with torch.no_grad():
+        measured = [measure_kernels(encoder, name, gpu, runs) for name in dict.fromkeys(kernels)]
+    return {
+        "about": {
+            "checkpoint": repo,
+            "encoder": type(encoder).__name__,
+            "device": torch.cuda.get_device_name(weight.device) if gpu else weight.device.type,
+            "dtype": str(weight.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "runs": runs,
+        },
+        "kernels": measured,
+    }
+
+
+def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) -> dict[str, Any]:
+    """One value of ``--kernels``: capture where there is a GPU, then each size."""
+    from graphwrap import GraphedEncoder
+
+    fast, graphed = encoder.accelerated(kernels), None
+    if gpu:
+        graphed = GraphedEncoder(encoder, kernels=kernels)
+        graphed.capture(progress=sys.stderr.isatty())
+    sizes = SIZES if gpu else SIZES_WITHOUT_GPU
+    rows = [measure_size(encoder, fast, graphed, size, runs) for size in sizes]
+    graphs = None if graphed is None else describe(graphed.stats())
+    if graphed is not None:
+        graphed.release()
+    note = fast.kernel_choices()["reference_because"] or ""
+    return {"kernels": kernels, "note": note, "sizes": rows, "graphs": graphs}
+
+
+def describe(stats: GraphStats) -> dict[str, Any]:
+    """What capture took, and the attention kernel of each budget."""
+    return {
+        "capture_seconds": stats.capture_seconds,
+        "arena_bytes": stats.arena_bytes,
+        "pool_bytes": stats.pool_bytes,
+        "derived_bytes": stats.derived_bytes,
+        "budgets": [
+            {
+                "tokens": budget.tokens,
+                "segments": budget.segments,
+                "longest_segment": budget.longest_segment,
+                "kernel": budget.kernel,
+                "replay_ms": budget.replay_ms,
+            }
+            for budget in stats.budgets
+        ],
+    }
+
+
+def measure_size(
+    encoder: VisionEncoder,
+    fast: VisionEncoder,
+    graphed: GraphedEncoder | None,
+    size: tuple[int, int],
+    runs: int,
+) -> dict[str, Any]:
+    """One size: every form in turn on the same random pixels."""
+    images, times = size
+    grids = [list(encoder.grid_for(times * encoder.budget_range[0]))] * images
+    specs = encoder.item_specs(grids)
+    pixels = _draw(encoder, sum(spec.input_size for spec in specs))
+    calls: dict[str, Callable[[], object]] = {
+        "reference_ms": lambda: encoder(pixels, grids),
+        "accelerated_ms": lambda: fast(pixels, grids),
+    }
+    if graphed is not None:
+        calls["graph_ms"] = lambda: graphed(pixels, grids)
+    tokens = sum(spec.output_tokens for spec in specs)
+    return {"images": images, "tokens": tokens, **_times(calls, pixels.device, runs)}
+
+
+def _draw(encoder: VisionEncoder, rows: int) -> torch.Tensor:
+    import torch
+
+    weight = next(encoder.parameters())
+    return torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
+
+
+def _times(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, runs: int
+) -> dict[str, dict[str, float]]:
+    """Minimum, median and maximum wall milliseconds of each call, after a run that warms up."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(runs + 1):
+        for name, call in calls.items():
+            _synchronize(device)
+            began = time.perf_counter()
+            call()
+            _synchronize(device)
+            if turn:
+                times[name].append((time.perf_counter() - began) * 1e3)
+    return {
+        name: {"min": min(values), "median": statistics.median(values), "max": max(values)}
+        for name, values in times.items()
+    }
+
+
+def _synchronize(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def table(body: Mapping[str, Any]) -> str:
+    """What was measured on what, and then a table per value of ``--kernels``."""
+    about = body["about"]
+    head = (
+        f"{about['checkpoint']}: {about['encoder']} on {about['device']}, {about['dtype']}, "
+        f"torch {about['torch']}; milliseconds per call, medians of {about['runs']}"
+    )
+    return "\n\n".join([head, *map(_section, body["kernels"])])
+
+
+def _section(entry: Mapping[str, Any]) -> str:
+    header = ("images", "tokens", "reference", "accelerated", "graph", "gain")
+    parts = [f"kernels: {entry['kernels']}"]
+    if entry["note"]:
+        parts.append(f"the reference runs in place of the accelerated encoder: {entry['note']}")
+    if entry["graphs"] is None:
+        parts.append("there are no graphs without CUDA")
+    parts.append(format_table(header, [_row(row) for row in entry["sizes"]]))
+    if entry["graphs"] is not None:
+        parts.append(_graphs(entry["graphs"]))
+    return "\n".join(parts)
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    medians = [
+        row[name]["median"] if name in row else None
+        for name in ("reference_ms", "accelerated_ms", "graph_ms")
+    ]
+    best = medians[2] or medians[1]
+    gain = f"{medians[0] / best:.2f}" if medians[0] and best else "-"
+    cells = ["-" if value is None else f"{value:.3f}" for value in medians]
+    return [str(row["images"]), str(row["tokens"]), *cells, gain]
+
+
+def _graphs(graphs: Mapping[str, Any]) -> str:
+    """What capture took, and a line per budget."""
+    arena, pool, derived = (
+        graphs[f"{name}_bytes"] / 2**20 for name in ("arena", "pool", "derived")
+    )
+    header = ("budget", "segments", "replay ms", "attention kernel")
+    rows = [
+        (
+            str(budget["tokens"]),
+            f"{budget['segments']}x{budget['longest_segment']}",
+            "-" if budget["replay_ms"] is None else f"{budget['replay_ms']:.3f}",
+            budget["kernel"],
+        )
+        for budget in graphs["budgets"]
+    ]
+    return (
+        f"{len(rows)} budgets captured in {graphs['capture_seconds']:.1f} s; MiB: arena "
+        f"{arena:.0f}, pool {pool:.0f}, derived weights {derived:.0f}\n"
+        + format_table(header, rows)
+    )
