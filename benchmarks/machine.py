@@ -78,10 +78,12 @@ def version_of(package: str, module: str) -> str | None:
 
 
 def read_commit() -> str | None:
-    """The commit of this checkout; without git, the variable ``VITGRAPH_COMMIT``."""
+    """The variable ``VITGRAPH_COMMIT`` where it is set, else the commit of this checkout."""
+    if "VITGRAPH_COMMIT" in os.environ:
+        return os.environ["VITGRAPH_COMMIT"]
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("VITGRAPH_COMMIT")
+        return None
     return done.stdout.strip()

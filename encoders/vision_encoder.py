@@ -22,6 +22,7 @@ from .grids import (
     block_indices,
     check_pixels,
     missing_grid,
+    read_grid,
     require_output,
     require_tensor,
     split_rows,
@@ -47,6 +48,7 @@ class VisionEncoder(nn.Module, ABC):
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None
     """What runs the blocks of an accelerated encoder; None runs them as modules."""
+    _last_metadata: tuple[object, Metadata] | None = None
 
     @property
     @abstractmethod
@@ -181,15 +183,8 @@ class VisionEncoder(nn.Module, ABC):
         Takes the arguments of :meth:`preprocess` and raises what it raises. All run in one forward,
         so memory grows with the call: pass many in chunks. Every item has memory of its own.
         """
-        inputs = self.preprocess(
-            images,
-            videos,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            fps=fps,
-            num_frames=num_frames,
-        )
+        limits = {"min_pixels": min_pixels, "max_pixels": max_pixels, "max_tiles": max_tiles}
+        inputs = self.preprocess(images, videos, fps=fps, num_frames=num_frames, **limits)
         items = self.split(self(inputs.pixel_values, inputs.grid_thw), inputs.grid_thw)
         return [item.clone() for item in items] if len(items) > 1 else items
 
@@ -240,10 +235,10 @@ class VisionEncoder(nn.Module, ABC):
     def accelerated(self: Encoder, kernels: str = "auto", precision: str = "bf16") -> Encoder:
         """The same tower for inference on a GPU, faster, over the same weights.
 
-        It is an encoder of the same class with the same metadata, outputs and bounds. It fuses the
-        element-wise steps and takes for each attention shape the fastest kernel that is installed.
-        Modules, parameters and hooks are shared with this encoder; an in-place update of a weight
-        is seen by the next call of either. Forwards that record gradients run the reference.
+        An encoder of the same class with the same metadata, outputs and bounds, which fuses the
+        element-wise steps and takes the fastest attention kernel for each shape. It shares modules,
+        parameters and hooks with this one and sees updates of weights in place. Forwards that
+        record gradients run the reference.
 
         Args:
             kernels: attention kernels to choose from: "auto" for all that are installed, "torch"
@@ -277,8 +272,7 @@ class VisionEncoder(nn.Module, ABC):
     def kernel_choices(self) -> dict[str, Any]:
         """What an accelerated encoder chose, and why, as plain data for JSON.
 
-        ``load_kernel_choices`` of another accelerated encoder takes it. The encoder itself says
-        ``{"kernels": "reference"}``.
+        An encoder that is not accelerated says ``{"kernels": "reference"}``.
         """
         return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()
 
@@ -309,7 +303,22 @@ class VisionEncoder(nn.Module, ABC):
             return encoder_metadata
         if grid_thw is None:
             raise ValueError(missing_grid(pixel_values, self.config.patch_size))
-        return self.prepare_encoder_metadata(grid_thw)
+        if self.accelerator is None:
+            return self.prepare_encoder_metadata(grid_thw)
+        return self._prepare_once(grid_thw)
+
+    def _prepare_once(self, grid_thw: GridLike) -> Metadata:
+        """Metadata of a grid; that of the last grid on this stream is used again.
+
+        For 32 images of 448x448 making it takes 6.6 ms, the accelerated tower 51 (H200).
+        """
+        weight = next(self.parameters())
+        on_cuda = weight.device.type == "cuda"
+        stream = torch.cuda.current_stream(weight.device).stream_id if on_cuda else 0
+        key = (tuple(read_grid(grid_thw)), weight.device, weight.dtype, stream)
+        if self._last_metadata is None or self._last_metadata[0] != key:
+            self._last_metadata = key, self.prepare_encoder_metadata(grid_thw)
+        return self._last_metadata[1]
 
     def run_blocks(
         self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]

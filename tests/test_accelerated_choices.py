@@ -75,7 +75,7 @@ def pick(
     choices: KernelChoices, shape: AttentionShape = SHAPE, dtype: torch.dtype = torch.float16
 ) -> str:
     q = torch.zeros(shape.rows, shape.heads, shape.size, dtype=dtype)
-    return choices.pick(q, q, q, torch.zeros_like(q), shape._replace(dtype=str(dtype)))
+    return choices.pick(q, shape._replace(dtype=str(dtype)))
 
 
 # --- choosing -------------------------------------------------------------------------------------

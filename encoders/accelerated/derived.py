@@ -2,8 +2,8 @@
 
 A write in place that torch counts (``_version``) is copied before the next run. Some writes are not
 counted: through ``.data``, as peft merges adapters, or under inference mode. For those a kernel
-compares 16 entries of every row with the copy and copies the rows around a difference again. It
-cannot miss a write to whole rows or whole weights; one to a few entries alone it may.
+compares 16 entries of every eighth row with the copy and copies the rows around a difference again.
+It sees a write to a whole weight; one to a few rows or entries alone it may miss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class _Entry:
     make: Make
     tensors: tuple[Tensor, ...]
     pairs: Sequence[Pair]
-    marks: tuple[tuple[int, int], ...]
 
 
 class DerivedWeights:
@@ -36,8 +35,11 @@ class DerivedWeights:
 
     def __init__(self) -> None:
         self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
+        self._sources: list[Tensor] | None = None
+        """All sources that torch counts writes of; None after a change of entries."""
+        self._marks: object = None
         self._table: Tensor | None = None
-        self._rows = 0
+        self._rows = self._count = 0
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +58,7 @@ class DerivedWeights:
         if entry is None or [id(x) for x, _ in entry.pairs] != [id(x) for x in sources]:
             entry = self._new_entry(make)
             self._entries[owner] = entry
-            self._table = None
+            self._sources = None
         return entry.tensors
 
     def refresh(self) -> None:
@@ -66,38 +68,43 @@ class DerivedWeights:
         """
         if not self._entries or (torch.cuda.is_available() and _capturing()):
             return
+        gone = len(self._entries) != self._count  # with a module that was replaced
+        if gone or self._sources is None or self._marks != _marks(self._sources):
+            self._update()
+        self._compare()
+
+    def _update(self) -> None:
+        """Copy what has changed, and note where all sources lie now."""
         for owner, entry in list(self._entries.items()):
-            marks = _marks(entry.pairs)
-            if marks == entry.marks:
-                continue
             if all(_alike(source, copy) for source, copy in entry.pairs):
                 _fill(entry.pairs)
-                entry.marks = marks
             else:  # cast or moved since: nothing captured reads these any more
                 self._entries[owner] = self._new_entry(entry.make)
-            self._table = None
-        self._compare()
+        self._count, pairs = len(self._entries), self._pairs()
+        self._sources = [source for source, _ in pairs if not source.is_inference()]
+        self._marks = _marks(self._sources)
+        rows = [_row_of(*pair) for pair in pairs]
+        self._rows = max(row[2] for row in rows)
+        on_cuda = pairs[0][0].is_cuda
+        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=on_cuda)
+        self._table = host.to(pairs[0][0].device, non_blocking=True)
+
+    def _pairs(self) -> list[Pair]:
+        return [pair for entry in self._entries.values() for pair in entry.pairs]
 
     def _new_entry(self, make: Make) -> _Entry:
         with torch.inference_mode(False), torch.no_grad():  # what inference makes stays as it is
             tensors, pairs = make()
         _fill(pairs)
-        return _Entry(make, tensors, pairs, _marks(pairs))
+        return _Entry(make, tensors, pairs)
 
     def _compare(self) -> None:
         """Look for writes that torch does not count."""
-        pairs = [pair for entry in self._entries.values() for pair in entry.pairs]
-        if not pairs:
-            return
-        source = pairs[0][0]
-        if self._table is None:
-            rows = [_row_of(*pair) for pair in pairs]
-            self._rows = max(row[2] for row in rows)
-            host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=source.is_cuda)
-            self._table = host.to(source.device, non_blocking=True)
         from .compare import copy_differences  # it needs Triton
 
-        copy_differences(self._table, self._rows, source.element_size())
+        assert self._table is not None
+        size = next(iter(self._entries.values())).tensors[0].element_size()
+        copy_differences(self._table, self._rows, size)
 
 
 def _capturing() -> bool:
@@ -121,6 +128,6 @@ def _row_of(source: Tensor, copy: Tensor) -> list[int]:
     return [source.data_ptr(), copy.data_ptr(), source.numel() // columns, columns, stride]
 
 
-def _marks(pairs: Sequence[Pair]) -> tuple[tuple[int, int], ...]:
+def _marks(sources: Sequence[Tensor]) -> object:
     """Where each source lies and how often it was written in place, as far as torch counts it."""
-    return tuple([(x.data_ptr(), 0 if x.is_inference() else x._version) for x, _ in pairs])
+    return list(map(Tensor.data_ptr, sources)), [source._version for source in sources]

@@ -241,7 +241,7 @@ class Forward:
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if parts.windows not in self.picked:
             shape = self._shape_of(q, len(offsets) - 1, longest)
-            name = self.own.attention.pick(q, k, v, self.buffer, shape)
+            name = self.own.attention.pick(q, shape)
             self.picked[parts.windows] = shape, self.own.attention.kernel(name)
         shape, kernel = self.picked[parts.windows]
         if cos is not None or kernel.reads_padding:
