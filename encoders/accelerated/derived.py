@@ -40,6 +40,7 @@ class DerivedWeights:
         self._marks: object = None
         self._table: Tensor | None = None
         self._rows = self._count = 0
+        self._on_cuda = False
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +60,7 @@ class DerivedWeights:
             entry = self._new_entry(make)
             self._entries[owner] = entry
             self._sources = None
+            self._on_cuda = entry.tensors[0].is_cuda
         return entry.tensors
 
     def refresh(self) -> None:
@@ -66,7 +68,7 @@ class DerivedWeights:
 
         Does nothing while a CUDA graph is being captured: a replay needs it before, not inside.
         """
-        if not self._entries or (torch.cuda.is_available() and _capturing()):
+        if not self._entries or (self._on_cuda and torch.cuda.is_current_stream_capturing()):
             return
         gone = len(self._entries) != self._count  # with a module that was replaced
         if gone or self._sources is None or self._marks != _marks(self._sources):
@@ -85,8 +87,8 @@ class DerivedWeights:
         self._marks = _marks(self._sources)
         rows = [_row_of(*pair) for pair in pairs]
         self._rows = max(row[2] for row in rows)
-        on_cuda = pairs[0][0].is_cuda
-        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=on_cuda)
+        self._on_cuda = pairs[0][0].is_cuda
+        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=self._on_cuda)
         self._table = host.to(pairs[0][0].device, non_blocking=True)
 
     def _pairs(self) -> list[Pair]:
@@ -105,10 +107,6 @@ class DerivedWeights:
         assert self._table is not None
         size = next(iter(self._entries.values())).tensors[0].element_size()
         copy_differences(self._table, self._rows, size)
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_current_stream_capturing()
 
 
 def _fill(pairs: Sequence[Pair]) -> None:
