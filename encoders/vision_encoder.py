@@ -233,7 +233,7 @@ class VisionEncoder(nn.Module, ABC):
         return [kept[number] for number in wanted]
 
     def accelerated(self: Encoder, kernels: str = "auto", precision: str = "bf16") -> Encoder:
-        """The same tower for inference on a GPU, faster, over the same weights.
+        """A faster form of this tower for inference on a GPU, over the same weights.
 
         An encoder of the same class with the same metadata, outputs and bounds, which fuses the
         element-wise steps and takes the fastest attention kernel for each shape. It shares modules,
@@ -310,7 +310,7 @@ class VisionEncoder(nn.Module, ABC):
     def _prepare_once(self, grid_thw: GridLike) -> Metadata:
         """Metadata of a grid; that of the last grid on this stream is used again.
 
-        For 32 images of 448x448 making it takes 6.6 ms, the accelerated tower 51 (H200).
+        For 32 images of 448x448 a call took 57.9 ms with it made anew, a replay 51.3 (H200).
         """
         weight = next(self.parameters())
         on_cuda = weight.device.type == "cuda"

@@ -138,6 +138,19 @@ def test_what_one_head_size_drops_another_may_take(monkeypatch: pytest.MonkeyPat
     assert pick(choices, SHAPE._replace(size=32)) == "a"
 
 
+def test_want_of_memory_in_a_trial_drops_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*args: Any) -> Tensor:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    put(monkeypatch, kernel("a", short))
+    choices = KernelChoices("auto")
+    with pytest.raises(torch.OutOfMemoryError):
+        pick(choices)
+    assert not choices.dropped
+    put(monkeypatch, kernel("a"))
+    assert pick(choices) == "a"
+
+
 def test_a_kernel_is_asked_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, kernel("a", takes=lambda shape, dtype, _: dtype == torch.float16))
     choices = KernelChoices("auto")

@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from .attention_kernels import KERNELS, is_installed
+from .attention_kernels import KERNELS
 from .fused_blocks import FusedBlocks
 from .obstacles import obstacle
 
@@ -34,20 +34,14 @@ def accelerate(
         ValueError: an unknown kernel or precision.
 
     Warns:
-        UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name that
-            cannot run here.
+        UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name where
+            nothing can be. A named kernel that takes no shape is warned of in the first forward.
     """
     if kernels not in CHOICES:
         raise ValueError(f"kernels={kernels!r}: must be one of {', '.join(CHOICES)}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
     because = obstacle(device, dtype)
-    if because is None and kernels in KERNELS and not is_installed(KERNELS[kernels].package):
-        warnings.warn(
-            f"attention kernel {kernels!r} is not installed ({KERNELS[kernels].package}): the "
-            "reference's attention runs instead",
-            stacklevel=3,
-        )
-    elif because is not None and (device.type == "cuda" or kernels in KERNELS):
+    if because is not None and (device.type == "cuda" or kernels in KERNELS):
         warnings.warn(f"the reference runs instead: {because}", stacklevel=3)
     return FusedBlocks(kernels, precision, because)

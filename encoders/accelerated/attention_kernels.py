@@ -65,7 +65,7 @@ class AttentionKernel:
     or a tensor of its own. Rows at or beyond the last offset are not written."""
     reads_padding: bool = False
     """Whether NaN in rows beyond the last offset spreads into real rows, so that those rows have to
-    be cleared once per forward."""
+    be cleared before every call."""
 
 
 def _flash2(
