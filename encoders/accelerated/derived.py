@@ -1,9 +1,10 @@
 """Weights copied into a layout that fast products take, and kept equal to their sources.
 
 A write in place that torch counts (``_version``) is copied before the next run. Some writes are not
-counted: through ``.data``, as peft merges adapters, or under inference mode. For those a kernel
-compares 16 entries of every eighth row with the copy and copies the rows around a difference again.
-It sees a write to a whole weight; one to a few rows or entries alone it may miss.
+counted: through ``.data``, as peft merges adapters, or under inference mode. For those a kernel at
+the head of every forward, inside CUDA graphs too, compares 16 entries of every eighth row with the
+copy and copies the rows around a difference again. It sees a write to a whole weight; it may miss
+one to a few rows or entries alone.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ class DerivedWeights:
         self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
         self._sources: list[Tensor] | None = None
         """All sources that torch counts writes of; None after a change of entries."""
-        self._marks: object = None
+        self._versions: list[int] = []
+        self._addresses: list[int] = []
         self._table: Tensor | None = None
+        self._captured: list[Tensor] = []
+        """Tables that CUDA graphs read."""
         self._rows = self._count = 0
         self._on_cuda = False
 
@@ -64,16 +68,33 @@ class DerivedWeights:
         return entry.tensors
 
     def refresh(self) -> None:
-        """Copy, in place and on the current stream, every source that has changed.
+        """Copy, in place and on the current stream, every source with a write that torch counts.
 
-        Does nothing while a CUDA graph is being captured: a replay needs it before, not inside.
+        Call it before each replay: the graph itself looks for the other writes. It does nothing
+        while a CUDA graph is being captured.
         """
-        if not self._entries or (self._on_cuda and torch.cuda.is_current_stream_capturing()):
+        if not self._entries or self._capturing():
             return
-        gone = len(self._entries) != self._count  # with a module that was replaced
-        if gone or self._sources is None or self._marks != _marks(self._sources):
+        if self._sources is None or [x._version for x in self._sources] != self._versions:
             self._update()
+
+    def follow(self) -> None:
+        """Copy every source that has changed, at the head of a forward, captured or not."""
+        if not self._entries:
+            return
+        if self._capturing():
+            assert self._table is not None  # the warm-up that comes before every capture made it
+            self._captured.append(self._table)
+        else:
+            gone = len(self._entries) != self._count  # with a module that was replaced
+            if gone or self._sources is None or _addresses(self._sources) != self._addresses:
+                self._update()
+            else:
+                self.refresh()
         self._compare()
+
+    def _capturing(self) -> bool:
+        return self._on_cuda and torch.cuda.is_current_stream_capturing()
 
     def _update(self) -> None:
         """Copy what has changed, and note where all sources lie now."""
@@ -84,7 +105,8 @@ class DerivedWeights:
                 self._entries[owner] = self._new_entry(entry.make)
         self._count, pairs = len(self._entries), self._pairs()
         self._sources = [source for source, _ in pairs if not source.is_inference()]
-        self._marks = _marks(self._sources)
+        self._versions = [source._version for source in self._sources]
+        self._addresses = _addresses(self._sources)
         rows = [_row_of(*pair) for pair in pairs]
         self._rows = max(row[2] for row in rows)
         self._on_cuda = pairs[0][0].is_cuda
@@ -126,6 +148,5 @@ def _row_of(source: Tensor, copy: Tensor) -> list[int]:
     return [source.data_ptr(), copy.data_ptr(), source.numel() // columns, columns, stride]
 
 
-def _marks(sources: Sequence[Tensor]) -> object:
-    """Where each source lies and how often it was written in place, as far as torch counts it."""
-    return list(map(Tensor.data_ptr, sources)), [source._version for source in sources]
+def _addresses(sources: Sequence[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, sources))

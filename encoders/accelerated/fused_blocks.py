@@ -57,7 +57,7 @@ class FusedBlocks:
         return self.derived.nbytes
 
     def refresh(self) -> None:
-        """Bring derived weights up to date with sources that were written in place."""
+        """Bring derived weights up to date with every write to their sources that torch counts."""
         self.derived.refresh()
 
     def choices(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class FusedBlocks:
         if self.reference_because is not None or not len(hidden) or not wanted:
             self.taken = "reference"
             return encoder.reference_blocks(hidden, metadata, wanted)
-        self.derived.refresh()
+        self.derived.follow()
         return Forward(self, encoder, hidden, metadata).states(wanted)
 
     def add_weighted_rows(
@@ -157,6 +157,7 @@ class Forward:
         names = {kernel.name for _, kernel in self.picked.values()}
         self.own.taken = ", ".join(sorted(names)) or "reference"
         self.own.layers_called = self.called
+        self.own.derived.refresh()  # weights that this pass derived, before a capture needs them
         self._complete()
         yield self.stream.hidden.view(self.shape)
 

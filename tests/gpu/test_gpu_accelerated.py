@@ -130,6 +130,25 @@ def test_an_update_of_one_layer_is_seen_by_the_next_call(name: str, counted: boo
         assert_same_bits(fresh(pixels, grids), after)
 
 
+@pytest.mark.parametrize("counted", [True, False], ids=["in place", "through data"])
+def test_a_replay_sees_an_update_of_derived_weights(counted: bool) -> None:
+    encoder = new_tower("qwen2_5_vl")  # the family whose MLPs have aligned copies
+    fast = encoder.accelerated()
+    grids = next(iter(calls_of("qwen2_5_vl").values()))
+    pixels, metadata = on_gpu(encoder, grids), fast.prepare_encoder_metadata(grids)
+    before = copy_of(fast(pixels, encoder_metadata=metadata))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = fast(pixels, encoder_metadata=metadata)
+    for parameter in encoder.blocks[1].mlp.parameters():
+        (parameter if counted else parameter.data).add_(0.05 * torch.randn_like(parameter))
+    fast.accelerator.refresh()
+    graph.replay()
+    after = copy_of(held)
+    assert worst_distance(after, before) > 0, "the update was not seen"
+    assert_same_bits(fast(pixels, encoder_metadata=metadata), after)
+
+
 class Adapter(nn.Module):
     """A low-rank addition around a layer, as peft makes one."""
 
