@@ -200,7 +200,7 @@ class Accelerator(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Bring derived weights up to date with writes that torch counts; call it before a replay."""
+        """Bring derived weights up to date with writes that torch counts, before each replay."""
         ...
 
     def choices(self) -> dict[str, Any]:
