@@ -15,23 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .grids import Grid, GridLike, read_grid
-
-__all__ = [
-    "Accelerable",
-    "Accelerator",
-    "BlockParts",
-    "BlockTower",
-    "EncoderItemSpec",
-    "EncoderOutput",
-    "GraphableEncoder",
-    "Grid",
-    "GridLike",
-    "Metadata",
-    "NamesItsParts",
-    "VisionInputs",
-    "read_grid",
-]
+from .grids import Grid, GridLike
 
 Metadata: TypeAlias = dict[str, Tensor]
 

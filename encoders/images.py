@@ -33,7 +33,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from .contract import Grid, VisionInputs
+from .contract import VisionInputs
+from .grids import Grid
 from .image_intake import ChooseFrames, Video, naming, read_images, read_videos, to_rgb
 from .image_sizes import MOST_TILES, SamplingRule, best_tiling, is_rate, sample_frames
 from .image_sizes import smart_resize, smart_resize_video

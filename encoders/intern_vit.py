@@ -33,9 +33,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import attention, check_equal_segments, padding_rows, segment_metadata
-from .contract import BlockParts, EncoderOutput, GridLike, Metadata
-from .grids import check_input_size, check_tiles, require_tensor
+from .attention import attention, check_equal_segments, padding_rows
+from .contract import BlockParts, EncoderOutput, Metadata
+from .grids import Grid, GridLike, check_input_size, check_tiles, require_tensor
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -194,27 +194,12 @@ class InternViT(TileEncoder):
         """All blocks; those after ``select_layer`` are not run by ``forward``."""
         return self.layers
 
-    def prepare_encoder_metadata(
-        self,
-        grid_thw: GridLike,
-        *,
-        max_batch_size: int | None = None,
-        max_frames_per_batch: int | None = None,
-        max_seqlen_override: int | None = None,
-        max_input_size: int | None = None,
-        max_windows_per_batch: int | None = None,
-        device: torch.device | str | None = None,
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """As :class:`VisionEncoder` says: the offsets of the tiles, each a segment of n rows."""
-        grids = self._read(grid_thw)
+        """No entries: a tower over tiles needs the offsets of its tiles alone."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
-        return segment_metadata(
-            [1 + h * w for t, h, w in grids for _ in range(t)],
-            max_batch_size=max_batch_size,
-            max_frames_per_batch=max_frames_per_batch,
-            max_seqlen_override=max_seqlen_override,
-            device=device or self.embeddings.class_embedding.device,
-        )
+        return {}
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         require_tensor(pixel_values)

@@ -5,12 +5,13 @@ Shapes: P patches in merge-block order, N tokens, D tower width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .contract import EncoderItemSpec, Grid, GridLike
-from .grids import raster_maps, read_grid, squarest
+from .contract import EncoderItemSpec, Metadata
+from .grids import Grid, GridLike, check_rows, raster_maps, read_grid, squarest
 from .vision_encoder import VisionEncoder
 
 
@@ -43,6 +44,27 @@ class PatchEncoder(VisionEncoder):
             EncoderItemSpec(t * h * w, t * h * w // unit, t, h * w)
             for t, h, w in self._read(grid_thw)
         ]
+
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """The hidden state [P, D] after each block in ``wanted``, in input order."""
+        metadata = self.prepare_encoder_metadata(grid_thw)
+        yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
+
+    def admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:
+        """Check patches [P, patch_dim] and bring them to the dtype and device of ``weight``.
+
+        Raises:
+            ValueError: what ``admit_pixels`` raises, or another number of rows than the metadata's.
+        """
+        pixels = self.admit_pixels(pixel_values, weight)
+        check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
+        return pixels
+
+    @abstractmethod
+    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """The rows [P, D] that the first block reads, in the order that blocks work in."""
 
     def feature_maps(
         self,

@@ -29,17 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attention, padded_offsets, padding_rows, segment_metadata
-from .contract import BlockParts, EncoderItemSpec, EncoderOutput, GridLike, Metadata
-from .grids import (
-    check_input_size,
-    check_rows,
-    merge_order_positions,
-    window_order,
-)
+from .attention import attention, padding_rows
+from .contract import BlockParts, EncoderItemSpec, EncoderOutput, Metadata
+from .grids import Grid, GridLike, check_input_size, merge_order_positions, window_order
 from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
 from .layers import patch_product
 from .patch_encoder import PatchEncoder
+from .segments import padded_offsets
 from .images import PatchPreprocessor, Preprocessor
 
 
@@ -161,27 +157,18 @@ class Qwen2_5VLEncoder(PatchEncoder):
         """Rotary angles, offsets and padding of every block."""
         return Context.of(metadata)
 
-    def prepare_encoder_metadata(
-        self,
-        grid_thw: GridLike,
-        *,
-        max_batch_size: int | None = None,
-        max_frames_per_batch: int | None = None,
-        max_seqlen_override: int | None = None,
-        max_input_size: int | None = None,
-        max_windows_per_batch: int | None = None,
-        device: torch.device | str | None = None,
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """As :class:`VisionEncoder` says; besides the offsets:
+        """Rotary angles in window order, and the windows of attention.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] **in window order**;
-        ``window_index`` int64 [N], the token at each place of the window order, and its inverse
-        ``reverse_index``; ``cu_window_seqlens`` int32 [W+1] (W is ``max_windows_per_batch`` if
-        given) and ``max_window_seqlen``, a full window, 0-dim int32 on the CPU.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] are **in window order**.
+        ``window_index`` int64 [N] is the token at each place of the window order, and
+        ``reverse_index`` its inverse. ``cu_window_seqlens`` is int32 [W+1], where W is
+        ``max_windows_per_batch`` if given. ``max_window_seqlen`` is the rows of a full window,
+        0-dim int32.
         """
-        grids = self._read(grid_thw)
-        weight = self.patch_embed.proj.weight
-        device, dtype = device or weight.device, torch.promote_types(weight.dtype, torch.float32)
+        dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         index, windows = window_order(grids, merge, self.config.window_side, rows // merge**2)
@@ -191,19 +178,12 @@ class Qwen2_5VLEncoder(PatchEncoder):
         room = max_windows_per_batch
         cu_windows = padded_offsets(windows, room, "max_windows_per_batch", "windows")
         return {
-            "rotary_pos_emb_cos": cos.to(device),
-            "rotary_pos_emb_sin": sin.to(device),
-            "window_index": index.to(device),
-            "reverse_index": index.argsort().to(device),
-            "cu_window_seqlens": cu_windows.to(device),
+            "rotary_pos_emb_cos": cos,
+            "rotary_pos_emb_sin": sin,
+            "window_index": index,
+            "reverse_index": index.argsort(),
+            "cu_window_seqlens": cu_windows,
             "max_window_seqlen": torch.tensor(window, dtype=torch.int32, device="cpu"),
-            **segment_metadata(
-                [h * w for t, h, w in grids for _ in range(t)],
-                max_batch_size=max_batch_size,
-                max_frames_per_batch=max_frames_per_batch,
-                max_seqlen_override=max_seqlen_override,
-                device=device,
-            ),
         }
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
@@ -215,9 +195,8 @@ class Qwen2_5VLEncoder(PatchEncoder):
         ]
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
-        check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
-        patches = self.patch_embed(pixels)
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self.admit_patches(pixel_values, weight, metadata))
         return self._reorder(patches, metadata["window_index"])
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:

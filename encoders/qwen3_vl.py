@@ -21,7 +21,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,13 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attention, padding_rows, segment_metadata
-from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
-from .grids import (
-    check_input_size,
-    check_rows,
-    merge_order_positions,
-)
+from .attention import attention, padding_rows
+from .contract import BlockParts, EncoderOutput, Metadata
+from .grids import Grid, GridLike, check_input_size, merge_order_positions
 from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
 from .layers import patch_product
 from .patch_encoder import PatchEncoder
@@ -158,59 +154,34 @@ class Qwen3VLEncoder(PatchEncoder):
                 deepstack.append(self.deepstack_merger_list[tapped.index(number)](hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
-    def block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in ``wanted``, in input order."""
-        metadata = self.prepare_encoder_metadata(grid_thw)
-        yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
-
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Rotary angles, offsets and padding of every block."""
         return Context.of(metadata)
 
-    def prepare_encoder_metadata(
-        self,
-        grid_thw: GridLike,
-        *,
-        max_batch_size: int | None = None,
-        max_frames_per_batch: int | None = None,
-        max_seqlen_override: int | None = None,
-        max_input_size: int | None = None,
-        max_windows_per_batch: int | None = None,
-        device: torch.device | str | None = None,
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """As :class:`VisionEncoder` says; besides the offsets, per patch and in merge-block order:
+        """Rotary angles and position embeddings per patch, in merge-block order.
 
-        ``rotary_pos_emb_cos``, ``rotary_pos_emb_sin`` [P, K/2]; ``pos_embed_index`` int64 and
-        ``pos_embed_weight`` [P, 4], the taps into the position table.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
+        and ``pos_embed_weight`` [P, 4] are the taps into the position table.
         """
-        grids = self._read(grid_thw)
-        weight = self.patch_embed.proj.weight
-        device, dtype = device or weight.device, torch.promote_types(weight.dtype, torch.float32)
+        dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, merge, rows)
         cos, sin = rotary_cos_sin(positions, head, dtype)
         index, weights = position_taps(grids, merge, self.config.position_side, rows, dtype)
         return {
-            "rotary_pos_emb_cos": cos.to(device),
-            "rotary_pos_emb_sin": sin.to(device),
-            "pos_embed_index": index.to(device),
-            "pos_embed_weight": weights.to(device),
-            **segment_metadata(
-                [h * w for t, h, w in grids for _ in range(t)],
-                max_batch_size=max_batch_size,
-                max_frames_per_batch=max_frames_per_batch,
-                max_seqlen_override=max_seqlen_override,
-                device=device,
-            ),
+            "rotary_pos_emb_cos": cos,
+            "rotary_pos_emb_sin": sin,
+            "pos_embed_index": index,
+            "pos_embed_weight": weights,
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        pixels = self.admit_pixels(pixel_values, self.patch_embed.proj.weight)
-        check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
-        patches = self.patch_embed(pixels)
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self.admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         return self.add_weighted_rows(patches, self.pos_embed, taps, weights)
 

@@ -1,21 +1,19 @@
-"""The shell that all towers share: preprocessing, splitting, running blocks, intake checks.
+"""The base class of all encoders: preprocessing, metadata, splitting, checks of pixels.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 """
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from .contract import Accelerator, EncoderItemSpec, EncoderOutput, Metadata, VisionInputs
+from .block_runner import BlockRunner
+from .contract import EncoderItemSpec, EncoderOutput, Metadata, VisionInputs
 from .grids import (
     Grid,
     GridLike,
@@ -27,27 +25,20 @@ from .grids import (
     require_tensor,
     split_rows,
 )
-from .layers import add_weighted_rows
+from .segments import segment_metadata
 
 if TYPE_CHECKING:
     from .images import Preprocessor
 
-Encoder = TypeVar("Encoder", bound="VisionEncoder")
 
+class VisionEncoder(BlockRunner):
+    """The base class of all encoders: preprocessing, metadata, splitting, checks of pixels.
 
-class VisionEncoder(nn.Module, ABC):
-    """The shell that all towers share: preprocessing, splitting, running blocks, intake checks.
-
-    Subclasses hold the architecture: ``config``, ``blocks``, ``prepare_encoder_metadata``,
-    ``forward``.
+    Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
     """
 
     config: Any
     preprocessor: Preprocessor
-    blocks: nn.ModuleList
-    gradient_checkpointing: bool = False
-    accelerator: Accelerator | None = None
-    """What runs the blocks of an accelerated encoder; None runs them as modules."""
     _last_metadata: tuple[object, Metadata] | None = None
 
     @property
@@ -68,7 +59,6 @@ class VisionEncoder(nn.Module, ABC):
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """What each item costs: rows, tokens, segments, longest segment, windows."""
 
-    @abstractmethod
     def prepare_encoder_metadata(
         self,
         grid_thw: GridLike,
@@ -99,16 +89,36 @@ class VisionEncoder(nn.Module, ABC):
         Raises:
             ValueError: a bad grid, or one that does not fit a capacity.
         """
+        grids = self._read(grid_thw)
+        weight = next(self.parameters())
+        entries = self._grid_metadata(grids, max_input_size, max_windows_per_batch)
+        segments = segment_metadata(
+            [spec.longest_segment for spec in self.item_specs(grids) for _ in range(spec.segments)],
+            max_batch_size=max_batch_size,
+            max_frames_per_batch=max_frames_per_batch,
+            max_seqlen_override=max_seqlen_override,
+        )
+        device = device or weight.device
+        return {  # the host reads the 0-dim entries, the device all others
+            name: entry.to(device) if entry.ndim else entry
+            for name, entry in (entries | segments).items()
+        }
+
+    @abstractmethod
+    def _read(self, grid_thw: GridLike) -> list[Grid]:
+        """The grid as a list of ``(t, h, w)``, checked by the rules of the family."""
+
+    @abstractmethod
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
+    ) -> Metadata:
+        """The metadata of a family besides ``cu_seqlens`` and ``max_seqlen``, on the CPU."""
 
     @abstractmethod
     def block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted`` (ascending), in input order."""
-
-    @abstractmethod
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
-        """What every block reads besides the hidden state, made once per forward."""
 
     @abstractmethod
     def feature_maps(
@@ -232,64 +242,6 @@ class VisionEncoder(nn.Module, ABC):
         kept = dict(zip(numbers, states, strict=True))
         return [kept[number] for number in wanted]
 
-    def accelerated(self: Encoder, kernels: str = "auto", precision: str = "bf16") -> Encoder:
-        """A faster form of this tower for inference on a GPU, over the same weights.
-
-        An encoder of the same class with the same metadata, outputs and bounds, which fuses the
-        element-wise steps and takes the fastest attention kernel for each shape. It shares modules,
-        parameters and hooks with this one and sees updates of weights in place. Forwards that
-        record gradients run the reference.
-
-        Args:
-            kernels: attention kernels to choose from: "auto" for all that are installed, "torch"
-                for those that torch brings (Triton included), or the name of one kernel.
-            precision: "bf16" keeps the encoder's own half or full precision.
-
-        Returns:
-            The accelerated encoder. Where it cannot accelerate (no CUDA, float64, a GPU older than
-            compute capability 8.0, no Triton) it runs the reference, and ``kernel_choices()`` says
-            why.
-
-        Raises:
-            ValueError: an unknown kernel or precision, or this encoder is accelerated already.
-
-        Warns:
-            UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name
-                that cannot run here.
-        """
-        from .accelerated import accelerate  # only where it is asked for: it needs Triton
-
-        if self.accelerator is not None:
-            raise ValueError(
-                "this encoder is accelerated already: call accelerated() on the encoder that it "
-                "was made from"
-            )
-        view = copy.copy(self)  # shares modules, parameters and hooks
-        weight = next(self.parameters())
-        view.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
-        return view
-
-    def kernel_choices(self) -> dict[str, Any]:
-        """What an accelerated encoder chose, and why, as plain data for JSON.
-
-        An encoder that is not accelerated says ``{"kernels": "reference"}``.
-        """
-        return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()
-
-    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
-        """Take the kernels that another process chose, instead of timing them here.
-
-        Args:
-            choices: what ``kernel_choices()`` returned there.
-
-        Raises:
-            ValueError: this encoder is not accelerated, or the data is no such thing or names a
-                kernel that cannot run here.
-        """
-        if self.accelerator is None:
-            raise ValueError("this encoder is not accelerated: call accelerated() first")
-        self.accelerator.load_choices(choices)
-
     def resolve_metadata(
         self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
     ) -> Metadata:
@@ -319,68 +271,6 @@ class VisionEncoder(nn.Module, ABC):
         if self._last_metadata is None or self._last_metadata[0] != key:
             self._last_metadata = key, self.prepare_encoder_metadata(grid_thw)
         return self._last_metadata[1]
-
-    def run_blocks(
-        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """The hidden state after each block in ``wanted``; blocks after the last are not run.
-
-        An accelerated encoder runs the blocks in its own way unless gradients are recorded.
-
-        Args:
-            hidden: [P, D], or InternViT [tiles, 1+h*w, D]; rows in the order that blocks work in.
-            metadata: what ``prepare_encoder_metadata`` returns.
-            wanted: block numbers from 0, ascending, each once.
-        """
-        if self.accelerator is None or self._records_gradients(hidden):
-            return self.reference_blocks(hidden, metadata, wanted)
-        return self.accelerator.run_blocks(self, hidden, metadata, wanted)
-
-    def hidden_after(self, hidden: Tensor, metadata: Metadata, blocks: int) -> Tensor:
-        """The hidden state after the first ``blocks`` blocks; ``hidden`` itself after none."""
-        for state in self.run_blocks(hidden, metadata, [blocks - 1] if blocks else []):
-            hidden = state
-        return hidden
-
-    def reference_blocks(
-        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """What ``run_blocks`` returns, each block called as the module it is."""
-        context = self.block_context(hidden, metadata)
-        for number, block in enumerate(islice(self.blocks, max(wanted, default=-1) + 1)):
-            hidden = self.run_block(block, hidden, context)
-            if number in wanted:
-                yield hidden
-
-    def add_weighted_rows(
-        self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
-    ) -> Tensor:
-        """Rows plus a weighted sum of rows of a table: interpolated position embeddings.
-
-        Args:
-            rows: [P, D].
-            table: [entries, D].
-            index: int64 [P, taps], which entries.
-            weight: [P, taps], float32 or wider.
-
-        Returns:
-            [P, D] in the dtype of ``rows``.
-        """
-        if self.accelerator is None or self._records_gradients(rows):
-            return add_weighted_rows(rows, table, index, weight)
-        return self.accelerator.add_weighted_rows(rows, table, index, weight)
-
-    def _records_gradients(self, hidden: Tensor) -> bool:
-        """Whether a backward pass could be asked of what runs now."""
-        if not torch.is_grad_enabled():
-            return False
-        return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())
-
-    def run_block(self, block: nn.Module, *args: Any) -> Tensor:
-        """One transformer block, recomputed in the backward if ``gradient_checkpointing`` is on."""
-        if self.gradient_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, *args, use_reentrant=False)
-        return block(*args)
 
     def admit_pixels(
         self, pixel_values: Tensor, weight: Tensor, hint: str = "", shape: tuple[int, ...] = ()

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, SupportsIndex
 
-from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
+from encoders.contract import EncoderItemSpec, GraphableEncoder
+from encoders.grids import Grid
 
 from .ladder import default_ladder, fit_budgets, positive, positives, square_counts
 

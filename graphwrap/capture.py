@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from encoders.contract import GraphableEncoder, Grid, Metadata
+from encoders.contract import GraphableEncoder, Metadata
+from encoders.grids import Grid
 
 from .buffers import PADDING, Arena, Layout, output_fields
 from .budgets import Budget

@@ -11,7 +11,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import Accelerator, EncoderOutput, GraphableEncoder, GridLike
+from encoders.contract import Accelerator, EncoderOutput, GraphableEncoder
+from encoders.grids import GridLike
 
 from .budgets import plan_ladder
 from .buffers import as_output

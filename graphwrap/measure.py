@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import torch
 
-from encoders.contract import GraphableEncoder, Grid
+from encoders.contract import GraphableEncoder
+from encoders.grids import Grid
 
 from .budgets import LONG_SEGMENTS, Budget, Load
 from .capture import Runner, capacity_metadata, time_replays

@@ -14,7 +14,7 @@ PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
 # What may be imported besides the standard library; sub-packages included.
 ALLOWED = {
     "encoders": {"torch", "einops", "encoders"},
-    "graphwrap": {"torch", "einops", "numpy", "tqdm", "graphwrap", "encoders.contract"},
+    "graphwrap": {"torch", "einops", "numpy", "tqdm", "graphwrap", "encoders.contract", "encoders.grids"},
     "weights": {
         "torch", "safetensors", "huggingface_hub", "numpy", "tqdm", "weights", "encoders",
     },
@@ -24,9 +24,9 @@ ALLOWED = {
 }  # fmt: skip
 # The base classes; files that they and an encoder file may import, which may import one another.
 BASE = "vision_encoder"
-BASES = {BASE, "patch_encoder", "tile_encoder"}
+BASES = {BASE, "block_runner", "patch_encoder", "tile_encoder"}
 SHARED = {
-    "contract", "attention", "grids", "hf_config", "layers",
+    "contract", "attention", "grids", "hf_config", "layers", "segments",
     "images", "image_intake", "image_sizes", "processor_files",
 }  # fmt: skip
 # All of ``encoders`` that the accelerated towers know.
