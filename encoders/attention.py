@@ -4,7 +4,7 @@ Shapes: T packed rows, H heads, K head size; ``cu_seqlens`` [S+1] are the segmen
 
 Kernels, by device and dtype:
 
-- CPU: ``scaled_dot_product_attention`` a run of equal segments at a time; exact in every dtype.
+- CPU: ``scaled_dot_product_attention`` once per run of equal segments; exact in every dtype.
 - CUDA, half precision: flash attention's variable-length kernel, offsets read on the device.
 - CUDA, float32 and old GPUs: memory-efficient attention, offsets read on the device.
 - CUDA, float64: a block-diagonal mask built on the device (for checks; memory grows with T
@@ -47,7 +47,7 @@ def attention(
         q, k, v: [T, H, K], any strides with a contiguous last dimension.
         cu_seqlens: int32 [S+1], non-decreasing offsets on the device of ``q``.
         max_seqlen: 0-dim integer tensor **on the CPU**, at least the longest segment.
-        padding: what :func:`padding_rows` gives, to save making it in every block.
+        padding: the result of :func:`padding_rows`, so that it is not computed in every block.
         segment_rows: promise that every segment (padding too) has exactly this many rows, so that
             dense attention may be used; 0 promises nothing.
 
@@ -94,7 +94,7 @@ def _attend(
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_rows: int) -> Tensor:
-    """Equal neighbours go together: Qwen2.5's hundreds of windows take a handful of calls."""
+    """Attend with one call per run of equal segments: hundreds of windows take few calls."""
     lengths = [end - start for start, end in pairwise(offsets) if end > start]
     _check_lengths(lengths, q.shape[0], segment_rows)
     parts, start = [], 0
@@ -124,8 +124,8 @@ def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
 def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
     """Raise where metadata cannot be of segments of ``segment_rows`` rows (tiles).
 
-    Nothing syncs: in eager mode ``max_seqlen`` lies on the host. What it cannot tell is refused on
-    the CPU alone, by :func:`attention`. Padding is legal: a longer ``max_seqlen``, no real segment.
+    Nothing syncs: in eager mode ``max_seqlen`` is on the host. :func:`attention` checks the offsets
+    themselves, on the CPU only. Padding may make ``max_seqlen`` longer than every real segment.
 
     Raises:
         ValueError: all real segments are shorter.
@@ -165,9 +165,17 @@ def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longe
     wide = [F.pad(x, (0, pad)) if pad else x for x in (q, k, v)]
     needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     out: Tensor = torch.ops.aten._efficient_attention_forward(
-        *(x.unsqueeze(0) for x in wide), None, cu_seqlens, cu_seqlens, longest, longest,
-        0.0, 0, needs_lse, scale=scale,
-    )[0]  # fmt: skip
+        *(x.unsqueeze(0) for x in wide),
+        None,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        0.0,
+        0,
+        needs_lse,
+        scale=scale,
+    )[0]
     return out.squeeze(0)[..., : q.shape[-1]]
 
 

@@ -27,18 +27,18 @@ class BlockRunner(nn.Module, ABC):
     blocks: nn.ModuleList
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None
-    """What runs the blocks of an accelerated encoder; None runs them as modules."""
+    """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
 
     @abstractmethod
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
-        """What every block reads besides the hidden state, made once per forward."""
+        """Everything that each block reads besides the hidden state, made once per forward."""
 
     def run_blocks(
         self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted``; blocks after the last are not run.
 
-        An accelerated encoder runs the blocks in its own way unless gradients are recorded.
+        An accelerated encoder runs fused blocks unless gradients are recorded.
 
         Args:
             hidden: [P, D], or InternViT [tiles, 1+h*w, D]; rows in the order that blocks work in.
@@ -58,7 +58,7 @@ class BlockRunner(nn.Module, ABC):
     def reference_blocks(
         self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """What ``run_blocks`` returns, each block called as the module it is."""
+        """Yield the same states as ``run_blocks``, calling each block as a module."""
         context = self.block_context(hidden, metadata)
         for number, block in enumerate(islice(self.blocks, max(wanted, default=-1) + 1)):
             hidden = self.run_block(block, hidden, context)
@@ -84,13 +84,13 @@ class BlockRunner(nn.Module, ABC):
         return self.accelerator.add_weighted_rows(rows, table, index, weight)
 
     def _records_gradients(self, hidden: Tensor) -> bool:
-        """Whether a backward pass could be asked of what runs now."""
+        """Whether autograd records operations on ``hidden`` or on the weights."""
         if not torch.is_grad_enabled():
             return False
         return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())
 
     def run_block(self, block: nn.Module, *args: Any) -> Tensor:
-        """One transformer block, recomputed in the backward if ``gradient_checkpointing`` is on."""
+        """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, *args, use_reentrant=False)
         return block(*args)
@@ -133,21 +133,21 @@ class BlockRunner(nn.Module, ABC):
         return view
 
     def kernel_choices(self) -> dict[str, Any]:
-        """What an accelerated encoder chose, and why, as plain data for JSON.
+        """Return the kernels that an accelerated encoder chose, and why, as plain data for JSON.
 
-        An encoder that is not accelerated says ``{"kernels": "reference"}``.
+        An encoder that is not accelerated returns ``{"kernels": "reference"}``.
         """
         return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()
 
     def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
-        """Take the kernels that another process chose, instead of timing them here.
+        """Use the kernels that another process chose, instead of timing them here.
 
         Args:
-            choices: what ``kernel_choices()`` returned there.
+            choices: the result of ``kernel_choices()`` in that process.
 
         Raises:
-            ValueError: this encoder is not accelerated, or the data is no such thing or names a
-                kernel that cannot run here.
+            ValueError: this encoder is not accelerated, the data are no kernel choices, or they
+                name a kernel that cannot run here.
         """
         if self.accelerator is None:
             raise ValueError("this encoder is not accelerated: call accelerated() first")

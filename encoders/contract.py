@@ -1,4 +1,4 @@
-"""What every encoder promises, and the plain data that passes between the packages.
+"""The contract of every encoder, and the plain data that passes between the packages.
 
 Words: a *patch* is one input row of a tower; a *segment* is one attention sequence (an image, a
 frame pair, a tile); an *item* is one image or one video as the user passed it; a *token* is one
@@ -21,7 +21,7 @@ Metadata: TypeAlias = dict[str, Tensor]
 
 
 class EncoderOutput(NamedTuple):
-    """What an encoder returns; a wrapper may leave out (None) the fields it was not asked for."""
+    """The features of one call; a wrapper sets fields that it was not asked for to None."""
 
     last_hidden_state: Tensor | None
     """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
@@ -31,7 +31,7 @@ class EncoderOutput(NamedTuple):
     """A tuple of [N, out], empty where the family has none."""
 
     def clone(self) -> EncoderOutput:
-        """The same tensors in memory of their own: one item of ``split``, free of its batch."""
+        """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
         hidden, pooled, deepstack = self
         return EncoderOutput(
             None if hidden is None else hidden.clone(),
@@ -47,11 +47,11 @@ class VisionInputs(NamedTuple):
     grid_thw: Tensor
     """[items, 3] int64 on the CPU."""
     tiles: list[tuple[int, int, bool]] | None = None
-    """(columns, rows, thumbnail) an item for tiled families, None elsewhere."""
+    """(columns, rows, thumbnail) per item for tiled families, None for the others."""
 
 
 class EncoderItemSpec(NamedTuple):
-    """What one item costs: the single source for counting, packing and balancing."""
+    """The sizes of one item: the single source for counting, packing and balancing."""
 
     input_size: int
     """Rows of ``pixel_values``: patches; InternViT tiles."""
@@ -65,7 +65,7 @@ class EncoderItemSpec(NamedTuple):
 
 
 class GraphableEncoder(Protocol):
-    """All that ``graphwrap`` asks of a module; a toy of a few lines satisfies it."""
+    """Everything that ``graphwrap`` uses of a module; a toy encoder of a few lines satisfies it."""
 
     @property
     def budget_range(self) -> tuple[int, int]: ...
@@ -106,7 +106,7 @@ PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
 class BlockParts(NamedTuple):
     """The layers of one pre-norm block by role, for code that runs its steps in another way.
 
-    Each is of its type or what stands in its place (LoRA, quantised).
+    Each layer has the type given here, or is a module that replaces it (LoRA, quantised).
 
     A block computes ``x += scale1 * proj(attention(qkv(norm1(x))))`` and then
     ``x += scale2 * down(activation(up(norm2(x))))``, the activation of ``gate`` times ``up`` where
@@ -114,7 +114,7 @@ class BlockParts(NamedTuple):
     """
 
     containers: tuple[nn.Module, ...]
-    """The block, its attention and its MLP: what a hook on them would see."""
+    """The block, its attention and its MLP: the modules on which a hook could be registered."""
     norm1: PartNorm
     qkv: nn.Linear
     """Rows are [Q; K; V], each head-major."""
@@ -138,13 +138,13 @@ class BlockParts(NamedTuple):
 
 @runtime_checkable
 class NamesItsParts(Protocol):
-    """A block that says what it is made of."""
+    """A block that lists its layers by role."""
 
     def parts(self) -> BlockParts | None: ...
 
 
 class BlockTower(Protocol):
-    """All that an accelerator asks of the encoder whose blocks it runs."""
+    """Everything that an accelerator uses of the encoder whose blocks it runs."""
 
     @property
     def blocks(self) -> nn.ModuleList: ...
@@ -159,11 +159,11 @@ class BlockTower(Protocol):
 
 
 class Accelerator(Protocol):
-    """Runs an encoder's blocks in a faster way; the weights stay the encoder's own."""
+    """Runs the blocks of an encoder faster, with the weights of that encoder."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights derived from the encoder's."""
+        """Bytes of the weights derived from the weights of the encoder."""
         ...
 
     @property
@@ -188,11 +188,11 @@ class Accelerator(Protocol):
         ...
 
     def choices(self) -> dict[str, Any]:
-        """What was chosen and why, as plain data for JSON."""
+        """The choices and their reasons, as plain data for JSON."""
         ...
 
     def load_choices(self, choices: Mapping[str, Any]) -> None:
-        """Take the choices of another process instead of timing."""
+        """Use the choices of another process instead of timing kernels."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Layers taken as the matrix product they are, where calling them would come to just that.
+"""Which layers may be replaced by a product with their weight, and two such products.
 
-A wrapped layer (LoRA), a quantised one, one with hooks or with a ``forward`` of its own does more
-than its weight says: it is called as the module it is.
+A layer that is wrapped (LoRA), quantised, hooked or has a ``forward`` of its own computes more than
+that product, so it is always called as a module.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces 
 def is_plain(*layers: nn.Module) -> bool:
     """Whether calling each layer is its weight and bias and nothing else.
 
-    It is not for a subclass or a wrapper, a ``forward`` set on the instance, a hook on the layer,
-    or a weight that is a tensor subclass or no parameter. 0.3 us a layer.
+    It is False for a subclass or a wrapper, a ``forward`` set on the instance, a hook on the layer,
+    and a weight that is a tensor subclass or no parameter. The check takes 0.3 us per layer.
     """
     for layer in layers:
         if (
@@ -33,7 +33,7 @@ def is_plain(*layers: nn.Module) -> bool:
 
 
 def is_plain_table(table: nn.Module) -> bool:
-    """Whether calling an embedding is looking rows of its weight up and nothing else."""
+    """Whether calling an embedding only looks up rows of its weight."""
     plain = type(table) is nn.Embedding and type(table._parameters.get("weight")) in _WEIGHTS
     return plain and is_untouched(table) and table.max_norm is None
 
@@ -52,15 +52,15 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, ...]) -> Tensor:
-    """A convolution whose kernel is its stride, over rows that are one patch each.
+    """Apply a convolution whose kernel equals its stride to rows that hold one patch each.
 
     Args:
-        layer: Conv2d or Conv3d, or what stands in its place.
+        layer: Conv2d or Conv3d, or a module that replaces one.
         rows: [.., C*p*p] or [.., C*T*p*p], in the order of the kernel.
         patch: (C, p, p) or (C, T, p, p).
 
     Returns:
-        [.., D], as one matrix product where the layer is plain.
+        [.., D], computed as one matrix product if the layer is plain.
     """
     if is_plain(layer):
         return F.linear(rows, layer.weight.flatten(1), layer.bias)
@@ -69,9 +69,10 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
 
 
 def add_weighted_rows(rows: Tensor, table: nn.Module, index: Tensor, weight: Tensor) -> Tensor:
-    """Rows [P, D] plus, for each, the sum over taps of ``weight`` times the table's row ``index``.
+    """Add to each row of ``rows`` [P, D] a weighted sum of rows of ``table``.
 
-    The sum is made in the dtype of ``weight`` and rounded to that of ``rows`` before it is added.
+    ``index`` and ``weight`` [P, taps] name the table rows and their factors. The sum is computed in
+    the dtype of ``weight`` and rounded to the dtype of ``rows`` before it is added.
     """
     total = table(index[:, 0]) * weight[:, :1]
     for tap in range(1, index.shape[1]):

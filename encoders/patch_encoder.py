@@ -1,4 +1,4 @@
-"""What the towers over packed patches share beside their architecture: bounds, costs, maps.
+"""The base class of towers over packed patches: everything that is not their architecture.
 
 Shapes: P patches in merge-block order, N tokens, D tower width.
 """
@@ -16,7 +16,7 @@ from .vision_encoder import VisionEncoder
 
 
 class PatchEncoder(VisionEncoder):
-    """A tower over packed patches whose merger makes a token of a square of patches.
+    """A tower over packed patches whose merger turns a square of patches into one token.
 
     Its ``config`` has ``patch_dim`` and ``spatial_merge_size``.
     """

@@ -19,7 +19,7 @@ def segment_metadata(
     max_seqlen_override: int | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, Tensor]:
-    """``cu_seqlens`` and ``max_seqlen`` of the attention segments, padded to a capacity if given.
+    """Return ``cu_seqlens`` and ``max_seqlen`` of segments, padded to a capacity if given.
 
     Args:
         lengths: rows of each segment.
@@ -59,9 +59,9 @@ def padded_offsets(
 
     Args:
         lengths: rows of each segment or window.
-        capacity: room for so many; None pads nothing.
-        name: the keyword that ``capacity`` was given by, for the message.
-        kind: what there is room for, for the message.
+        capacity: the largest number of segments; None pads nothing.
+        name: the keyword by which the caller got ``capacity``, for the error message.
+        kind: what is counted, for the error message.
 
     Returns:
         int32 [S+1] on the CPU, S the capacity if given.

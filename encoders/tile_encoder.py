@@ -1,4 +1,4 @@
-"""What towers over square tiles share beside their architecture: bounds, costs, maps.
+"""The base class of towers over square tiles: everything that is not their architecture.
 
 Shapes: B tiles of n = 1 + h*w rows (class token first), D tower width, N = B*h*w/4 tokens.
 """
@@ -16,7 +16,7 @@ from .vision_encoder import VisionEncoder
 
 
 class TileEncoder(VisionEncoder):
-    """A tower over square tiles whose pixel shuffle makes a token of 2x2 patches.
+    """A tower over square tiles whose pixel shuffle turns 2x2 patches into one token.
 
     Its ``config`` has ``tile_size``, ``patch_size``, ``in_channels`` and ``ps_version``.
     """
@@ -32,7 +32,7 @@ class TileEncoder(VisionEncoder):
         return self.config.in_channels, self.config.tile_size, self.config.tile_size
 
     def grid_for(self, tokens: int) -> Grid:
-        """As few whole tiles as make ``tokens`` tokens."""
+        """The smallest number of whole tiles that makes ``tokens`` tokens."""
         side = self.config.tile_size // self.config.patch_size
         return max(-(-tokens // self._tile_tokens), 1), side, side
 
@@ -52,10 +52,10 @@ class TileEncoder(VisionEncoder):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """Lay ``last_hidden_state`` or ``pooler_output`` out in space, class token dropped.
+        """Arrange ``last_hidden_state`` or ``pooler_output`` in space, without the class token.
 
-        With ``tiles`` (as :class:`VisionInputs` has them) one map [1, rows*h, columns*w, D] an
-        image, thumbnail dropped; without them [tiles, h, w, D] an item.
+        With ``tiles`` (of :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
+        without its thumbnail. Without ``tiles`` each item gets [tiles, h, w, D].
         """
         require_features(features)
         grids = self._read(grid_thw)

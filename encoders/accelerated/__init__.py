@@ -1,7 +1,7 @@
 """Accelerated towers: the same blocks with fused steps and the fastest attention kernels.
 
-Nothing here knows a model: an encoder's blocks name their parts
-(:class:`encoders.contract.BlockParts`).
+This package knows no model. The blocks of an encoder list their layers by role, as
+:class:`encoders.contract.BlockParts`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ PRECISIONS = ("bf16",)
 def accelerate(
     kernels: str, precision: str, device: torch.device, dtype: torch.dtype
 ) -> FusedBlocks:
-    """What runs the blocks of an accelerated encoder.
+    """Make the accelerator that runs the blocks of an accelerated encoder.
 
     Args:
         kernels: "auto", "torch" or the name of an attention kernel.
         precision: "bf16", the encoder's own half or full precision.
-        device, dtype: where the encoder's weights are, and in what.
+        device, dtype: device and dtype of the encoder's weights.
 
     Raises:
         ValueError: an unknown kernel or precision.
 
     Warns:
-        UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name where
-            nothing can be. A named kernel that takes no shape is warned of in the first forward.
+        UserWarning: the device is a CUDA device that cannot be accelerated, or a kernel was asked
+            for by name on a device without CUDA. A named kernel that cannot run a shape is warned
+            of in the first forward.
     """
     if kernels not in CHOICES:
         raise ValueError(f"kernels={kernels!r}: must be one of {', '.join(CHOICES)}")

@@ -1,4 +1,4 @@
-"""Activations in one pass, with the gate's product where there is a gate (Triton).
+"""Activations in one pass, multiplied by a second input for gated MLPs (Triton).
 
 Shapes: T rows, W columns.
 """
@@ -13,9 +13,17 @@ from torch import Tensor
 
 @triton.jit
 def _activation_kernel(
-    x, up, out, columns, x_stride, up_stride, out_stride, GATED: tl.constexpr, KIND: tl.constexpr,
+    x,
+    up,
+    out,
+    columns,
+    x_stride,
+    up_stride,
+    out_stride,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
@@ -45,7 +53,7 @@ BLOCK = 2048
 
 
 def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool = False) -> Tensor:
-    """An activation of ``x`` [T, W], times ``up`` [T, W] where it is given.
+    """Apply an activation to ``x`` [T, W], and multiply by ``up`` [T, W] if it is given.
 
     Args:
         x, up: any row stride.
@@ -59,7 +67,16 @@ def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool =
     out = x if in_place else torch.empty_like(x)
     if rows:
         _activation_kernel[(rows, triton.cdiv(columns, BLOCK))](
-            x, up, out, columns, x.stride(0), 0 if up is None else up.stride(0), out.stride(0),
-            GATED=up is not None, KIND=KINDS[kind], BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
+            x,
+            up,
+            out,
+            columns,
+            x.stride(0),
+            0 if up is None else up.stride(0),
+            out.stride(0),
+            GATED=up is not None,
+            KIND=KINDS[kind],
+            BLOCK=BLOCK,
+            num_warps=4,
+        )
     return out

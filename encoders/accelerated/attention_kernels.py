@@ -31,7 +31,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class AttentionShape(NamedTuple):
-    """All that decides which kernel is the fastest."""
+    """The properties that decide which kernel is the fastest."""
 
     heads: int
     size: int
@@ -39,13 +39,13 @@ class AttentionShape(NamedTuple):
     rows: int
     """Packed rows, padding included."""
     segments: int
-    """Segments that the offsets have room for."""
+    """Capacity of the offsets in segments."""
     longest: int
-    """Rows of the longest segment, at least."""
+    """An upper bound of the longest segment, in rows."""
     equal: bool
     """Whether every segment has exactly ``longest`` rows and there are no other rows."""
     dtype: str
-    """As ``str`` gives it."""
+    """The dtype as a string, such as "torch.bfloat16"."""
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionShape], Tensor]
@@ -102,9 +102,15 @@ def _flash4(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its compiler warns of its own argument types
         _flash4_forward()(
-            q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets,
-            max_seqlen_q=longest, max_seqlen_k=longest, out=out,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            out=out,
+        )
     return out
 
 
@@ -158,12 +164,12 @@ KERNELS = {
 }
 """By name, in the order of preference where nothing could be timed."""
 TORCH_KERNELS = ("triton", "flash2", "cudnn")
-"""Those that come with torch: on Linux it brings Triton."""
+"""The kernels that come with torch, which installs Triton on Linux."""
 
 
 @cache
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; nothing below its parent is imported to see."""
+    """Whether a package can be imported; only its parent package is imported to find out."""
     try:
         return find_spec(package) is not None
     except ImportError:

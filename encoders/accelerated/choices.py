@@ -1,7 +1,8 @@
-"""Which attention kernel a shape takes: timed once, remembered, saved and loaded.
+"""Chooses the attention kernel for a shape: timed once, remembered, saved and loaded.
 
-A kernel is timed in a CUDA graph, so that the host's launches do not count, on two typical ways to
-fill the shape. One that raises, or whose result is not that of float32 attention, is dropped.
+Kernels are timed in a CUDA graph, so that the launch overhead of the host does not count, with two
+typical distributions of segment lengths. A kernel that raises, or whose result differs from float32
+attention, is dropped.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from .attention_kernels import (
 )
 
 ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest relative L2 distance to float32 attention; right ones in bfloat16 are 3e-3 from it."""
+"""Largest relative L2 distance to float32 attention; correct kernels have 3e-3 in bfloat16."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
-"""Segment lengths that a kernel is tried on before it may be chosen: both tilings, ragged ends."""
+"""Segment lengths of the trials before a kernel may be chosen: both tilings and ragged ends."""
 
 
 class KernelChoices:
@@ -42,18 +43,18 @@ class KernelChoices:
         self._warned = False
 
     def pick(self, q: Tensor, shape: AttentionShape) -> str:
-        """The name of the kernel for a shape, timed on random rows if the shape is new.
+        """Return the name of the kernel for a shape; a new shape is timed on random rows.
 
         Args:
-            q: [T, H, K], says dtype and device.
-            shape: the shape.
+            q: queries [T, H, K]; only their dtype and device are read.
+            shape: the shape of the attention.
         """
         key = _class_of(shape)
         name = self._taken.get(key)
         if name is None:
             names = self._candidates(shape, q)
             if len(names) > 1 and q.is_cuda and torch.cuda.is_current_stream_capturing():
-                return names[0]  # nothing can be timed now; the next call outside a capture is
+                return names[0]  # nothing can be timed during a capture; a later call times it
             names = [name for name in names if self._agrees(name, q, shape)]
             if len(names) > 1:
                 self._milliseconds[key] = self._time(names, q, shape)
@@ -75,7 +76,7 @@ class KernelChoices:
         ]
 
     def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
-        """No kernel is left: the reference's attention, with a warning if one was asked for."""
+        """Fall back to the reference's attention; warn if a kernel was asked for by name."""
         if self.asked in KERNELS and not self._warned:
             self._warned = True
             why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
@@ -87,10 +88,9 @@ class KernelChoices:
         return REFERENCE.name
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
-        """Whether a kernel gives what float32 attention gives, tried once per head size and dtype.
+        """Whether a kernel agrees with float32 attention; tried once per head size and dtype.
 
-        The trial has NaN in its last rows, beyond the last offset, unless the kernel says that it
-        needs them cleared.
+        The trial has NaN in the rows beyond the last offset, unless the kernel needs them cleared.
         """
         key = (name, shape.heads, shape.size, q.dtype)
         if key not in self._tried:
@@ -98,7 +98,7 @@ class KernelChoices:
             try:
                 for lengths in [(shape.longest,) * 2] if shape.equal else TRIALS:
                     distance = _distance(kernel, lengths, q, shape)
-                    if not distance <= ERROR[q.dtype]:  # NaN is no less and no more
+                    if not distance <= ERROR[q.dtype]:  # also true for NaN
                         agrees = False
                         self.dropped[name] = f"its result is {distance:.1e} from float32 attention"
             except torch.OutOfMemoryError:  # it says nothing of the kernel
@@ -110,15 +110,15 @@ class KernelChoices:
         return self._tried[key]
 
     def _time(self, names: Sequence[str], q: Tensor, shape: AttentionShape) -> dict[str, float]:
-        """Milliseconds of each kernel over the typical fillings of a shape.
+        """Milliseconds of each kernel, summed over the typical segment lengths of a shape.
 
-        Random rows: with equal ones, as an empty image makes, another kernel may be the fastest.
+        The rows are random: with equal rows, as an empty image makes, another kernel may be faster.
         """
         times = dict.fromkeys(names, 0.0)
         if not q.is_cuda:
             return times
         sizes = (shape.rows, 3, shape.heads, shape.size)
-        dice = torch.Generator(q.device).manual_seed(0)  # the caller's draws go on as they would
+        dice = torch.Generator(q.device).manual_seed(0)  # the global generator stays as it is
         qkv = torch.randn(sizes, device=q.device, dtype=q.dtype, generator=dice)
         q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -132,7 +132,7 @@ class KernelChoices:
         return times
 
     def kernel(self, name: str) -> AttentionKernel:
-        """The kernel of a name that ``pick`` gave."""
+        """The kernel with a name that ``pick`` returned."""
         return REFERENCE if name == REFERENCE.name else KERNELS[name]
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,10 +147,10 @@ class KernelChoices:
         }
 
     def load(self, choices: Mapping[str, Any]) -> None:
-        """Take what :meth:`to_dict` gave in another process.
+        """Use the choices that :meth:`to_dict` returned in another process.
 
         Raises:
-            ValueError: the data is something else, or it names a kernel that cannot run here.
+            ValueError: the data are no such choices, or they name a kernel that is missing here.
         """
         taken = {}
         try:
@@ -171,7 +171,7 @@ class KernelChoices:
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:
-    """Shapes that take one kernel: sizes rounded up to three significant bits."""
+    """The class of shapes that share one choice: sizes rounded up to three significant bits."""
     rows, segments, longest = map(_rounded, (shape.rows, shape.segments, shape.longest))
     return shape._replace(rows=rows, segments=segments, longest=longest)
 
@@ -182,7 +182,7 @@ def _rounded(number: int) -> int:
 
 
 def _fillings(shape: AttentionShape) -> list[list[int]]:
-    """Segments as long as they may be; and, where there may be several, eight equal ones."""
+    """Segment lengths to time: full-length segments and, if several fit, eight equal ones."""
     longest = max(shape.longest, 1)
     full = [longest] * min(shape.rows // longest, shape.segments)
     rest = shape.rows - sum(full)
@@ -222,7 +222,7 @@ def _distance(
 
 
 def _graph_milliseconds(call: Any, repeats: int = 4) -> float:
-    """Milliseconds of one call inside a CUDA graph, the least of three replays."""
+    """Milliseconds per call inside a CUDA graph: the minimum of three replays."""
     call()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Compares weights with their copies on the GPU, and copies again what differs (Triton)."""
+"""Compares weights with derived copies on the GPU and updates copies that differ (Triton)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
     if begin >= rows:
         return
     at = (begin + tl.arange(0, SAMPLED) * STEP)[:, None]
-    start = (at * 7919 % tl.maximum(columns // 16, 1)) * 16  # another stretch in every row
+    start = (
+        at * 7919 % tl.maximum(columns // 16, 1)
+    ) * 16  # a different group of columns in every row
     column = start + tl.arange(0, 16)[None, :]
     inside = (at < rows) & (column < columns)
     mine = tl.load(source + at * columns + column, mask=inside, other=0)
@@ -37,11 +39,11 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
 
 
 def copy_differences(table: Tensor, rows: int, size: int) -> None:
-    """Compare 16 entries of every eighth row with the copy; copy the rows around a difference.
+    """Compare 16 entries of every eighth row with the copy, and copy the rows near a difference.
 
     Args:
         table: int64 [pairs, 5]: addresses of source and copy, rows, columns, the copy's row stride.
-        rows: the most rows of any pair.
+        rows: the largest number of rows of any pair.
         size: bytes of one entry, 2 or 4.
     """
     _compare_kernel[(len(table), triton.cdiv(rows, STEP * SAMPLED))](

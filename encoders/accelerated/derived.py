@@ -1,4 +1,4 @@
-"""Weights copied into a layout that fast products take, and kept equal to their sources.
+"""Copies of weights in a layout that matrix products run fast on, kept equal to their sources.
 
 A write in place that torch counts (``_version``) is copied before the next run. Some writes are not
 counted: through ``.data``, as peft merges adapters, or under inference mode. For those a kernel at
@@ -29,15 +29,15 @@ class _Entry:
 
 
 class DerivedWeights:
-    """Derived tensors by the module that they belong to.
+    """The derived tensors of each module.
 
-    A graph reads them where they lie, so a changed source is copied in place.
+    CUDA graphs read them at fixed addresses, so a changed source is copied in place.
     """
 
     def __init__(self) -> None:
         self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
         self._sources: list[Tensor] | None = None
-        """All sources that torch counts writes of; None after a change of entries."""
+        """All sources whose writes torch counts; None after an entry was added or replaced."""
         self._versions: list[int] = []
         self._addresses: list[int] = []
         self._table: Tensor | None = None
@@ -52,12 +52,14 @@ class DerivedWeights:
         return sum(x.nbytes for entry in self._entries.values() for x in entry.tensors)
 
     def get(self, owner: nn.Module, sources: Sequence[Tensor], make: Make) -> tuple[Tensor, ...]:
-        """The derived tensors of a module, as of the last :meth:`refresh`.
+        """Return the derived tensors of a module, as of the last :meth:`follow`.
 
         Args:
             owner: the module.
-            sources: its weights; other tensors than the last time make new derived ones.
-            make: allocates the derived tensors, zero where no source goes, and pairs them.
+            sources: its weights; if they are other tensors than in the last call, the derived
+                tensors are made anew.
+            make: allocates the derived tensors (zero where no source goes) and returns them with
+                the pairs of source and copy.
         """
         entry = self._entries.get(owner)
         if entry is None or [id(x) for x, _ in entry.pairs] != [id(x) for x in sources]:
@@ -86,7 +88,7 @@ class DerivedWeights:
             assert self._table is not None  # the warm-up that comes before every capture made it
             self._captured.append(self._table)
         else:
-            gone = len(self._entries) != self._count  # with a module that was replaced
+            gone = len(self._entries) != self._count  # because a module was replaced
             if gone or self._sources is None or _addresses(self._sources) != self._addresses:
                 self._update()
             else:
@@ -97,11 +99,11 @@ class DerivedWeights:
         return self._on_cuda and torch.cuda.is_current_stream_capturing()
 
     def _update(self) -> None:
-        """Copy what has changed, and note where all sources lie now."""
+        """Copy all sources, and record their addresses and versions."""
         for owner, entry in list(self._entries.items()):
             if all(_alike(source, copy) for source, copy in entry.pairs):
                 _fill(entry.pairs)
-            else:  # cast or moved since: nothing captured reads these any more
+            else:  # the source was cast or moved, so no captured graph reads this copy any more
                 self._entries[owner] = self._new_entry(entry.make)
         self._count, pairs = len(self._entries), self._pairs()
         self._sources = [source for source, _ in pairs if not source.is_inference()]
@@ -117,13 +119,13 @@ class DerivedWeights:
         return [pair for entry in self._entries.values() for pair in entry.pairs]
 
     def _new_entry(self, make: Make) -> _Entry:
-        with torch.inference_mode(False), torch.no_grad():  # what inference makes stays as it is
+        with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be updated
             tensors, pairs = make()
         _fill(pairs)
         return _Entry(make, tensors, pairs)
 
     def _compare(self) -> None:
-        """Look for writes that torch does not count."""
+        """Launch the kernel that finds writes which torch does not count."""
         from .compare import copy_differences  # it needs Triton
 
         assert self._table is not None
@@ -142,7 +144,7 @@ def _alike(source: Tensor, copy: Tensor) -> bool:
 
 
 def _row_of(source: Tensor, copy: Tensor) -> list[int]:
-    """Addresses, rows, columns and the copy's row stride; a vector is one row."""
+    """Addresses, rows, columns and row stride of the copy; a vector counts as one row."""
     columns = source.shape[-1]
     stride = copy.stride(0) if copy.ndim == 2 else columns
     return [source.data_ptr(), copy.data_ptr(), source.numel() // columns, columns, stride]

@@ -2,8 +2,8 @@
 
 One block is nine launches: residual + norm, the qkv product, rotary in place, attention, the output
 product, residual + norm, the first MLP product, the activation (inside the product where cuBLAS
-can), and the second MLP product. A layer that is more than its weight (LoRA, hooks, quantised,
-parametrised) is called as the module it is; the steps around it stay fused.
+can), and the second MLP product. A layer that computes more than a product with its weight
+(LoRA, hooks, quantised, parametrised) is called as a module; the steps around it stay fused.
 
 Shapes: T rows, D width, H heads, K head size.
 """
@@ -34,7 +34,7 @@ ALIGNED = 64
 
 
 class FusedBlocks:
-    """The accelerator of one encoder; see :class:`encoders.contract.Accelerator`."""
+    """The accelerator of one encoder: it implements :class:`encoders.contract.Accelerator`."""
 
     def __init__(self, kernels: str, precision: str, because: str | None = None) -> None:
         self.precision = precision
@@ -45,7 +45,7 @@ class FusedBlocks:
         self.reference_because = because
 
     def __getstate__(self) -> dict[str, str]:
-        """A copy chooses and derives for itself."""
+        """A copy shares no kernel choices and no derived weights with the original."""
         return {"kernels": self.attention.asked, "precision": self.precision}
 
     def __setstate__(self, state: dict[str, str]) -> None:
@@ -70,10 +70,10 @@ class FusedBlocks:
         }
 
     def load_choices(self, choices: Mapping[str, Any]) -> None:
-        """Take the kernels that another process chose.
+        """Use the kernels that another process chose.
 
         Raises:
-            ValueError: no such data, or a kernel that cannot run here.
+            ValueError: the data are no kernel choices, or they name a kernel that is missing here.
         """
         self.attention.load(choices)
 
@@ -101,11 +101,11 @@ class FusedBlocks:
 
 
 class Forward:
-    """One pass over the blocks.
+    """One forward pass over the blocks.
 
-    ``stream`` is the residual stream and what is still to be added to it. Where a branch has no
-    layer scale, its last product adds to the stream in place, and the product's bias waits in the
-    stream's offset until the next norm reads the rows. Else the next norm adds the whole branch.
+    ``stream`` is the residual stream together with what is still to be added to it. If a branch has
+    no layer scale, its last product adds to the stream in place, and the next norm adds the bias of
+    that product (the offset of the stream). Otherwise the next norm adds the whole branch.
     """
 
     def __init__(
@@ -119,21 +119,21 @@ class Forward:
         self.tile_rows = hidden.shape[1] if hidden.ndim == 3 else 0
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
         self.writable = False
-        """Whether the stream is a tensor of this pass, which nobody else holds."""
+        """Whether the stream is a tensor of this pass that no caller holds."""
         self.summed: Tensor | None = None
-        """float32 [D]: biases of the products so far that add to the stream in place."""
+        """float32 [D]: sum of the biases of all products so far that add in place."""
         self.settled: Tensor | None = None
-        """float32 [D]: those among them that are in the stream already."""
+        """float32 [D]: the part of ``summed`` that is already added to the stream."""
         self.buffer: Tensor | None = None
         self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
-        """The attention kernel and its shape: inside windows (True), or else."""
+        """Shape and attention kernel, for window attention (True) and full attention (False)."""
         self.called = 0
 
     def states(self, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted``.
 
-        A state is complete only when the next block's norm has read it, so a wanted state is
-        yielded from there.
+        A state is complete only after the norm of the next block has read it, so it is yielded
+        there.
         """
         blocks = list(islice(self.encoder.blocks, max(wanted) + 1))
         every = [fusible(block) for block in blocks]
@@ -162,9 +162,9 @@ class Forward:
         yield self.stream.hidden.view(self.shape)
 
     def _summed_biases(self, every: Sequence[BlockParts | None]) -> Iterator[Tensor]:
-        """The sum of biases after each product that adds to the stream in place and has one.
+        """Running sums of the biases of products that add to the stream in place.
 
-        Made in every pass: three launches, and no write to a bias can be missed.
+        They are computed in every pass with three launches, so that no write to a bias is missed.
         """
         layers: list[nn.Linear] = []
         for parts in filter(None, every):
@@ -174,17 +174,17 @@ class Forward:
         return iter(torch.stack(tuple(biases)).float().cumsum(0).unbind(0)) if biases else iter(())
 
     def _complete(self) -> None:
-        """Add to the stream what is still to be added."""
+        """Add the pending branch and offset to the stream."""
         if not self.stream.complete:
             self._go_on_from(self.norms.add(self.stream))
 
     def _go_on_from(self, hidden: Tensor) -> None:
-        """Take a complete sum as the stream: its biases are in it, later offsets leave them out."""
+        """Use a complete sum as the stream; later offsets leave out the biases in it."""
         self.stream, self.writable = self.norms.Sum(hidden), True
         self.settled = self.summed
 
     def _call_block(self, block: nn.Module) -> None:
-        """Run one block as the module it is."""
+        """Run one block by calling its module."""
         hidden = self.stream.hidden.view(self.shape)
         context = self.encoder.block_context(hidden, self.metadata)
         hidden = self.encoder.run_block(block, hidden, context)
@@ -192,7 +192,7 @@ class Forward:
         self.called += 1
 
     def _normed(self, norm: PartNorm, keep: bool = False) -> Tensor:
-        """The normalised rows of the stream; ``kept`` is the stream itself if ``keep``."""
+        """The normalised rows of the stream; with ``keep``, ``kept`` is the complete stream."""
         if not _is_norm(norm):
             self.called += 1
             self._complete()
@@ -214,7 +214,7 @@ class Forward:
     def _add(
         self, layer: nn.Linear, rows: Tensor, scale: Tensor | None, weight: Tensor | None = None
     ) -> None:
-        """Add a branch's last product to the stream; ``weight`` stands for the layer's own."""
+        """Add the last product of a branch to the stream; ``weight`` replaces the layer's."""
         if scale is not None or not is_plain(layer):
             self.stream = self.stream._replace(branch=self._linear(layer, rows), scale=scale)
             return
@@ -238,7 +238,7 @@ class Forward:
                 self._norm_in_place(norm, qkv[:, at].flatten(1))
         cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
         q, k, v = qkv.unbind(1)
-        if self.buffer is None:  # rows that no kernel writes stay zero in every block
+        if self.buffer is None:  # rows that no kernel writes stay zero
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if parts.windows not in self.picked:
             shape = self._shape_of(q, len(offsets) - 1, longest)
@@ -281,7 +281,7 @@ class Forward:
             rows.copy_(norm(rows))
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The MLP of normalised rows up to its last product, and a derived weight for that."""
+        """The input of the last product of the MLP, and its derived weight if there is one."""
         up, kind = parts.up, parts.activation
         if parts.gate is not None:
             return self._gated(parts, parts.gate, rows)
@@ -309,7 +309,7 @@ class Forward:
         """Gate and up as one product of padded width, and down with as many columns.
 
         A width such as 3,420 is no multiple of 8, and cuBLAS has no fast kernel for it: 6,272 rows
-        take 283 us on an H200, with 3,456 they take 82.
+        take 283 us on an H200, and 82 us with a width of 3,456.
         """
         width, pad = gate.out_features, -gate.out_features % ALIGNED
         biases = [layer.bias for layer in (gate, up)]
@@ -327,7 +327,7 @@ class Forward:
         return self.own.derived.get(owner, sources, make)
 
     def _linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:
-        """A linear layer over rows [T, columns], as one product where it is nothing more."""
+        """Apply a linear layer to rows [T, columns], as one product if the layer is plain."""
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
         self.called += 1
@@ -338,13 +338,13 @@ class Forward:
         return out.contiguous()
 
     def _fresh_linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:
-        """A linear layer whose result may be written over: a hook may hold a called layer's."""
+        """Apply a linear layer; the result may be overwritten, because no hook holds it."""
         out = self._linear(layer, rows)
         return out if is_plain(layer) else out.clone(memory_format=torch.contiguous_format)
 
 
 def fusible(block: nn.Module) -> BlockParts | None:
-    """The parts of a block whose containers nobody has hooked or replaced, else None."""
+    """The parts of a block, or None if one of its containers was hooked or replaced."""
     parts = block.parts() if isinstance(block, NamesItsParts) else None
     if parts is None or not all(map(is_untouched, parts.containers)):
         return None
@@ -352,7 +352,7 @@ def fusible(block: nn.Module) -> BlockParts | None:
 
 
 def _is_norm(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
-    """Whether a norm is one that the fused kernel computes, and nothing more."""
+    """Whether the fused kernel computes everything that this norm computes."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or not is_untouched(norm):
         return False
     if type(norm) not in (nn.LayerNorm, nn.RMSNorm):

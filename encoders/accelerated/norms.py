@@ -1,8 +1,8 @@
 """Residual, layer scale and norm in one pass over the rows (Triton).
 
-A pre-norm block adds a branch to the residual stream and normalises the sum. Done apart, that
-reads and writes every row two or three times; here each row is read once. Sums and moments are
-float32; each result is rounded to its dtype once.
+A pre-norm block adds a branch to the residual stream and normalises the sum. Separate kernels read
+and write every row two or three times; this kernel reads each row once. Sums and moments are
+float32, and each result is rounded to its dtype once.
 
 Shapes: T rows, D columns.
 """
@@ -18,11 +18,28 @@ from torch import Tensor
 
 @triton.jit
 def _add_norm_kernel(
-    hidden, branch, scale, offset, weight, bias, total, normed,
-    hidden_stride, branch_stride, normed_stride, columns, eps,
-    ADD: tl.constexpr, SCALE: tl.constexpr, OFFSET: tl.constexpr, KEEP: tl.constexpr,
-    NORM: tl.constexpr, RMS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    branch,
+    scale,
+    offset,
+    weight,
+    bias,
+    total,
+    normed,
+    hidden_stride,
+    branch_stride,
+    normed_stride,
+    columns,
+    eps,
+    ADD: tl.constexpr,
+    SCALE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    KEEP: tl.constexpr,
+    NORM: tl.constexpr,
+    RMS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < columns
@@ -60,7 +77,7 @@ class Norm(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The residual stream [T, D], and what is still to be added to it."""
+    """The residual stream [T, D], and the branch and offset that are still to be added to it."""
 
     hidden: Tensor
     branch: Tensor | None = None
@@ -68,7 +85,7 @@ class Sum(NamedTuple):
     scale: Tensor | None = None
     """[D], multiplies the branch (layer scale)."""
     offset: Tensor | None = None
-    """float32 [D], added to every row: biases that no product has added."""
+    """float32 [D], added to every row: the biases of products that added without them."""
 
     @property
     def complete(self) -> bool:
@@ -77,7 +94,7 @@ class Sum(NamedTuple):
 
 
 def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
-    """The normalised rows [T, D] of a sum; into ``out``, any row stride, where it is given."""
+    """Normalise the rows [T, D] of a sum; ``out``, of any row stride, receives them if given."""
     rows, columns = stream.hidden.shape
     normed = stream.hidden.new_empty(rows, columns) if out is None else out
     _launch(stream, norm, None, normed)
@@ -85,14 +102,14 @@ def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
 
 
 def add(stream: Sum) -> Tensor:
-    """The sum [T, D] itself, always a new tensor."""
+    """Complete a sum [T, D], as a new tensor."""
     total = stream.hidden.new_empty(stream.hidden.shape)
     _launch(stream, None, total, None)
     return total
 
 
 def add_normalise(stream: Sum, norm: Norm) -> tuple[Tensor, Tensor]:
-    """The sum, a new tensor, and its normalised rows, each [T, D]."""
+    """Return the completed sum, as a new tensor, and its normalised rows, each [T, D]."""
     total = stream.hidden.new_empty(stream.hidden.shape)
     normed = stream.hidden.new_empty(stream.hidden.shape)
     _launch(stream, norm, total, normed)
@@ -103,15 +120,29 @@ def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor
     hidden, branch, scale, offset = stream
     rows, columns = hidden.shape
     _add_norm_kernel[(rows,)](
-        hidden, branch, scale, offset,
-        None if norm is None else norm.weight, None if norm is None else norm.bias, total, normed,
-        hidden.stride(0), 0 if branch is None else branch.stride(0),
-        0 if normed is None else normed.stride(0), columns, 0.0 if norm is None else norm.eps,
-        ADD=branch is not None, SCALE=scale is not None, OFFSET=offset is not None,
-        KEEP=total is not None, NORM=norm is not None, RMS=norm is not None and norm.rms,
+        hidden,
+        branch,
+        scale,
+        offset,
+        None if norm is None else norm.weight,
+        None if norm is None else norm.bias,
+        total,
+        normed,
+        hidden.stride(0),
+        0 if branch is None else branch.stride(0),
+        0 if normed is None else normed.stride(0),
+        columns,
+        0.0 if norm is None else norm.eps,
+        ADD=branch is not None,
+        SCALE=scale is not None,
+        OFFSET=offset is not None,
+        KEEP=total is not None,
+        NORM=norm is not None,
+        RMS=norm is not None and norm.rms,
         BIAS=norm is not None and norm.bias is not None,
-        BLOCK=triton.next_power_of_2(columns), num_warps=_warps(columns),
-    )  # fmt: skip
+        BLOCK=triton.next_power_of_2(columns),
+        num_warps=_warps(columns),
+    )
 
 
 def _warps(columns: int) -> int:

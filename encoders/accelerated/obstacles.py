@@ -1,4 +1,4 @@
-"""What keeps an encoder from being accelerated, in words."""
+"""The reasons why an encoder cannot be accelerated, as sentences for users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the reference runs for weights of this dtype on this device, or None."""
+    """Return why weights of this dtype on this device run the reference, or None."""
     if device.type != "cuda":
         return f"the encoder is on {device.type}, accelerated towers need CUDA"
     if dtype not in DTYPES:
@@ -24,7 +24,7 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def obstacle_now() -> str | None:
-    """Why the reference runs in the modes that are set around this call, or None."""
+    """Return which mode that is active now makes the reference run, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile is tracing"
     if torch.is_autocast_enabled("cuda"):

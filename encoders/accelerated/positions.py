@@ -28,7 +28,7 @@ def _positions_kernel(
 
 
 def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Add to each row the weighted sum of a few rows of a table; float32, rounded once.
+    """Add to each row a weighted sum of table rows, computed in float32 and rounded once.
 
     Args:
         rows: [T, D], contiguous.
@@ -39,7 +39,14 @@ def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -
     out = rows.new_empty(rows.shape)
     count, columns = rows.shape
     _positions_kernel[(count,)](
-        rows, table, index, weight, out, columns,
-        TAPS=index.shape[1], BLOCK=triton.next_power_of_2(columns), num_warps=4,
-    )  # fmt: skip
+        rows,
+        table,
+        index,
+        weight,
+        out,
+        columns,
+        TAPS=index.shape[1],
+        BLOCK=triton.next_power_of_2(columns),
+        num_warps=4,
+    )
     return out

@@ -12,10 +12,18 @@ from torch import Tensor
 
 @triton.jit
 def _rotate_kernel(
-    qkv, cos, sin, offsets, segments, row_stride,
-    HEADS: tl.constexpr, HALF: tl.constexpr, TURN: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    cos,
+    sin,
+    offsets,
+    segments,
+    row_stride,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    TURN: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]  # of queries, then of keys
     pair = tl.arange(0, BLOCK)[None, :]
@@ -39,7 +47,7 @@ def _rotate_kernel(
 
 
 def rotate_in_place(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor) -> None:
-    """Rotate queries and keys, and clear padding: NaN there must not reach a key tile.
+    """Rotate queries and keys, and clear pad rows, whose NaN must not reach a tile of keys.
 
     Pairs (i, i + K/2) of every head are turned in float32 and rounded once. Queries, keys and
     values of rows at or beyond the last offset become zero.
@@ -51,10 +59,19 @@ def rotate_in_place(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets
     """
     rows, _, heads, size = qkv.shape
     _rotate_kernel[(rows, triton.cdiv(2 * heads, HEADS_PER_PROGRAM))](
-        qkv, cos, sin, offsets, len(offsets) - 1, qkv.stride(0),
-        HEADS=heads, HALF=size // 2, TURN=cos is not None, BLOCK_H=HEADS_PER_PROGRAM,
-        BLOCK=triton.next_power_of_2(size // 2), num_warps=WARPS,
-    )  # fmt: skip
+        qkv,
+        cos,
+        sin,
+        offsets,
+        len(offsets) - 1,
+        qkv.stride(0),
+        HEADS=heads,
+        HALF=size // 2,
+        TURN=cos is not None,
+        BLOCK_H=HEADS_PER_PROGRAM,
+        BLOCK=triton.next_power_of_2(size // 2),
+        num_warps=WARPS,
+    )
 
 
 HEADS_PER_PROGRAM, WARPS = 8, 1

@@ -19,9 +19,23 @@ from torch import Tensor
 
 @triton.jit
 def _step(
-    q, q_rest, key, value, n, end, stride, column, rest, scale, highest, total, result, result_rest,
-    REST: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
+    q,
+    q_rest,
+    key,
+    value,
+    n,
+    end,
+    stride,
+    column,
+    rest,
+    scale,
+    highest,
+    total,
+    result,
+    result_rest,
+    REST: tl.constexpr,
+    RAGGED: tl.constexpr,
+):
     row = n
     if RAGGED:
         row = tl.minimum(n, end - 1)  # rows that exist; what they add is masked out below
@@ -44,10 +58,20 @@ def _step(
 
 @triton.jit
 def _attention_kernel(
-    query, key, value, out, offsets, row_stride, out_stride, scale,
-    SIZE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    out,
+    offsets,
+    row_stride,
+    out_stride,
+    scale,
+    SIZE: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     head, segment = tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets + segment)
     end = tl.load(offsets + segment + 1)
@@ -75,15 +99,43 @@ def _attention_kernel(
     for at in tl.range(start, whole, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         highest, total, result, result_rest = _step(
-            q, q_rest, key, value, n, end, stride, column, rest, scale,
-            highest, total, result, result_rest, REST, False,
-        )  # fmt: skip
+            q,
+            q_rest,
+            key,
+            value,
+            n,
+            end,
+            stride,
+            column,
+            rest,
+            scale,
+            highest,
+            total,
+            result,
+            result_rest,
+            REST,
+            False,
+        )
     if whole < end:
         n = whole + tl.arange(0, BLOCK_N)
         highest, total, result, result_rest = _step(
-            q, q_rest, key, value, n, end, stride, column, rest, scale,
-            highest, total, result, result_rest, REST, True,
-        )  # fmt: skip
+            q,
+            q_rest,
+            key,
+            value,
+            n,
+            end,
+            stride,
+            column,
+            rest,
+            scale,
+            highest,
+            total,
+            result,
+            result_rest,
+            REST,
+            True,
+        )
     share = 1.0 / total
     place = out + head * SIZE + m[:, None].to(tl.int64) * out_stride
     tl.store(place + column[None, :], (result * share[:, None]).to(out.dtype.element_ty), mask=own)
@@ -96,7 +148,7 @@ def _attention_kernel(
 
 
 class Tile(NamedTuple):
-    """How a program cuts its work: query rows, key rows per step, warps, pipeline stages."""
+    """The work of one program: query rows, key rows per step, warps and pipeline stages."""
 
     queries: int
     keys: int
@@ -127,7 +179,7 @@ def attend(
         q, k, v: [T, H, K] of one row stride, heads contiguous.
         out: [T, H, K], contiguous; rows at or beyond ``offsets[-1]`` are left alone.
         offsets: int32 [S+1].
-        longest: rows of the longest segment, at least.
+        longest: an upper bound of the longest segment, in rows.
         tile: the tiling.
     """
     size = q.shape[2]
@@ -136,11 +188,23 @@ def attend(
     grid = (triton.cdiv(longest, tile.queries), q.shape[1], len(offsets) - 1)
     if longest and grid[2]:
         _attention_kernel[grid](
-            q, k, v, out, offsets, q.stride(0), out.stride(0), size**-0.5 * LOG2_E,
-            SIZE=size, MAIN=main, REST=rest, BLOCK_M=tile.queries, BLOCK_N=tile.keys,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            out,
+            offsets,
+            q.stride(0),
+            out.stride(0),
+            size**-0.5 * LOG2_E,
+            SIZE=size,
+            MAIN=main,
+            REST=rest,
+            BLOCK_M=tile.queries,
+            BLOCK_N=tile.keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
 
 
 LOG2_E = 1.4426950408889634
-"""The kernel works in powers of two."""
+"""log2(e): the kernel computes powers of two instead of powers of e."""
