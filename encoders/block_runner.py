@@ -33,6 +33,14 @@ class BlockRunner(nn.Module, ABC):
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
         """Everything that each block reads besides the hidden state, made once per forward."""
 
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute blocks in the backward instead of keeping their activations."""
+        self.gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep the activations of blocks for the backward."""
+        self.gradient_checkpointing = False
+
     def run_blocks(
         self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
     ) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segment
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -32,11 +32,20 @@ class EncoderOutput(NamedTuple):
 
     def clone(self) -> EncoderOutput:
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
+        return self._map(Tensor.clone)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> EncoderOutput:
+        """Move and cast all tensors; None leaves the device or the dtype as it is."""
+        return self._map(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> EncoderOutput:
         hidden, pooled, deepstack = self
         return EncoderOutput(
-            None if hidden is None else hidden.clone(),
-            None if pooled is None else pooled.clone(),
-            None if deepstack is None else tuple(layer.clone() for layer in deepstack),
+            None if hidden is None else change(hidden),
+            None if pooled is None else change(pooled),
+            None if deepstack is None else tuple(map(change, deepstack)),
         )
 
 
@@ -48,6 +57,44 @@ class VisionInputs(NamedTuple):
     """[items, 3] int64 on the CPU."""
     tiles: list[tuple[int, int, bool]] | None = None
     """(columns, rows, thumbnail) per item for tiled families, None for the others."""
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> VisionInputs:
+        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
+        return self._replace(pixel_values=self.pixel_values.to(device=device, dtype=dtype))
+
+    @classmethod
+    def from_processor(cls, features: Mapping[str, Any]) -> VisionInputs:
+        """Read the output of a Hugging Face processor of the Qwen families.
+
+        Args:
+            features: has ``pixel_values`` [P, columns] with ``image_grid_thw`` [images, 3], or
+                ``pixel_values_videos`` with ``video_grid_thw``, or both pairs. Other keys, such as
+                those of the text, are ignored.
+
+        Returns:
+            The images, then the videos.
+
+        Raises:
+            ValueError: neither pair is there, or half of a pair is missing.
+        """
+        pairs = []
+        for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+            grid = f"{kind}_grid_thw"
+            given = [features.get(name) is not None for name in (pixels, grid)]
+            if all(given):
+                pairs.append((torch.as_tensor(features[pixels]), torch.as_tensor(features[grid])))
+            elif any(given):
+                present, missing = (pixels, grid) if given[0] else (grid, pixels)
+                raise ValueError(f"the processor gave {present} without {missing}: pass both")
+        if not pairs:
+            raise ValueError(
+                f"the processor gave {sorted(features)}: pass the output that has pixel_values "
+                "and image_grid_thw, or pixel_values_videos and video_grid_thw"
+            )
+        rows, grids = zip(*pairs, strict=True)
+        return cls(torch.cat(rows), torch.cat(grids).to("cpu", torch.int64))
 
 
 class EncoderItemSpec(NamedTuple):

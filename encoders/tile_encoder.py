@@ -27,6 +27,11 @@ class TileEncoder(VisionEncoder):
         return self._tile_tokens, 64 * self._tile_tokens
 
     @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``: the projector's, or four patches side by side."""
+        return int(self.config.out_hidden_size or 4 * self.config.hidden_size)
+
+    @property
     def row_shape(self) -> tuple[int, ...]:
         """One tile."""
         return self.config.in_channels, self.config.tile_size, self.config.tile_size

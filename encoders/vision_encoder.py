@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -40,6 +40,26 @@ class VisionEncoder(BlockRunner):
     config: Any
     preprocessor: Preprocessor
     _last_metadata: tuple[object, Metadata] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def num_features(self) -> int:
+        """Columns of ``last_hidden_state``."""
+        return int(self.config.hidden_size)
+
+    @property
+    @abstractmethod
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
 
     @property
     @abstractmethod
@@ -218,30 +238,61 @@ class VisionEncoder(BlockRunner):
             deepstack = [tuple(layer[item] for layer in layers) for item in range(len(specs))]
         return list(map(EncoderOutput, hidden, pooled, deepstack))
 
+    @overload
     def forward_intermediates(
         self,
         pixel_values: Tensor,
         grid_thw: GridLike,
         indices: int | Sequence[int] | None = None,
-    ) -> list[Tensor]:
+        output_fmt: Literal["NLC"] = "NLC",
+    ) -> list[Tensor]: ...
+
+    @overload
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None = None,
+        *,
+        output_fmt: Literal["NCHW"],
+    ) -> list[list[Tensor]]: ...
+
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None = None,
+        output_fmt: str = "NLC",
+    ) -> list[Tensor] | list[list[Tensor]]:
         """Outputs of inner blocks, before any merger, in input order.
 
         Args:
             pixel_values: as ``forward`` takes them.
             grid_thw: [items, 3].
             indices: n for the last n blocks, block numbers (negatives from the end), None for all.
+            output_fmt: "NLC" for the rows of the tower, "NCHW" for maps in raster order.
 
         Returns:
-            One tensor per block, in the order of ``indices``: [P, D]; InternViT [tiles, 1+h*w, D].
+            One entry per block, in the order of ``indices``. With "NLC" it is a tensor [P, D], or
+            [tiles, 1+h*w, D] of InternViT. With "NCHW" it is a list of one map [t, D, h, w] per
+            item, without class tokens.
 
         Raises:
-            ValueError: a block that does not exist, and the errors of ``forward``.
+            ValueError: a block or format that does not exist, and the errors of ``forward``.
         """
+        if output_fmt not in ("NLC", "NCHW"):
+            raise ValueError(f'output_fmt={output_fmt!r}: must be "NLC" or "NCHW"')
         wanted = block_indices(indices, self.config.depth)
         numbers = sorted(set(wanted))
         states = self.block_outputs(pixel_values, grid_thw, numbers)
         kept = dict(zip(numbers, states, strict=True))
-        return [kept[number] for number in wanted]
+        if output_fmt == "NLC":
+            return [kept[number] for number in wanted]
+        maps = {number: self._channels_first(kept[number], grid_thw) for number in numbers}
+        return [maps[number] for number in wanted]
+
+    def _channels_first(self, features: Tensor, grid_thw: GridLike) -> list[Tensor]:
+        return [x.permute(0, 3, 1, 2) for x in self.feature_maps(features, grid_thw)]
 
     def resolve_metadata(
         self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
