@@ -20,7 +20,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput
 import vitgraph.video
-from encoders.images import PatchPreprocessor, to_rgb
+from encoders.inputs import PatchPreprocessor, to_rgb
 from vitgraph.features import Features, Item, load_features, save_features
 from vitgraph.plots import (
     feature_rgb,

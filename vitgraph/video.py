@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, overload
 import torch
 from torch import Tensor
 
-from encoders.images import Video
+from encoders.inputs import Video
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
