@@ -215,6 +215,20 @@ BAD = {
         lambda p: Video([torch.zeros(3, 8, 8)], 24),
         "is a clip, not an image: pass it ",
     ),
+    "meta tensor": (
+        lambda p: torch.zeros(3, 8, 8, dtype=torch.uint8, device="meta"),
+        "is a meta tensor: an image is a dense tensor with values",
+    ),
+    "sparse tensor": (
+        lambda p: torch.zeros(3, 8, 8, dtype=torch.uint8).to_sparse(),
+        r"is a tensor of layout torch\.sparse_coo: an image is a dense tensor",
+    ),
+    "nested tensor": (
+        lambda p: torch.nested.as_nested_tensor(
+            [torch.zeros(8, 8, dtype=torch.uint8)] * 3, layout=torch.jagged
+        ),
+        "is a nested tensor: an image is a dense tensor",
+    ),
     "float array": (lambda p: FLOATS, "array of float32: .*multiply by 255, round and cast"),
     "float tensor": (lambda p: torch.zeros(3, 4, 4), r"torch\.float32: .*multiply by 255, round"),
     "bool array": (lambda p: FLOATS > 0, "array of bool: .*multiply by 255 and cast"),
