@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-
 _BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
 
 

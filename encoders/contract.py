@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .grids import Grid, GridLike
-
+Grid: TypeAlias = tuple[int, int, int]
+"""``(t, h, w)`` of one item."""
+GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
+"""[items, 3], or one item's three numbers."""
 Metadata: TypeAlias = dict[str, Tensor]
 
 

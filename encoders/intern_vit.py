@@ -34,8 +34,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .attention import attention, check_equal_segments, padding_rows
-from .contract import BlockParts, EncoderOutput, Metadata
-from .grids import Grid, GridLike, check_input_size, check_tiles, require_tensor
+from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -46,9 +45,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
+from .inputs import Preprocessor, TilePreprocessor, check_input_size, check_tiles, require_tensor
 from .layers import patch_product
 from .tile_encoder import TileEncoder
-from .images import Preprocessor, TilePreprocessor
 
 
 @dataclass(frozen=True)

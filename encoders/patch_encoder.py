@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .contract import EncoderItemSpec, Metadata
-from .grids import Grid, GridLike, check_rows, raster_maps, read_grid, squarest
+from .contract import EncoderItemSpec, Grid, GridLike, Metadata
+from .inputs import check_rows, raster_maps, read_grid, squarest
 from .vision_encoder import VisionEncoder
 
 

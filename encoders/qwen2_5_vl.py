@@ -30,13 +30,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attention, padding_rows
-from .contract import BlockParts, EncoderItemSpec, EncoderOutput, Metadata
-from .grids import Grid, GridLike, check_input_size, merge_order_positions, window_order
+from .contract import BlockParts, EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
+from .inputs import (
+    PatchPreprocessor,
+    Preprocessor,
+    check_input_size,
+    merge_order_positions,
+    window_order,
+)
 from .layers import patch_product
 from .patch_encoder import PatchEncoder
 from .segments import padded_offsets
-from .images import PatchPreprocessor, Preprocessor
 
 
 @dataclass(frozen=True)

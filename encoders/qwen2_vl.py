@@ -28,12 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from .attention import attention, padding_rows
-from .contract import BlockParts, EncoderOutput, Metadata
-from .grids import Grid, GridLike, check_input_size, merge_order_positions
+from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+from .inputs import PatchPreprocessor, Preprocessor, check_input_size, merge_order_positions
 from .layers import patch_product
 from .patch_encoder import PatchEncoder
-from .images import PatchPreprocessor, Preprocessor
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from einops import rearrange
 from torch import Tensor
 
-from .contract import EncoderItemSpec
-from .grids import Grid, GridLike, read_grid, require_features, stitch_tiles
+from .contract import EncoderItemSpec, Grid, GridLike
+from .inputs import read_grid, require_features, stitch_tiles
 from .vision_encoder import VisionEncoder
 
 

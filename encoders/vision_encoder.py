@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from .block_runner import BlockRunner
-from .contract import EncoderItemSpec, EncoderOutput, Metadata, VisionInputs
-from .grids import (
-    Grid,
-    GridLike,
+from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionInputs
+from .inputs import (
+    Preprocessor,
     block_indices,
     check_pixels,
     missing_grid,
@@ -26,9 +25,6 @@ from .grids import (
     split_rows,
 )
 from .segments import segment_metadata
-
-if TYPE_CHECKING:
-    from .images import Preprocessor
 
 
 class VisionEncoder(BlockRunner):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, SupportsIndex
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder
-from encoders.grids import Grid
+from encoders.contract import Grid
 
 from .ladder import default_ladder, fit_budgets, positive, positives, square_counts
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import GraphableEncoder, Metadata
-from encoders.grids import Grid
+from encoders.contract import Grid
 
 from .buffers import PADDING, Arena, Layout, output_fields
 from .budgets import Budget

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders.contract import Accelerator, EncoderOutput, GraphableEncoder
-from encoders.grids import GridLike
+from encoders.contract import GridLike
 
 from .budgets import plan_ladder
 from .buffers import as_output

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from encoders.contract import GraphableEncoder
-from encoders.grids import Grid
+from encoders.contract import Grid
 
 from .budgets import LONG_SEGMENTS, Budget, Load
 from .capture import Runner, capacity_metadata, time_replays

@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
-from encoders.images import PatchPreprocessor, TilePreprocessor, Video, resize, to_rgb
+from encoders.inputs import PatchPreprocessor, TilePreprocessor, Video, resize, to_rgb
 
 QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
 
@@ -214,6 +214,20 @@ BAD = {
     "a clip": (
         lambda p: Video([torch.zeros(3, 8, 8)], 24),
         "is a clip, not an image: pass it ",
+    ),
+    "meta tensor": (
+        lambda p: torch.zeros(3, 8, 8, dtype=torch.uint8, device="meta"),
+        "is a meta tensor: an image is a dense tensor with values",
+    ),
+    "sparse tensor": (
+        lambda p: torch.zeros(3, 8, 8, dtype=torch.uint8).to_sparse(),
+        r"is a tensor of layout torch\.sparse_coo: an image is a dense tensor",
+    ),
+    "nested tensor": (
+        lambda p: torch.nested.as_nested_tensor(
+            [torch.zeros(8, 8, dtype=torch.uint8)] * 3, layout=torch.jagged
+        ),
+        "is a nested tensor: an image is a dense tensor",
     ),
     "float array": (lambda p: FLOATS, "array of float32: .*multiply by 255, round and cast"),
     "float tensor": (lambda p: torch.zeros(3, 4, 4), r"torch\.float32: .*multiply by 255, round"),

@@ -12,7 +12,7 @@ from PIL import Image
 from photographs import china, photographs
 from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 
-from encoders.images import PatchPreprocessor
+from encoders.inputs import PatchPreprocessor
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)
@@ -152,6 +152,10 @@ def test_an_image_does_not_depend_on_its_neighbours(ours: PatchPreprocessor) -> 
     ("keywords", "message"),
     [
         ({"max_tiles": 6}, "max_tiles=6: a Qwen tower has no tiles; .*max_pixels"),
+        (
+            {"min_pixels": 10**14, "max_pixels": 10**15},
+            "min_pixels=10{14}: must be at most 26843545",
+        ),
         ({"min_pixels": 0}, "min_pixels=0: must be a positive integer"),
         ({"max_pixels": -5}, "max_pixels=-5: must be a positive integer"),
         ({"max_pixels": 1e6}, "max_pixels=1000000.0: must be a positive integer"),

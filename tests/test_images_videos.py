@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from photographs import china, flower, panning_clip
 from PIL import Image
 from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 
-from encoders.images import PatchPreprocessor, TilePreprocessor, Video
+from encoders.inputs import PatchPreprocessor, TilePreprocessor, Video
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)
@@ -164,6 +166,32 @@ def test_sampling_that_cannot_be_names_the_video() -> None:
         QWEN2(videos=[panning_clip(4)], num_frames=12)
     with pytest.raises(ValueError, match="give one of them"):
         QWEN3(videos=[panning_clip(4)], num_frames=2, fps=1)
+
+
+@pytest.mark.parametrize("number", [Decimal, Fraction, np.float32])
+def test_rates_may_be_numbers_of_any_type(number: Any) -> None:
+    array = panning_clip(30, 60, 80)
+    for ours in (QWEN2, QWEN3, TilePreprocessor(image_size=56)):
+        wanted = ours(videos=[Video(array, 12.0)], fps=2.5).pixel_values
+        for source, sampled in ((number(12), 2.5), (12.0, number(2.5)), (number(12), number(2.5))):
+            got = ours(videos=[Video(array, source)], fps=sampled).pixel_values
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("rate", [10**400, Decimal("NaN"), torch.ones(2), 1j], ids=type)
+def test_a_rate_that_is_no_number_is_refused_as_a_keyword(rate: Any) -> None:
+    for ours in (QWEN2, QWEN3, TilePreprocessor()):
+        with pytest.raises(ValueError, match=r"fps=.*: must be a positive number of frames"):
+            ours(videos=[panning_clip(4)], fps=rate)
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_videos_without_values_are_refused(kind: str) -> None:
+    clip = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    clip = clip.to("meta") if kind == "meta" else clip.to_sparse()
+    for ours in (QWEN2, QWEN3, TilePreprocessor()):
+        with pytest.raises(ValueError, match=r"^video 0: frame 0: is a .*dense tensor with values"):
+            ours(videos=[clip])
 
 
 @pytest.mark.parametrize("rate", [0, -24.0, float("nan"), float("inf"), "24"])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from encoders import VisionEncoder
-from encoders.images import PatchPreprocessor, Preprocessor, TilePreprocessor
+from encoders.inputs import PatchPreprocessor, Preprocessor, TilePreprocessor
 
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError
@@ -27,10 +27,11 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
     """
     snapshot = tower.contents.snapshot
     files = _read_files(snapshot)
-    try:
-        encoder.preprocessor = encoder.preprocessor.with_files(files)
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise CheckpointError(f"{snapshot.label}: processor files: {error}") from error
+
+    def bad_value(message: str) -> CheckpointError:
+        return CheckpointError(f"{snapshot.label}: processor files: {message}")
+
+    encoder.preprocessor = encoder.preprocessor.with_files(files, bad_value)
     # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
     if not _describe_images(files) and tower.layout.name != "timm":
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)

@@ -1,0 +1,111 @@
+"""What the preprocessing of all towers shares: the interface, resizing, and checks of keywords.
+
+The pixels are those of transformers 5.23.0's torchvision-backed processors on the CPU: an image is
+resized as uint8 (``F.interpolate``, bicubic, antialiased, which torchvision runs as well), then
+normalised in float32 with the rescale by 1/255 folded into mean and std. Neither library is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import index
+from typing import Any, Protocol, SupportsIndex
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..contract import Grid, VisionInputs
+from .processor_files import ProcessorFiles, Stats
+from .sizes import MOST_PIXELS, read_rate
+
+
+class Preprocessor(Protocol):
+    """All that an encoder asks of its preprocessing."""
+
+    def __call__(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Turn images, then videos, into pixels and a grid; see ``VisionEncoder.preprocess``."""
+        ...
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> Preprocessor:
+        """Return a copy with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. A bad value for videos is raised by the first call that passes a video.
+        """
+        ...
+
+
+def resize(image: Tensor, height: int, width: int) -> Tensor:
+    """Resize a uint8 image as torchvision does (bicubic, antialiased).
+
+    Args:
+        image: uint8 [C, H, W].
+        height: of the result in pixels.
+        width: of the result in pixels.
+
+    Returns:
+        uint8 [C, height, width]; ``image`` itself if it has that size already.
+    """
+    if image.shape[1:] == (height, width):
+        return image
+    # Memory laid out as [H, W, C], with a batch stride that shows it, takes interpolate's fast
+    # path. 640x427 to 640x416 takes 0.14 ms that way, 0.40 ms if the planes are interleaved here,
+    # and 0.80 ms on planes.
+    if image.stride(0) != 1:
+        image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
+    batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
+    return F.interpolate(
+        batch, size=(height, width), mode="bicubic", antialias=True, align_corners=False
+    )[0]
+
+
+@lru_cache(maxsize=16)
+def folded_stats(mean: Stats, std: Stats) -> tuple[Tensor, Tensor]:
+    """Return mean and std, float32 [3, 1, 1] each, in the scale of pixels from 0 to 255."""
+    stats = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
+    return stats[0].view(3, 1, 1), stats[1].view(3, 1, 1)
+
+
+def grid_tensor(grids: Sequence[Grid]) -> Tensor:
+    """Return ``grid_thw``, int64 [items, 3] on the CPU."""
+    return torch.tensor(grids, dtype=torch.int64, device="cpu").view(-1, 3)
+
+
+def check_keywords(fps: float | None = None, **counts: object) -> None:
+    """Check the keywords of ``preprocess`` that are given.
+
+    Args:
+        fps: frames per second to sample.
+        counts: the other keywords by name; each must be a positive integer.
+
+    Raises:
+        ValueError: a keyword that is out of its range.
+    """
+    for name, value in counts.items():
+        if value is not None and (not isinstance(value, SupportsIndex) or index(value) < 1):
+            raise ValueError(f"{name}={value}: must be a positive integer")
+    lowest = counts.get("min_pixels")
+    if isinstance(lowest, SupportsIndex) and index(lowest) > MOST_PIXELS:
+        raise ValueError(f"min_pixels={lowest}: must be at most {MOST_PIXELS}, an area in pixels")
+    if fps is not None and read_rate(fps) is None:
+        raise ValueError(f"fps={fps}: must be a positive number of frames per second")
