@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from vitgraph.seeded import RECIPES, seeded_tower, write_seeded_checkpoint
-from weights import FAMILIES, LAYOUTS, PUBLISHED, PublishedModel, inspect_checkpoint, load_encoder
+from vitgraph.seeded import RECIPES, seeded_tower, small_config, write_seeded_checkpoint
+from weights import FAMILIES, PUBLISHED, PublishedModel, inspect_checkpoint, load_encoder
 from weights.families import build_config
 from weights.layouts import Layout, Place, is_ignored, local_name, to_ours, to_published
 
@@ -28,14 +28,13 @@ def stored(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def find_layout(family: str, name: str) -> Layout:
-    return next(a for a in LAYOUTS if (a.family, a.name) == (family, name))
+    return next(layout for layout in FAMILIES[family].layouts if layout.name == name)
 
 
 PLACED = [
     pytest.param(name, place.prefix, id=f"{name}-{place.prefix or 'bare'}")
     for name, recipe in RECIPES.items()
-    for place in find_layout(recipe.family, recipe.layout).places
-    if place.prefix or not recipe.language or recipe.family != "intern_vit"
+    for place in recipe.layout.places
 ]
 
 
@@ -53,13 +52,14 @@ def test_every_layout_at_every_place_gives_the_same_tower(
 ) -> None:
     recipe = RECIPES[family]
     folder = write_seeded_checkpoint(tmp_path, family, width=64, prefix=prefix)
-    expected = seeded_tower(recipe.family, recipe.config(2, 64), 0, torch.bfloat16)
+    config = small_config(recipe.model.config, 2, 64)
+    expected = seeded_tower(recipe.family, config, 0, torch.bfloat16)
     encoder = load_encoder(folder)
     state = encoder.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     info = inspect_checkpoint(folder)
-    assert (info.layout, info.prefix) == (recipe.layout, prefix)
+    assert (info.layout, info.prefix) == (recipe.layout.name, prefix)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,11 @@ def test_layouts_of_one_family_give_the_same_outputs(tmp_path: Path, one: str, o
     assert len(first.deepstack_features) == len(second.deepstack_features)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.family}-{layout.name}")
-def test_every_name_survives_the_way_out_and_back(layout: Layout) -> None:
-    recipe = next(r for r in RECIPES.values() if r.layout == layout.name)
-    tower = seeded_tower(recipe.family, recipe.config(3, 32), 0, torch.float32)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_name_survives_the_way_out_and_back(name: str) -> None:
+    recipe = RECIPES[name]
+    layout, config = recipe.layout, small_config(recipe.model.config, 4, 32)
+    tower = seeded_tower(recipe.family, config, 0, torch.float32)
     seen = set()
     for ours in tower:
         published = to_published(layout, ours)
@@ -176,14 +177,14 @@ def transformers_tower(family: str, config: dict[str, Any]) -> dict[str, tuple[i
     return reference_shapes(lambda: m.Qwen3VLVisionModel(kind))
 
 
-QWEN = [name for name, recipe in RECIPES.items() if recipe.family != "intern_vit"]
+QWEN = [name for name, recipe in RECIPES.items() if recipe.family.name != "intern_vit"]
 
 
 @pytest.mark.parametrize("family", QWEN)
 def test_qwen_names_and_shapes_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder = write_seeded_checkpoint(tmp_path, family, width=64, depth=4)
     config = json.loads((folder / "config.json").read_text())
-    prefix = RECIPES[family].prefix
+    prefix = RECIPES[family].model.prefix
     written = {n.removeprefix(prefix): s for n, s in stored(folder).items() if n.startswith(prefix)}
     assert written == transformers_tower(family, config)
 
@@ -240,11 +241,7 @@ def test_remote_code_names_are_the_published_ones(tmp_path: Path) -> None:
 def parameters(model: PublishedModel) -> tuple[int, int]:
     """Of the tower and of the projector, counted in the encoder that the config makes."""
     family = FAMILIES[model.family]
-    known: dict[str, tuple[int, ...]] = {}
-    if model.projector_parameters:
-        language = model.config.get("llm_config") or model.config["text_config"]
-        known = {"mlp1.3.weight": (language["hidden_size"],) * 2}
-    encoder = family.on_meta(build_config(family, model.config, known, model.repo_id))
+    encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
     sizes = {name: value.numel() for name, value in encoder.state_dict().items()}
     projector = sum(size for name, size in sizes.items() if name.startswith("mlp1."))
     return sum(sizes.values()) - projector, projector

@@ -18,22 +18,12 @@ from weights import load_encoder
 
 from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
 from .plots import plot_feature_maps, require_matplotlib
-from .seeded import write_seeded_checkpoint
+from .seeded import RECIPES, write_seeded_checkpoint
 from .tables import format_table
 from .video import read_video, require_av, write_video
 
-FAMILIES = {
-    "InternViT-300M": "intern_vit_300m",
-    "InternViT-6B": "intern_vit_6b",
-    "Qwen2-VL": "qwen2_vl",
-    "Qwen2.5-VL": "qwen2_5_vl",
-    "Qwen2.5-Omni": "qwen2_5_omni",
-    "Qwen3-VL": "qwen3_vl",
-    "Qwen3-VL-MoE": "qwen3_vl_moe",
-    "Qwen3-Omni": "qwen3_omni",
-    "Qwen3.5": "qwen3_5",
-}
-"""Title in the picture, and what ``write_seeded_checkpoint`` calls the family."""
+FAMILIES = {recipe.title: name for name, recipe in RECIPES.items() if recipe.title}
+"""Title in the picture -> name that ``write_seeded_checkpoint`` takes."""
 
 PHOTOGRAPHS = {
     "pavilion": ("sklearn", "datasets/images/china.jpg"),

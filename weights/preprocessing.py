@@ -32,7 +32,7 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
     except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{snapshot.label}: processor files: {error}") from error
     # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
-    if not _describe_images(files) and tower.layout.name != "timm":
+    if not _describe_images(files) and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
 
 
