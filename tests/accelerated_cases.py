@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import BY_NAME, Grids, build_encoder, distances, draw_pixels, fields_of
+from oracles import (
+    BY_NAME,
+    PATCH_TOWERS,
+    TOWERS,
+    Grids,
+    build_encoder,
+    distances,
+    draw_pixels,
+    fields_of,
+)
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
 
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-QWEN = OURS[2:]
+OURS, QWEN = TOWERS, PATCH_TOWERS
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 needs_triton = pytest.mark.skipif(
@@ -30,7 +38,7 @@ needs_interpreter = pytest.mark.skipif(
 
 def grids_for(name: str) -> Grids:
     """Two items of few rows, one of them a video: the interpreter takes a millisecond per row."""
-    return [[2, 2, 2], [1, 2, 2]] if "intern" in name else [[2, 2, 4], [1, 4, 6]]
+    return [[2, 2, 2], [1, 2, 2]] if BY_NAME[name].tiled else [[2, 2, 4], [1, 4, 6]]
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:

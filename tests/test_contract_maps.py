@@ -10,24 +10,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import BY_NAME, Grids, build_encoder, build_pair, distance, draw_pixels, tiny
+from oracles import (
+    BY_NAME,
+    PATCH_TOWERS,
+    TOWERS,
+    Grids,
+    build_encoder,
+    build_pair,
+    distance,
+    draw_pixels,
+    grids_for,
+    tiny,
+)
 from torch import Tensor
 
 from encoders.contract import EncoderItemSpec
-
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-PUBLISHED = [*OURS, "qwen3_5", "qwen3_omni", "qwen2_5_omni"]
-
-
-def grids_for(name: str) -> Grids:
-    return [[2, 8, 8], [1, 8, 8]] if "intern" in name else [[2, 4, 6], [1, 10, 6]]
 
 
 # --- costs of items ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_an_items_cost_is_its_patches_tokens_and_frames(name: str) -> None:
     windows = (2 * 1 * 3, 3 * 2) if name == "qwen2_5_vl" else (0, 0)
     assert tiny(name).item_specs([[2, 4, 20], [1, 18, 10]]) == [
@@ -41,7 +44,7 @@ def test_an_items_cost_in_tiles() -> None:
     assert specs == [EncoderItemSpec(13, 13 * 256, 13, 1025), EncoderItemSpec(1, 8, 1, 33)]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_costs_agree_with_metadata_and_outputs(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     specs = encoder.item_specs(grids)
@@ -58,7 +61,7 @@ def test_costs_agree_with_metadata_and_outputs(name: str) -> None:
 # --- a grid for a budget -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 @given(tokens=st.integers(1, 3000))
 @settings(max_examples=60)
 def test_grid_for_makes_enough_tokens_with_the_fewest_rows(name: str, tokens: int) -> None:
@@ -71,11 +74,11 @@ def test_grid_for_makes_enough_tokens_with_the_fewest_rows(name: str, tokens: in
     assert spec.output_tokens == fewest * unit.output_tokens
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_no_grid_with_fewer_rows_makes_as_many_tokens(name: str) -> None:
     """Every grid of up to 64 patches (3 tiles) is tried."""
     encoder = tiny(name)
-    side = encoder.grid_for(1)[1:] if "intern" in name else None
+    side = encoder.grid_for(1)[1:] if BY_NAME[name].tiled else None
     shapes = [side] if side else list(itertools.product(range(2, 33, 2), repeat=2))
     every = [[t, h, w] for t in (1, 2, 3) for h, w in shapes if side or t * h * w <= 64]
     specs = encoder.item_specs(every)
@@ -85,7 +88,7 @@ def test_no_grid_with_fewer_rows_makes_as_many_tokens(name: str) -> None:
         assert ours.input_size == best
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_the_budget_range_is_positive_and_reachable(name: str) -> None:
     encoder = tiny(name)
     low, high = encoder.budget_range
@@ -94,7 +97,7 @@ def test_the_budget_range_is_positive_and_reachable(name: str) -> None:
         assert encoder.item_specs([encoder.grid_for(tokens)])[0].output_tokens == tokens
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_row_shape_is_the_shape_of_a_row(name: str) -> None:
     encoder = tiny(name)
     grid = encoder.grid_for(encoder.budget_range[0])
@@ -106,7 +109,7 @@ def test_row_shape_is_the_shape_of_a_row(name: str) -> None:
 # --- inner blocks ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_last_intermediate_is_the_last_hidden_state(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
@@ -114,7 +117,7 @@ def test_the_last_intermediate_is_the_last_hidden_state(name: str) -> None:
     assert torch.equal(last, encoder(pixels, grids).last_hidden_state)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_intermediates_are_found_by_number_by_count_and_from_the_end(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
@@ -140,7 +143,7 @@ def test_intermediates_are_found_by_number_by_count_and_from_the_end(name: str) 
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), wanted
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize(
     "wanted", [0, 4, -1, [3], [-4], [0, 7], True, [0.5], [True], 1.5, "1", ["1"]], ids=repr
 )
@@ -150,7 +153,7 @@ def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None
         encoder.forward_intermediates(draw_pixels(encoder, grids), grids, wanted)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "intern_vit_300m"])
+@pytest.mark.parametrize("name", TOWERS)
 def test_every_intermediate_matches_the_references_block(name: str) -> None:
     """Hooks on the reference's blocks; its windows are put back into input order."""
     family = BY_NAME[name]
@@ -180,7 +183,7 @@ def test_intermediates_go_beyond_select_layer() -> None:
     assert not torch.equal(second, third)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_later_blocks_than_asked_for_are_not_run(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny)
@@ -230,21 +233,21 @@ def assert_each_code_is_at_its_place(maps: list[Tensor], sizes: list[tuple[int, 
             assert tuple(item[place].tolist()) == (number, *place)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_patch_features_land_at_their_row_and_column(name: str) -> None:
     grids = [[2, 4, 6], [1, 10, 2], [1, 2, 2]]
     maps = tiny(name).feature_maps(patch_codes(grids), grids)
     assert_each_code_is_at_its_place(maps, [(2, 4, 6), (1, 10, 2), (1, 2, 2)])
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_token_features_land_at_their_row_and_column(name: str) -> None:
     grids = [[2, 4, 6], [1, 10, 2], [1, 2, 2]]
     maps = tiny(name).feature_maps(token_codes(grids), grids)
     assert_each_code_is_at_its_place(maps, [(2, 2, 3), (1, 5, 1), (1, 1, 1)])
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
     """With every weight after the patch embedding off, a bright patch stays where it was put."""
     family = BY_NAME[name]
@@ -263,7 +266,7 @@ def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
     assert bright.nonzero().tolist() == [[3, 5]]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_features_that_are_not_of_the_grid_are_refused_with_both_counts(name: str) -> None:
     encoder = tiny(name)
     with pytest.raises(ValueError, match=r"features have 7 .*the grid makes"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import BY_NAME, build_encoder, distance, draw_pixels, tiny
+from oracles import BY_NAME, TILE_TOWERS, build_encoder, distance, draw_pixels, tiny
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b"])
+@pytest.mark.parametrize("name", TILE_TOWERS)
 def test_metadata_of_other_tiles_is_refused_on_any_device(name: str, device: str) -> None:
     """From what lies on the host: a meta tensor has no values to read."""
     encoder = build_encoder(BY_NAME[name], BY_NAME[name].tiny).to(device)

@@ -16,7 +16,7 @@ from transformers.initialization import no_init_weights
 
 from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
-from encoders.intern_vit import InternViT
+from encoders.tile_encoder import TileEncoder
 
 from .configs import Config, edited
 from .families import BY_NAME, Family
@@ -86,13 +86,18 @@ def tiny(name: str, dtype: torch.dtype = torch.float32, calm: float = 1.0) -> Vi
     return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype, calm)
 
 
+def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+    """A three-block tower that a test may change."""
+    return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
+
+
 def draw_pixels(
     encoder: VisionEncoder, grids: Grids, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Normalised pixels for ``grids``: patches, or (InternViT) tiles of the grid's size."""
     generator = torch.Generator().manual_seed(seed)
     shape: tuple[int, ...]
-    if isinstance(encoder, InternViT):
+    if isinstance(encoder, TileEncoder):
         (h, w), patch = grids[0][1:], encoder.config.patch_size
         shape = (sum(grid[0] for grid in grids), 3, h * patch, w * patch)
     else:
