@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import init
@@ -14,21 +14,12 @@ from encoders import VisionEncoder
 
 from ..layouts import Layout
 
-Names: TypeAlias = tuple[str, ...]
-"""All names that published configs give one field."""
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """Shapes of the tower's tensors by the encoder's names."""
-Fields: TypeAlias = dict[Names, Any]
-"""Values of config fields."""
-Sizes: TypeAlias = Mapping[Names, tuple[str, int]]
-"""The tensor and the axis whose length is the value of a config field."""
-
-
-class EncoderConfig(Protocol):
-    """The method that all config classes have."""
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Any: ...
+Fields: TypeAlias = dict[tuple[str, ...], Any]
+"""Values of config fields, by all the names that published configs give the field."""
+Sizes: TypeAlias = Mapping[tuple[str, int], tuple[str, ...]]
+"""Name and axis of a tensor -> all names of the config field that states the axis's length."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,8 @@ class Family:
     name: str
     title: str
     encoder: Callable[..., VisionEncoder]
-    config: type[EncoderConfig]
+    config: Any
+    """The encoder's config class, which has ``from_hf``."""
     model_types: tuple[str, ...]
     signs: tuple[tuple[str, str], ...]
     """Pairs of tensor names that no other family has together, for configs without a model type."""
@@ -134,18 +126,10 @@ def count_blocks(shapes: Shapes, prefix: str) -> int:
     return max(numbers, default=-1) + 1
 
 
-def read_sizes(shapes: Shapes, wanted: Sizes) -> Fields:
-    """Read sizes from tensor shapes.
-
-    Args:
-        shapes: shapes of the tower's tensors.
-        wanted: tensor and axis of each field.
-
-    Returns:
-        The size per field, for the tensors that are present and have the axis.
-    """
+def read_sizes(shapes: Shapes, sizes: Sizes) -> Fields:
+    """Read config fields from tensor shapes; tensors and axes that are absent are left out."""
     return {
         names: shapes[tensor][axis]
-        for names, (tensor, axis) in wanted.items()
+        for (tensor, axis), names in sizes.items()
         if len(shapes.get(tensor, ())) > (axis if axis >= 0 else -axis - 1)
     }

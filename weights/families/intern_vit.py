@@ -123,14 +123,16 @@ _LAYOUTS = (
 # --- config ------------------------------------------------------------------------------------
 
 
+_SIZES: Sizes = {
+    ("embeddings.class_embedding", -1): ("hidden_size",),
+    ("embeddings.patch_embedding.weight", -1): ("patch_size",),
+    ("embeddings.position_embedding", 1): ("rows",),
+    ("layers.0.mlp.fc1.weight", 0): ("intermediate_size",),
+}
+
+
 def _fields(shapes: Shapes) -> Fields:
-    wanted: Sizes = {
-        ("hidden_size",): ("embeddings.class_embedding", -1),
-        ("intermediate_size",): ("layers.0.mlp.fc1.weight", 0),
-        ("patch_size",): ("embeddings.patch_embedding.weight", -1),
-        ("rows",): ("embeddings.position_embedding", 1),
-    }
-    fields = read_sizes(shapes, wanted)
+    fields = read_sizes(shapes, _SIZES)
     rows, patch = fields.pop(("rows",), None), fields.get(("patch_size",))
     if rows is not None and patch is not None:
         fields["image_size",] = round((rows - 1) ** 0.5) * patch

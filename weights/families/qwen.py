@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -88,137 +87,142 @@ _OMNI_3 = Layout(  # other names in the mergers
 # --- config ------------------------------------------------------------------------------------
 
 _PATCH = "patch_embed.proj.weight"
-
-
-def _fields(shapes: Shapes, wanted: Sizes) -> Fields:
-    """Read the depth, the patch sizes and the sizes in ``wanted`` (see ``read_sizes``)."""
-    fields = read_sizes(shapes, wanted) | read_sizes(
-        shapes,
-        {("temporal_patch_size",): (_PATCH, 2), ("patch_size", "spatial_patch_size"): (_PATCH, 4)},
-    )
-    if depth := count_blocks(shapes, "blocks."):
-        fields["depth", "num_hidden_layers"] = depth
-    return fields
+_SHARED: Sizes = {
+    (_PATCH, 2): ("temporal_patch_size",),
+    (_PATCH, 4): ("patch_size", "spatial_patch_size"),
+}
+_SIZES: Sizes = {
+    **_SHARED,
+    (_PATCH, 0): ("hidden_size",),
+    ("blocks.0.mlp.gate_proj.weight", 0): ("intermediate_size",),  # Qwen2.5-VL
+    ("blocks.0.mlp.linear_fc1.weight", 0): ("intermediate_size",),  # Qwen3-VL
+    ("merger.mlp.2.weight", 0): ("out_hidden_size",),  # Qwen2.5-VL
+    ("merger.linear_fc2.weight", 0): ("out_hidden_size",),  # Qwen3-VL
+    ("pos_embed.weight", 0): ("num_position_embeddings",),  # Qwen3-VL
+}
+_QWEN2_SIZES: Sizes = {
+    **_SHARED,
+    (_PATCH, 0): ("embed_dim",),
+    ("merger.mlp.2.weight", 0): ("hidden_size",),
+    ("blocks.0.mlp.fc1.weight", 0): ("mlp",),
+}
 
 
 def _qwen2_vl_fields(shapes: Shapes) -> Fields:
-    wanted: Sizes = {("embed_dim",): (_PATCH, 0), ("hidden_size",): ("merger.mlp.2.weight", 0)}
-    fields = _fields(shapes, {**wanted, ("mlp",): ("blocks.0.mlp.fc1.weight", 0)})
+    fields = _with_depth(shapes, read_sizes(shapes, _QWEN2_SIZES))
     mlp, width = fields.pop(("mlp",), None), fields.get(("embed_dim",))
     return fields if mlp is None or width is None else {**fields, ("mlp_ratio",): mlp / width}
 
 
 def _qwen2_5_vl_fields(shapes: Shapes) -> Fields:
-    wanted: Sizes = {
-        ("hidden_size",): (_PATCH, 0),
-        ("out_hidden_size",): ("merger.mlp.2.weight", 0),
-        ("intermediate_size",): ("blocks.0.mlp.gate_proj.weight", 0),
-    }
-    return _fields(shapes, wanted)
+    return _with_depth(shapes, read_sizes(shapes, _SIZES))
 
 
 def _qwen3_vl_fields(shapes: Shapes) -> Fields:
-    wanted: Sizes = {
-        ("hidden_size",): (_PATCH, 0),
-        ("out_hidden_size",): ("merger.linear_fc2.weight", 0),
-        ("intermediate_size",): ("blocks.0.mlp.linear_fc1.weight", 0),
-        ("num_position_embeddings",): ("pos_embed.weight", 0),
-    }
-    fields = _fields(shapes, wanted)
+    fields = _with_depth(shapes, read_sizes(shapes, _SIZES))
     if shapes and count_blocks(shapes, "deepstack_merger_list.") == 0:
         fields["deepstack_visual_indexes",] = []
     return fields
 
 
+def _with_depth(shapes: Shapes, fields: Fields) -> Fields:
+    depth = count_blocks(shapes, "blocks.")
+    return {**fields, ("depth", "num_hidden_layers"): depth} if depth else fields
+
+
 # --- published checkpoints ---------------------------------------------------------------------
 
+_KINDS = {
+    "qwen2_vl": ("qwen2_vl", "qwen", "visual."),
+    "qwen2_5_vl": ("qwen2_5_vl", "qwen", "visual."),
+    "qwen2_5_omni": ("qwen2_5_vl", "qwen2.5-omni", "thinker.visual."),
+    "qwen3_vl": ("qwen3_vl", "qwen", "model.visual."),
+    "qwen3_vl_moe": ("qwen3_vl", "qwen", "model.visual."),
+    "qwen3_omni_moe": ("qwen3_vl", "qwen3-omni", "thinker.visual."),
+    "qwen3_5": ("qwen3_vl", "qwen", "model.visual."),
+    "qwen3_5_moe": ("qwen3_vl", "qwen", "model.visual."),
+}
+"""Model type -> family, layout and prefix of the published repos."""
 
-def _published(
-    repo: str, family: str, parameters: int, model_type: str, vision: Mapping[str, Any]
-) -> PublishedModel:
-    """Build the record of a repo whose layout, prefix and nesting follow from its model type."""
-    prefix = "visual." if family != "qwen3_vl" else "model.visual."
-    if "omni" not in model_type:
-        config = {"model_type": model_type, "vision_config": vision}
-        return PublishedModel(f"Qwen/{repo}", family, "qwen", prefix, parameters, 0, config)
-    thinker = {"model_type": model_type, "thinker_config": {"vision_config": vision}}
-    layout = "qwen3-omni" if family == "qwen3_vl" else "qwen2.5-omni"
-    return PublishedModel(f"Qwen/{repo}", family, layout, "thinker.visual.", parameters, 0, thinker)
+
+def _model(repo: str, parameters: int, kind: str, vision: dict[str, Any]) -> PublishedModel:
+    family, layout, prefix = _KINDS[kind]
+    omni = prefix.startswith("thinker")
+    vision = {"model_type": f"{kind}_vision_encoder" if omni else kind, **vision}
+    part: dict[str, Any] = {"vision_config": vision}
+    config = {"model_type": kind, **({"thinker_config": part} if omni else part)}
+    return PublishedModel(f"Qwen/{repo}", family, layout, prefix, parameters, 0, config)
 
 
-def _qwen2_vl(repo: str, width: int, parameters: int, **stated: int) -> PublishedModel:
-    vision = {
-        "model_type": "qwen2_vl", "hidden_size": width, "in_chans": 3, "spatial_patch_size": 14,
-        **stated,
-    }  # fmt: skip
-    return _published(repo, "qwen2_vl", parameters, "qwen2_vl", vision)
+def _qwen2_vl(repo: str, parameters: int, width: int, stated: dict[str, Any]) -> PublishedModel:
+    vision = {"hidden_size": width, "in_chans": 3, "spatial_patch_size": 14, **stated}
+    return _model(repo, parameters, "qwen2_vl", vision)
 
 
 def _qwen2_5_vl(
-    repo: str, mlp: int, width: int, parameters: int, model_type: str = "qwen2_5_vl"
+    repo: str, parameters: int, width: int, mlp: int = 3420, kind: str = "qwen2_5_vl"
 ) -> PublishedModel:
-    omni = model_type == "qwen2_5_omni"
     vision = {
-        "model_type": "qwen2_5_omni_vision_encoder" if omni else model_type,
         "depth": 32, "hidden_size": 1280, "intermediate_size": mlp, "num_heads": 16,
         "out_hidden_size": width, "hidden_act": "silu", "in_chans": 3, "patch_size": 14,
         "spatial_patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
         "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
-        "tokens_per_second": 25 if omni else 2,
+        "tokens_per_second": 25 if kind == "qwen2_5_omni" else 2,
     }  # fmt: skip
-    return _published(repo, "qwen2_5_vl", parameters, model_type, vision)
+    return _model(repo, parameters, kind, vision)
 
 
 def _qwen3_vl(
-    repo: str, tower: Mapping[str, int], width: int, parameters: int, model_type: str = "qwen3_vl"
+    repo: str, parameters: int, width: int, tower: dict[str, int], kind: str = "qwen3_vl"
 ) -> PublishedModel:
-    omni = model_type == "qwen3_omni_moe"
-    indexes = [] if "qwen3_5" in model_type else _DEEPSTACK[tower["depth"]]
+    indexes = [] if kind.startswith("qwen3_5") else _DEEPSTACK[tower["depth"]]
     vision = {
-        "model_type": "qwen3_omni_moe_vision_encoder" if omni else model_type,
         **tower, "out_hidden_size": width, "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
         "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
         "num_position_embeddings": 2304, "deepstack_visual_indexes": indexes,
     }  # fmt: skip
-    return _published(repo, "qwen3_vl", parameters, model_type, vision)
+    return _model(repo, parameters, kind, vision)
 
 
+_QWEN2_7B = {
+    "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "patch_size": 14,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
 _TINY = {"depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072}
 _SMALL = {"depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
 _LARGE = {"depth": 27, "hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304}
 _DEEPSTACK = {24: [5, 11, 17], 27: [8, 16, 24]}
 _QWEN2_VL = (
-    _qwen2_vl("Qwen2-VL-2B-Instruct", 1536, 665_271_296),
-    _qwen2_vl("Qwen2-VL-7B-Instruct", 3584, 675_759_104, depth=32, embed_dim=1280, mlp_ratio=4,
-              num_heads=16, patch_size=14, spatial_merge_size=2, temporal_patch_size=2),
-    _qwen2_vl("Qwen2-VL-72B-Instruct", 8192, 699_356_672),
-)  # fmt: skip
+    _qwen2_vl("Qwen2-VL-2B-Instruct", 665_271_296, 1536, {}),
+    _qwen2_vl("Qwen2-VL-7B-Instruct", 675_759_104, 3584, _QWEN2_7B),
+    _qwen2_vl("Qwen2-VL-72B-Instruct", 699_356_672, 8192, {}),
+)
 _QWEN2_5_VL = (
-    _qwen2_5_vl("Qwen2.5-VL-3B-Instruct", 3420, 2048, 668_684_288),
-    _qwen2_5_vl("Qwen2.5-VL-7B-Instruct", 3420, 3584, 676_550_144),
-    _qwen2_5_vl("Qwen2.5-VL-32B-Instruct", 3456, 5120, 688_841_984),
-    _qwen2_5_vl("Qwen2.5-VL-72B-Instruct", 3456, 8192, 704_573_696),
-    _qwen2_5_vl("Qwen2.5-Omni-7B", 3420, 3584, 676_550_144, "qwen2_5_omni"),
-    _qwen2_5_vl("Qwen2.5-Omni-3B", 3420, 2048, 668_684_288, "qwen2_5_omni"),
+    _qwen2_5_vl("Qwen2.5-VL-3B-Instruct", 668_684_288, 2048),
+    _qwen2_5_vl("Qwen2.5-VL-7B-Instruct", 676_550_144, 3584),
+    _qwen2_5_vl("Qwen2.5-VL-32B-Instruct", 688_841_984, 5120, 3456),
+    _qwen2_5_vl("Qwen2.5-VL-72B-Instruct", 704_573_696, 8192, 3456),
+    _qwen2_5_vl("Qwen2.5-Omni-7B", 676_550_144, 3584, kind="qwen2_5_omni"),
+    _qwen2_5_vl("Qwen2.5-Omni-3B", 668_684_288, 2048, kind="qwen2_5_omni"),
 )
 _QWEN3_VL = (
-    _qwen3_vl("Qwen3-VL-2B-Instruct", _SMALL, 2048, 406_957_056),
-    _qwen3_vl("Qwen3-VL-4B-Instruct", _SMALL, 2560, 415_347_712),
-    _qwen3_vl("Qwen3-VL-8B-Instruct", _LARGE, 4096, 576_388_336),
-    _qwen3_vl("Qwen3-VL-32B-Instruct", _LARGE, 5120, 595_266_800),
-    _qwen3_vl("Qwen3-VL-30B-A3B-Instruct", _LARGE, 2048, 538_631_408, "qwen3_vl_moe"),
-    _qwen3_vl("Qwen3-VL-235B-A22B-Instruct", _LARGE, 4096, 576_388_336, "qwen3_vl_moe"),
-    _qwen3_vl("Qwen3-Omni-30B-A3B-Instruct", _LARGE, 2048, 538_631_408, "qwen3_omni_moe"),
-    _qwen3_vl("Qwen3.5-0.8B", _TINY, 1024, 100_592_896, "qwen3_5"),
-    _qwen3_vl("Qwen3.5-2B", _SMALL, 2048, 331_416_576, "qwen3_5"),
-    _qwen3_vl("Qwen3.5-4B", _SMALL, 2560, 333_514_240, "qwen3_5"),
-    _qwen3_vl("Qwen3.5-9B", _LARGE, 4096, 456_010_480, "qwen3_5"),
-    _qwen3_vl("Qwen3.5-27B", _LARGE, 5120, 460_730_096, "qwen3_5"),
-    _qwen3_vl("Qwen3.5-35B-A3B", _LARGE, 2048, 446_571_248, "qwen3_5_moe"),
-    _qwen3_vl("Qwen3.5-122B-A10B", _LARGE, 3072, 451_290_864, "qwen3_5_moe"),
-    _qwen3_vl("Qwen3.5-397B-A17B", _LARGE, 4096, 456_010_480, "qwen3_5_moe"),
-    _qwen3_vl("Qwen3.6-27B", _LARGE, 5120, 460_730_096, "qwen3_5"),
-    _qwen3_vl("Qwen3.6-35B-A3B", _LARGE, 2048, 446_571_248, "qwen3_5_moe"),
+    _qwen3_vl("Qwen3-VL-2B-Instruct", 406_957_056, 2048, _SMALL),
+    _qwen3_vl("Qwen3-VL-4B-Instruct", 415_347_712, 2560, _SMALL),
+    _qwen3_vl("Qwen3-VL-8B-Instruct", 576_388_336, 4096, _LARGE),
+    _qwen3_vl("Qwen3-VL-32B-Instruct", 595_266_800, 5120, _LARGE),
+    _qwen3_vl("Qwen3-VL-30B-A3B-Instruct", 538_631_408, 2048, _LARGE, "qwen3_vl_moe"),
+    _qwen3_vl("Qwen3-VL-235B-A22B-Instruct", 576_388_336, 4096, _LARGE, "qwen3_vl_moe"),
+    _qwen3_vl("Qwen3-Omni-30B-A3B-Instruct", 538_631_408, 2048, _LARGE, "qwen3_omni_moe"),
+    _qwen3_vl("Qwen3.5-0.8B", 100_592_896, 1024, _TINY, "qwen3_5"),
+    _qwen3_vl("Qwen3.5-2B", 331_416_576, 2048, _SMALL, "qwen3_5"),
+    _qwen3_vl("Qwen3.5-4B", 333_514_240, 2560, _SMALL, "qwen3_5"),
+    _qwen3_vl("Qwen3.5-9B", 456_010_480, 4096, _LARGE, "qwen3_5"),
+    _qwen3_vl("Qwen3.5-27B", 460_730_096, 5120, _LARGE, "qwen3_5"),
+    _qwen3_vl("Qwen3.5-35B-A3B", 446_571_248, 2048, _LARGE, "qwen3_5_moe"),
+    _qwen3_vl("Qwen3.5-122B-A10B", 451_290_864, 3072, _LARGE, "qwen3_5_moe"),
+    _qwen3_vl("Qwen3.5-397B-A17B", 456_010_480, 4096, _LARGE, "qwen3_5_moe"),
+    _qwen3_vl("Qwen3.6-27B", 460_730_096, 5120, _LARGE, "qwen3_5"),
+    _qwen3_vl("Qwen3.6-35B-A3B", 446_571_248, 2048, _LARGE, "qwen3_5_moe"),
 )
 
 # --- records -----------------------------------------------------------------------------------
