@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from oracles import BY_NAME
 from safetensors import safe_open
 from torch import nn
 
 from vitgraph.seeded import RECIPES, seeded_tower, small_config, write_seeded_checkpoint
-from weights import FAMILIES, PUBLISHED, PublishedModel, inspect_checkpoint, load_encoder
+from weights import FAMILIES, PUBLISHED, Family, PublishedModel, inspect_checkpoint, load_encoder
 from weights.families import build_config
 from weights.layouts import Layout, Place, is_ignored, local_name, to_ours, to_published
 
@@ -135,58 +136,16 @@ def reference_shapes(build: Callable[[], nn.Module]) -> dict[str, tuple[int, ...
         return {name: tuple(value.shape) for name, value in build().state_dict().items()}
 
 
-def transformers_tower(family: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in transformers' own class, for the very config that was written."""
-    import transformers as hf
-
-    outer = config.get("thinker_config", config)
-    vision = dict(outer["vision_config"])
-    if family == "qwen2_vl":
-        from transformers.models.qwen2_vl import modeling_qwen2_vl as m
-
-        kind = hf.Qwen2VLConfig(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen2VisionTransformerPretrainedModel(kind))
-    if family == "qwen2_5_vl":
-        from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as m
-
-        kind = hf.Qwen2_5_VLConfig(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen2_5_VisionTransformerPretrainedModel(kind))
-    if family == "qwen2_5_omni":
-        from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as m
-
-        kind = m.Qwen2_5OmniVisionEncoderConfig(**vision)
-        return reference_shapes(lambda: m.Qwen2_5OmniVisionEncoder(kind))
-    if family == "qwen3_omni":
-        from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as m
-
-        kind = m.Qwen3OmniMoeVisionEncoderConfig(**vision)
-        return reference_shapes(lambda: m.Qwen3OmniMoeVisionEncoder(kind))
-    if family == "qwen3_5":
-        from transformers.models.qwen3_5 import modeling_qwen3_5 as m
-
-        kind = hf.Qwen3_5Config(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen3_5VisionModel(kind))
-    if family == "qwen3_vl_moe":
-        from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as m
-
-        kind = hf.Qwen3VLMoeConfig(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen3VLMoeVisionModel(kind))
-    from transformers.models.qwen3_vl import modeling_qwen3_vl as m
-
-    kind = hf.Qwen3VLConfig(vision_config=vision).vision_config
-    return reference_shapes(lambda: m.Qwen3VLVisionModel(kind))
+PATCHES = [name for name in RECIPES if name in BY_NAME and not BY_NAME[name].tiled]
 
 
-QWEN = [name for name, recipe in RECIPES.items() if recipe.family.name != "intern_vit"]
-
-
-@pytest.mark.parametrize("family", QWEN)
-def test_qwen_names_and_shapes_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", PATCHES)
+def test_names_and_shapes_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder = write_seeded_checkpoint(tmp_path, family, width=64, depth=4)
     config = json.loads((folder / "config.json").read_text())
     prefix = RECIPES[family].model.prefix
     written = {n.removeprefix(prefix): s for n, s in stored(folder).items() if n.startswith(prefix)}
-    assert written == transformers_tower(family, config)
+    assert written == reference_shapes(lambda: BY_NAME[family].reference(config))
 
 
 def test_internvl_hf_names_and_shapes_are_those_of_transformers(tmp_path: Path) -> None:
@@ -265,4 +224,28 @@ def test_projector_parameters_are_the_published_counts() -> None:
 def test_published_models_are_listed_once() -> None:
     repos = [model.repo_id for model in PUBLISHED]
     assert len(set(repos)) == len(repos)
-    assert {model.family for model in PUBLISHED} == set(FAMILIES)
+
+
+def test_no_field_of_published_models_is_a_constant() -> None:
+    """A field that no model sets says nothing."""
+    for field in fields(PublishedModel):
+        assert len({repr(vars(model)[field.name]) for model in PUBLISHED}) > 1, field.name
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_the_parts_of_a_family_record_agree(family: Family) -> None:
+    layouts = {layout.name for layout in family.layouts}
+    published = {model.repo_id: model for model in family.published}
+    assert len(layouts) == len(family.layouts)
+    assert {model.family for model in family.published} == {family.name}
+    assert {model.layout for model in family.published} <= layouts
+    for small in family.small.values():
+        assert (small.layout or published[small.repo_id].layout) in layouts
+    assert any(small.title for small in family.small.values())
+    assert family.replays.keys() == {"image", "video"}
+
+
+@pytest.mark.parametrize("part", ["model_types", "signs", "timm", "small"])
+def test_families_share_no_name(part: str) -> None:
+    names = [name for family in FAMILIES.values() for name in vars(family)[part]]
+    assert len(set(names)) == len(names)

@@ -31,10 +31,8 @@ from vitgraph.video import write_video
 from weights import FAMILIES, PUBLISHED, load_encoder
 
 SEEDED = {
-    "intern_vit": "intern_vit_300m",
-    "qwen2_vl": "qwen2_vl",
-    "qwen2_5_vl": "qwen2_5_vl",
-    "qwen3_vl": "qwen3_vl",
+    family.name: next(name for name, small in family.small.items() if small.title)
+    for family in FAMILIES.values()
 }
 ROOT = Path(__file__).parents[1]
 Cli = Callable[..., tuple[int, str, str]]

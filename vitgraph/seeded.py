@@ -45,8 +45,6 @@ class Recipe:
     family: Family
     model: PublishedModel
     layout: Layout
-    title: str
-    """Name in the demo; the demo leaves a recipe without a title out."""
 
 
 def _recipes() -> dict[str, Recipe]:
@@ -56,8 +54,7 @@ def _recipes() -> dict[str, Recipe]:
         layouts = {layout.name: layout for layout in family.layouts}
         for name, small in family.small.items():
             model = models[small.repo_id]
-            layout = layouts[small.layout or model.layout]
-            recipes[name] = Recipe(family, model, layout, small.title)
+            recipes[name] = Recipe(family, model, layouts[small.layout or model.layout])
     return recipes
 
 
