@@ -35,6 +35,7 @@ class Layout:
 
     name: str
     places: tuple[Place, ...]
+    """Places of towers, among them ``Place("", "")``, where an extracted tower lies."""
     marks: tuple[str, ...]
     """Beginnings of names, after the prefix, of which a checkpoint in this layout has one."""
     projector: tuple[str, ...] = ()
