@@ -1,4 +1,4 @@
-"""What a user can do wrong with pixels, grids and configs: the value, the rule and the fix."""
+"""Wrong pixels, grids and configs raise errors that state the value, the rule and the fix."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_tiles_that_cannot_be_cut_into_patches_are_refused(shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_a_grid_that_disagrees_with_the_pixels_is_refused_with_both_counts(name: str) -> None:
+def test_a_grid_that_disagrees_with_the_pixels_names_both_counts(name: str) -> None:
     encoder = tiny(name)
     right, wrong = (
         ([[1, 4, 4]], [[1, 4, 6]]) if name in PATCH_TOWERS else ([[2, 8, 8]], [[3, 8, 8]])
@@ -101,7 +101,7 @@ def test_metadata_of_another_grid_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("kind", ["list", "array", "scalar", "batch"])
-def test_what_is_no_tensor_of_rows_is_refused_with_what_it_is(name: str, kind: str) -> None:
+def test_values_that_are_no_tensor_of_rows_are_named(name: str, kind: str) -> None:
     encoder = tiny(name)
     grid = [[1, 4, 6]] if name in PATCH_TOWERS else [[1, 8, 8]]
     pixels = draw_pixels(encoder, grid)
@@ -150,7 +150,7 @@ def test_a_whole_output_and_one_of_its_tensors_are_told_apart(name: str) -> None
 
 
 @pytest.mark.parametrize("name", PATCH_TOWERS)
-def test_a_grid_the_merge_size_does_not_divide_is_refused_with_the_nearest_sizes(name: str) -> None:
+def test_an_indivisible_grid_is_refused_with_the_nearest_sizes(name: str) -> None:
     encoder = tiny(name)
     with pytest.raises(
         ValueError,
@@ -194,7 +194,7 @@ def test_a_row_that_is_not_three_positive_integers_is_refused(name: str, grid: A
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_a_grid_of_more_items_than_the_output_has_is_refused_with_both_counts(name: str) -> None:
+def test_splitting_by_too_many_items_names_both_counts(name: str) -> None:
     encoder = tiny(name)
     grids = [[1, 4, 6]] if name in PATCH_TOWERS else [[1, 8, 8]]
     output = encoder(draw_pixels(encoder, grids), grids)
@@ -206,7 +206,7 @@ def test_a_grid_of_more_items_than_the_output_has_is_refused_with_both_counts(na
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_a_grid_may_be_a_list_a_tuple_a_tensor_an_array_or_one_item(name: str) -> None:
+def test_a_grid_may_be_a_list_tuple_tensor_array_or_one_item(name: str) -> None:
     encoder = tiny(name)
     specs = encoder.item_specs([[2, 4, 6]])
     one_item: Any

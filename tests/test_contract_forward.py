@@ -1,4 +1,4 @@
-"""``forward`` as a citizen: no reads of device values, one graph, gradients, state, dtypes."""
+"""``forward`` reads no device values, compiles to one graph, and supports gradients and dtypes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
 def on_fake_gpu(encoder: VisionEncoder, pixels: Tensor, metadata: Metadata) -> EncoderOutput:
-    """Run ``forward`` on a GPU without values, where every read of one raises."""
+    """Run ``forward`` on fake GPU tensors, for which every read of a value raises an error."""
     host = {key: int(value) for key, value in metadata.items() if value.device.type == "cpu"}
     with FakeTensorMode():
 
@@ -55,7 +55,7 @@ def on_fake_gpu(encoder: VisionEncoder, pixels: Tensor, metadata: Metadata) -> E
 def test_forward_reads_no_device_value(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every CUDA path (flash, memory-efficient, masked, dense), on tensors without values."""
+    """All CUDA paths (flash, memory-efficient, masked, dense) run on fake tensors."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     encoder, grids = tiny(name, dtype), grids_for(name)
     pixels = draw_pixels(encoder, grids)
@@ -74,7 +74,7 @@ def test_the_fake_gpu_does_catch_a_read() -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_forward_runs_without_any_values_at_all(name: str) -> None:
-    """On meta tensors too: shapes come from shapes alone."""
+    """Meta tensors have no values, so output shapes depend on input shapes alone."""
     encoder, grids = fresh(name).to("meta"), grids_for(name)
     pixels = draw_pixels(tiny(name), grids).to("meta")
     metadata = encoder.prepare_encoder_metadata(grids)
@@ -110,7 +110,7 @@ def test_forward_with_metadata_compiles_into_one_kernel_program(name: str) -> No
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_one_compilation_serves_every_grid_of_one_shape(name: str) -> None:
-    """With capacities the shapes stay, so nothing is compiled again."""
+    """Capacities keep all shapes constant, so nothing is compiled again."""
     torch.compiler.reset()
     encoder, graphs = tiny(name), []
 
@@ -135,7 +135,7 @@ def test_one_compilation_serves_every_grid_of_one_shape(name: str) -> None:
 
 
 def loss_of(output: EncoderOutput) -> Tensor:
-    """A scalar that every field moves, with weights so that no sum cancels."""
+    """Return a scalar that depends on every field, weighted so that no sum cancels."""
     fields = [output.last_hidden_state, output.pooler_output, *output.deepstack_features]
     total = fields[0].new_zeros(())
     for number, field in enumerate(fields):
@@ -179,7 +179,7 @@ def test_gradients_match_transformers_in_float64(name: str) -> None:
     theirs = dict(reference.named_parameters())
     for key, gradient in family.keys(ours).items():
         truth = theirs[key].grad
-        # A key's bias shifts all scores of a query alike, so without rope its gradient is zero.
+        # Without rope, a key's bias adds one number to all scores of a query: its gradient is zero.
         scale = max(float(truth.norm()), 1e-3)
         assert float((gradient - truth).norm()) / scale <= 1e-8, key
 
@@ -205,7 +205,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["intern_vit_300m", "qwen2_5_vl", "qwen3_vl"])
 def test_gradient_checkpointing_keeps_less(name: str) -> None:
-    """It counts what autograd saves: with it, far fewer tensors stay alive until the backward."""
+    """The test counts the tensors that autograd saves; checkpointing saves far fewer."""
     encoder, grids = fresh(name).train().requires_grad_(True), grids_for(name)
     pixels, saved = draw_pixels(encoder, grids), []
 
@@ -260,7 +260,7 @@ def test_state_dict_holds_parameters_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", TOWERS)
 def test_half_precision_runs_on_the_cpu(name: str, dtype: torch.dtype) -> None:
-    """Within a few roundings of float32: 5 % in bfloat16, 1 % in float16, over three blocks."""
+    """Over three blocks, outputs differ from float32 by at most 5 % in bfloat16, 1 % in float16."""
     encoder, grids = tiny(name, dtype), grids_for(name)
     pixels = draw_pixels(encoder, grids)
     output = encoder(pixels, grids)

@@ -1,4 +1,4 @@
-"""Specs, grids for a budget, inner blocks, and features laid out in space."""
+"""Item specs, grids for a budget, outputs of inner blocks, and feature maps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_grid_for_makes_enough_tokens_with_the_fewest_rows(name: str, tokens: in
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_no_grid_with_fewer_rows_makes_as_many_tokens(name: str) -> None:
-    """Every grid of up to 64 patches (3 tiles) is tried."""
+    """The test tries every grid of up to 64 patches or 3 tiles."""
     encoder = tiny(name)
     side = encoder.grid_for(1)[1:] if BY_NAME[name].tiled else None
     shapes = [side] if side else list(itertools.product(range(2, 33, 2), repeat=2))
@@ -155,7 +155,7 @@ def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_every_intermediate_matches_the_references_block(name: str) -> None:
-    """Hooks on the reference's blocks; its windows are put back into input order."""
+    """Hooks read the reference's blocks; window order is undone before the comparison."""
     family = BY_NAME[name]
     encoder, reference = build_pair(family, family.tiny)
     blocks = reference.vision_tower.encoder.layer if family.tiled else reference.blocks
@@ -174,7 +174,7 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
 
 
 def test_intermediates_go_beyond_select_layer() -> None:
-    """All blocks are there, whichever one the checkpoint's features come from."""
+    """Blocks after ``select_layer`` are available too."""
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, {**family.tiny, "select_layer": -2})
     pixels, grids = draw_pixels(encoder, [[1, 4, 4]]), [[1, 4, 4]]
@@ -200,7 +200,7 @@ def test_later_blocks_than_asked_for_are_not_run(name: str) -> None:
 
 
 def patch_codes(grids: Grids) -> Tensor:
-    """(item, t, y, x) of every row in merge-block order, written by plain loops."""
+    """Return (item, t, y, x) of every row in merge-block order, by plain loops."""
     return torch.tensor(
         [
             (item, frame, top + a, left + b)
@@ -215,7 +215,7 @@ def patch_codes(grids: Grids) -> Tensor:
 
 
 def token_codes(grids: Grids) -> Tensor:
-    """(item, t, y, x) of every merged token."""
+    """Return (item, t, y, x) of every merged token."""
     return torch.tensor(
         [
             (item, *place)
@@ -249,7 +249,7 @@ def test_token_features_land_at_their_row_and_column(name: str) -> None:
 
 @pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
-    """With every weight after the patch embedding off, a bright patch stays where it was put."""
+    """All weights after the patch embedding are zero, so a bright patch keeps its position."""
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny)
     for key, weight in encoder.named_parameters():
@@ -267,20 +267,20 @@ def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_features_that_are_not_of_the_grid_are_refused_with_both_counts(name: str) -> None:
+def test_features_that_do_not_fit_the_grid_are_refused(name: str) -> None:
     encoder = tiny(name)
     with pytest.raises(ValueError, match=r"features have 7 .*the grid makes"):
         encoder.feature_maps(torch.zeros(7, 4), [[1, 4, 6]])
 
 
 def tile_features(tiles: int, h: int, w: int) -> Tensor:
-    """[tiles, 1+h*w, 3]: (tile, y, x), and -1 in the class token's row."""
+    """Return [tiles, 1+h*w, 3]: (tile, y, x) per row, and -1 in the class token's row."""
     codes = torch.tensor(list(itertools.product(range(tiles), range(h), range(w))))
     return torch.cat((torch.full((tiles, 1, 3), -1), codes.view(tiles, h * w, 3)), dim=1)
 
 
 def tile_tokens(tiles: int, h: int, w: int, version: str) -> Tensor:
-    """[tokens, 3]: (tile, y, x) of the merged tokens, in the order of pixel shuffle ``version``."""
+    """Return [tokens, 3]: (tile, y, x) per token in the order of pixel shuffle ``version``."""
     codes = torch.tensor(list(itertools.product(range(tiles), range(h // 2), range(w // 2))))
     codes = codes.view(tiles, h // 2, w // 2, 3)
     return (codes.transpose(1, 2) if version == "v1" else codes).reshape(-1, 3)
@@ -297,7 +297,7 @@ def test_tiles_lose_their_class_token_and_keep_their_raster() -> None:
 
 @pytest.mark.parametrize("thumbnail", [True, False])
 def test_tiles_of_an_image_are_stitched_and_the_thumbnail_is_dropped(thumbnail: bool) -> None:
-    """3 columns by 2 rows of tiles of 4x4 patches: one map of 8x12."""
+    """Tiles of 4x4 patches in 3 columns and 2 rows make one map of 8x12."""
     count = 6 + thumbnail
     [joined] = tiny("intern_vit_300m").feature_maps(
         tile_features(count, 4, 4), [[count, 4, 4]], [(3, 2, thumbnail)]
@@ -309,7 +309,7 @@ def test_tiles_of_an_image_are_stitched_and_the_thumbnail_is_dropped(thumbnail: 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_tokens_of_an_image_are_stitched_in_either_shuffle_order(version: str) -> None:
-    """Pixel shuffle v1 lists tokens column by column; the map is upright all the same."""
+    """Pixel shuffle v1 lists tokens by column; the map has rows and columns in place."""
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, {**family.tiny, "ps_version": version})
     [joined] = encoder.feature_maps(tile_tokens(3, 4, 8, version), [[3, 4, 8]], [(1, 2, True)])
@@ -322,7 +322,7 @@ def test_tokens_of_an_image_are_stitched_in_either_shuffle_order(version: str) -
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_pixel_shuffle_puts_a_patch_into_the_token_over_it(version: str) -> None:
-    """From pixels to map: only the token above the one bright patch changes."""
+    """Only the token that covers the one bright patch changes."""
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, {**family.tiny, "ps_version": version})
     for key, weight in encoder.named_parameters():

@@ -1,4 +1,4 @@
-"""``prepare_encoder_metadata``: every keyword, every family, and what padding may not do."""
+"""``prepare_encoder_metadata``: every keyword for every family, and padding without effect."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_rotary_tables_are_float32_or_the_encoders_own_float64(name: str) -> Non
 
 
 def test_qwen3_taps_are_those_of_the_worked_example() -> None:
-    """Grid 4x6 into a table of 48x48, taps (r, c), (r, c+1), (r+1, c), (r+1, c+1)."""
+    """A 4x6 grid reads a 48x48 table at (r, c), (r, c+1), (r+1, c) and (r+1, c+1)."""
     metadata = prepare("qwen3_vl", [[1, 4, 6]])
     index, weight = metadata["pos_embed_index"], metadata["pos_embed_weight"]
     assert index[:3].tolist() == [[0, 1, 48, 49], [9, 10, 57, 58], [720, 721, 768, 769]]
@@ -120,7 +120,7 @@ def test_qwen3_taps_are_those_of_the_worked_example() -> None:
 
 
 def test_qwen2_5_windows_are_those_of_the_worked_examples() -> None:
-    """A frame of 6x10 tokens, windows of 4x4; frames that windows divide; two frames."""
+    """The cases are 6x10 tokens with windows of 4x4, divisible frames, and two frames."""
     ragged = prepare("qwen2_5_vl", [[1, 12, 20]])
     assert ragged["cu_window_seqlens"].tolist() == [0, 64, 128, 160, 192, 224, 240]
     assert ragged["window_index"].tolist()[:20] == [
@@ -178,7 +178,7 @@ def test_an_override_of_the_longest_segment_is_kept_and_checked(name: str) -> No
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_more_rows_than_max_input_size_is_an_error_with_both_numbers(name: str) -> None:
+def test_more_rows_than_max_input_size_names_both_numbers(name: str) -> None:
     rows = sum(spec.input_size for spec in tiny(name).item_specs(grids_for(name)))
     fewer = rows - (1 if kind(name) == "tiles" else 4)
     prepare(name, grids_for(name), max_input_size=rows)
@@ -193,7 +193,7 @@ def test_room_for_part_of_a_token_is_an_error(name: str) -> None:
 
 
 def test_windows_count_against_their_own_capacity_only() -> None:
-    """Two frames of six windows: 2 segments fit a capacity of 2, 12 windows a capacity of 12."""
+    """Two frames have 12 windows; 2 segments fit a capacity of 2, 12 windows one of 12."""
     grids = [[2, 12, 20]]
     metadata = prepare("qwen2_5_vl", grids, max_frames_per_batch=2, max_windows_per_batch=15)
     assert len(metadata["cu_seqlens"]) == 3
@@ -207,7 +207,7 @@ def test_windows_count_against_their_own_capacity_only() -> None:
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_every_row_of_padding_is_finite_and_there_are_exactly_as_many(name: str) -> None:
+def test_padding_is_finite_and_has_exactly_the_given_rows(name: str) -> None:
     capacities = CAPACITIES[kind(name)]
     for grids in (EMPTY, grids_for(name)):
         metadata = prepare(name, grids, **capacities)
@@ -319,7 +319,7 @@ def test_forward_leaves_its_inputs_as_they_were(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_capacities_alone_change_no_bit(name: str) -> None:
-    """Padded offsets and a longer longest segment, without pad rows."""
+    """The metadata has padded offsets and a larger ``max_seqlen``, and no pad rows."""
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
     capacities = {k: v for k, v in CAPACITIES[kind(name)].items() if k != "max_input_size"}
@@ -329,7 +329,7 @@ def test_capacities_alone_change_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_pad_rows_leave_the_real_rows_as_they_were(name: str) -> None:
-    """To 1e-6 relative: the CPU's matrix product may add in another order for other row counts."""
+    """The bound is 1e-6, as CPU matrix products may add in another order for other row counts."""
     encoder, grids = tiny(name), grids_for(name)
     capacities = CAPACITIES[kind(name)]
     pixels, padded = padded_pixels(encoder, grids, capacities["max_input_size"], 0.0)
@@ -358,7 +358,7 @@ def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_an_empty_grid_with_capacities_runs_over_padding_alone(name: str) -> None:
-    """What a wrapper captures: shapes as at full load, nothing real."""
+    """A graph is captured with an empty grid, whose metadata has the shapes of the capacities."""
     encoder = tiny(name)
     capacities = CAPACITIES[kind(name)]
     rows = capacities["max_input_size"]
@@ -371,7 +371,7 @@ def test_an_empty_grid_with_capacities_runs_over_padding_alone(name: str) -> Non
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_forward_wants_a_grid_or_metadata(name: str) -> None:
-    """Of tiles it says the very grid."""
+    """For tiles, the error states the grid."""
     encoder = tiny(name)
     value = r".*grid_thw is \[\[3, 8, 8\]\]" if kind(name) == "tiles" else ""
     with pytest.raises(ValueError, match="pass grid_thw, or encoder_metadata" + value):

@@ -1,4 +1,4 @@
-"""Encoders are ordinary modules, and what they give belongs to whoever asked for it."""
+"""Encoders are ordinary modules, and their outputs own their memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def worst(ours: EncoderOutput, theirs: EncoderOutput) -> float:
 
 
 def replace_layers(encoder: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """Put ``wrap(layer)`` in the place of every Linear and convolution."""
+    """Replace every Linear and convolution by ``wrap(layer)``."""
     for parent in list(encoder.modules()):
         for key, layer in list(parent.named_children()):
             if type(layer) in PATCHED:
@@ -58,7 +58,7 @@ def replace_layers(encoder: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -
 
 
 class Lora(nn.Module):
-    """As peft wraps a layer: ``weight`` is the base's, the low-rank part is added to its result."""
+    """A layer as peft wraps it: ``weight`` is the base layer's; a low-rank part is added."""
 
     def __init__(self, base: Any, up: float) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_a_wrapper_that_adds_nothing_changes_nothing(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of a layer fed by pixels
 @pytest.mark.parametrize("name", TOWERS)
 def test_hooks_fire_on_every_leaf(name: str) -> None:
-    """Before and after each layer, and in the backward."""
+    """Hooks run before and after each layer and in the backward pass."""
     encoder = fresh(name).requires_grad_(True)
     leaves = {key: leaf for key, leaf in encoder.named_modules() if not list(leaf.children())}
     fired: dict[str, set[str]] = {"before": set(), "after": set(), "backward": set()}
@@ -140,7 +140,7 @@ def test_a_hook_may_change_a_layers_result(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_forward_set_on_a_layer_is_called(name: str) -> None:
-    """As accelerate does to bring weights in from elsewhere."""
+    """accelerate uses such hooks to bring in weights that lie elsewhere."""
     encoder, called = fresh(name), set()
     leaves = {key: leaf for key, leaf in encoder.named_modules() if not list(leaf.children())}
 
@@ -158,7 +158,7 @@ def test_a_forward_set_on_a_layer_is_called(name: str) -> None:
 
 
 class Halved(Tensor):
-    """A weight kept at half its size and doubled where a layer reads it, as a quantised one is."""
+    """A weight that is stored halved and doubled when read, as a quantised weight is scaled."""
 
     @classmethod
     def __torch_function__(
@@ -281,7 +281,7 @@ def test_a_patch_product_is_its_convolution_whoever_makes_it(rows: int) -> None:
 
 
 def tokens_of(name: str) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """A float64 tower as a function of its pixels alone, and three draws of pixels."""
+    """Return a float64 tower as a function of pixels alone, and three random inputs."""
     encoder, grids = fresh(name), [[1, 4, 4]] if BY_NAME[name].tiled else [[1, 4, 6]]
     metadata = encoder.prepare_encoder_metadata(grids)
 
@@ -324,7 +324,7 @@ def saved_bytes(item: EncoderOutput) -> int:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_every_item_encoded_has_memory_of_its_own(name: str) -> None:
-    """One of twelve alike once wrote all twelve to the disk."""
+    """A saved item once wrote the memory of all twelve items to the disk."""
     encoder, images = tiny(name), [torch.zeros(3, 56, 56, dtype=torch.uint8)] * 12
     items = encoder.encode(images)
     alone = encoder.encode(images[:1])

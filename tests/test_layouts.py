@@ -1,4 +1,4 @@
-"""Every published layout is read, and its names are those of the models that publish them."""
+"""Every published layout loads, and its names are those of the published models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weights.layouts import Layout, Place, is_ignored, local_name, to_ours, to_p
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of every tensor in a checkpoint."""
+    """Return the shape of every tensor in a checkpoint by name."""
     shapes = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -88,7 +88,7 @@ def test_layouts_of_one_family_give_the_same_outputs(tmp_path: Path, one: str, o
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_name_survives_the_way_out_and_back(name: str) -> None:
+def test_every_name_translates_to_published_and_back(name: str) -> None:
     recipe = RECIPES[name]
     layout, config = recipe.layout, small_config(recipe.model.config, 4, 32)
     tower = seeded_tower(recipe.family, config, 0, torch.float32)
@@ -122,7 +122,7 @@ def test_ignored_names_are_whole_words_at_their_place() -> None:
     assert not is_ignored(qwen, "blocks.0.rotary_pos_emb.inv_freq")
 
 
-def test_projector_names_hang_on_the_root_and_tower_names_on_the_prefix() -> None:
+def test_projector_names_follow_the_root_and_tower_names_the_prefix() -> None:
     layout, place = find_layout("intern_vit", "internvl-hf"), Place("model.", "vision_tower.")
     projector = "model.multi_modal_projector.linear_1.bias"
     assert local_name(layout, place, projector) == "multi_modal_projector.linear_1.bias"
@@ -175,7 +175,7 @@ def test_timm_names_and_shapes_are_those_of_timm(tmp_path: Path) -> None:
 
 
 def test_remote_code_names_are_the_published_ones(tmp_path: Path) -> None:
-    """Written out by hand from the index of InternVL2_5-8B and the class of InternViT-6B."""
+    """The names are copied from the index of InternVL2_5-8B and the class of InternViT-6B."""
     layer = "vision_model.encoder.layers.1."
     large = stored(write_seeded_checkpoint(tmp_path, "intern_vit_6b", width=64))
     for name, shape in {
@@ -202,7 +202,7 @@ def test_remote_code_names_are_the_published_ones(tmp_path: Path) -> None:
 
 
 def parameters(model: PublishedModel) -> tuple[int, int]:
-    """Of the tower and of the projector, counted in the encoder that the config makes."""
+    """Count the parameters of the tower and of the projector that a config makes."""
     family = FAMILIES[model.family]
     encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
     sizes = {name: value.numel() for name, value in encoder.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Packing changes nothing: items encoded together equal the same items one by one.
+"""Items that are encoded together equal the same items encoded one by one.
 
 The bound, 2e-6 relative L2 in float32, means something only where float32 itself is better than
 that: a test holds the noise of transformers' own float32 run below 1e-6 on the same towers.
@@ -104,7 +104,7 @@ def test_the_order_of_items_is_the_order_of_results(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_frames_of_a_clip_match_the_same_frames_as_images(name: str) -> None:
-    """Frames never attend to each other in the tower."""
+    """No frame attends to another frame in the tower."""
     encoder = tiny(name, calm=CALM)
     pixels = draw_pixels(encoder, [[3, 4, 6]])
     clip, images = encoder(pixels, [[3, 4, 6]]), encoder(pixels, [[1, 4, 6]] * 3)
