@@ -15,7 +15,7 @@ from benchmarks.machine import describe_machine
 
 from encoders.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME, Grids
-from weights.published import PUBLISHED
+from weights import PUBLISHED
 
 SIZES_MIX8 = (
     (224, 224), (640, 480), (480, 640), (1280, 720),

@@ -1,4 +1,4 @@
-"""What the tests of accelerated encoders share: where kernels run, and the same steps in torch."""
+"""Shared parts of the tests of accelerated encoders: skips, towers, and the kernels in torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import BY_NAME, Grids, build_encoder, distances, draw_pixels, fields_of
+from oracles import (
+    BY_NAME,
+    PATCH_TOWERS,
+    TOWERS,
+    Grids,
+    build_encoder,
+    distances,
+    draw_pixels,
+    fields_of,
+)
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
 
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-QWEN = OURS[2:]
+OURS, QWEN = TOWERS, PATCH_TOWERS
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 needs_triton = pytest.mark.skipif(
@@ -29,12 +37,12 @@ needs_interpreter = pytest.mark.skipif(
 
 
 def grids_for(name: str) -> Grids:
-    """Two items of few rows, one of them a video: the interpreter takes a millisecond per row."""
-    return [[2, 2, 2], [1, 2, 2]] if "intern" in name else [[2, 2, 4], [1, 4, 6]]
+    """Return a video and an image of few rows; the interpreter takes a millisecond per row."""
+    return [[2, 2, 2], [1, 2, 2]] if BY_NAME[name].tiled else [[2, 2, 4], [1, 4, 6]]
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
-    """A three-block tower that a test may change."""
+    """Build a three-block tower that a test may change."""
     return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
 
 
@@ -43,33 +51,33 @@ CLOSE = 2e-6
 
 @torch.no_grad()
 def run(encoder: VisionEncoder, name: str, seed: int = 0) -> EncoderOutput:
-    """The output for drawn pixels, without gradients."""
+    """Return the output for random pixels, without gradients."""
     grids = grids_for(name)
     output: EncoderOutput = encoder(draw_pixels(encoder, grids, seed), grids)
     return output
 
 
 def relative(ours: Tensor, truth: Tensor) -> float:
-    """Relative L2 distance in float64; NaN where ours has NaN."""
+    """Return the relative L2 distance in float64; it is NaN if ``ours`` has a NaN."""
     assert ours.shape == truth.shape
     return float((ours.double() - truth.double()).norm() / truth.double().norm())
 
 
 def assert_close(ours: EncoderOutput, truth: EncoderOutput, limit: float = CLOSE) -> None:
-    """Every field within a relative L2 distance; NaN is never within it."""
+    """Assert that every field lies within a relative L2 distance; NaN never does."""
     for field, far in distances(ours, truth).items():
         assert far <= limit, field
 
 
 def assert_fused(encoder: VisionEncoder, layers_called: int = 0) -> None:
-    """The last forward was fused and called so many layers as modules."""
+    """Assert that the last forward was fused and called ``layers_called`` layers as modules."""
     choices = encoder.kernel_choices()
     assert choices["reference_because"] is None
     assert choices["layers_called"] == layers_called
 
 
 def same_bits(ours: EncoderOutput, truth: EncoderOutput) -> bool:
-    """Whether every field is equal bit for bit."""
+    """Return whether every field is equal bit for bit."""
     pairs = zip(fields_of(ours).values(), fields_of(truth).values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
@@ -85,7 +93,7 @@ ACTIVATIONS = {
 
 
 def summed(stream: Any) -> Tensor:
-    """The sum that a stream stands for."""
+    """Return the sum of a stream's terms."""
     hidden, branch, scale, offset = (None if x is None else x.double() for x in stream)
     if branch is not None:
         hidden = hidden + (branch if scale is None else branch * scale)
@@ -93,7 +101,7 @@ def summed(stream: Any) -> Tensor:
 
 
 def normed(rows: Tensor, norm: Any) -> Tensor:
-    """Layer norm or RMS norm of float64 rows."""
+    """Return the layer norm or RMS norm of float64 rows."""
     weight, bias = (None if x is None else x.double() for x in norm[:2])
     if norm.rms:
         return F.rms_norm(rows, rows.shape[1:], weight, norm.eps)
@@ -101,7 +109,7 @@ def normed(rows: Tensor, norm: Any) -> Tensor:
 
 
 def rotated(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (i, i + K/2) of queries and keys turned."""
+    """Return queries and keys with their pairs (i, i + K/2) rotated."""
     out, half = qkv.double(), qkv.shape[-1] // 2
     c, s = cos.double()[:, None, None], sin.double()[:, None, None]
     first, second = out[:, :2, :, :half].clone(), out[:, :2, :, half:].clone()
@@ -111,12 +119,12 @@ def rotated(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def with_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Rows plus a weighted sum of rows of a table."""
+    """Return rows plus a weighted sum of rows of a table."""
     return rows.double() + (table.double()[index] * weight.double()[:, :, None]).sum(1)
 
 
 def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put these steps in the kernels' places, a hundred times faster than the interpreter."""
+    """Replace the kernels by these steps, which run 100 times faster than the interpreter."""
     from encoders.accelerated import activations, norms, positions, rotary
 
     def add(stream: Any) -> Tensor:

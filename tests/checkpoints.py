@@ -1,4 +1,4 @@
-"""Making seeded checkpoints odd, for the tests of loading."""
+"""Edits of small checkpoints for the tests of loading."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def read_json(path: Path) -> Any:
 
 
 def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Let ``edit`` change the parsed config.json in place."""
+    """Rewrite config.json after ``edit`` has changed the parsed config in place."""
     config = read_json(folder / "config.json")
     edit(config)
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    """Let ``edit`` change all tensors in place, then write them as two shards with their index."""
+    """Rewrite all tensors as two shards with an index after ``edit`` has changed them in place."""
     tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(path)

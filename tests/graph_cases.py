@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from graph_outputs import EVERY_FIELD
-from oracles import BY_NAME, Grids, build_encoder, draw_pixels
+from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels
 from toy_encoder import WIDTH, ToyEncoder
 from torch import Tensor
 
 from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget, GraphedEncoder, GraphStats
 
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+OURS = [*TOWERS, "qwen3_5"]
 BUDGETS = [16, 48, 96]
 """Whole tiles of the tiny InternViT too: 16 tokens each."""
 CALM = 0.5
@@ -24,7 +24,7 @@ CALM = 0.5
 
 
 def is_tiled(name: str) -> bool:
-    return "intern" in name
+    return BY_NAME[name].tiled
 
 
 @cache

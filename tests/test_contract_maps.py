@@ -1,4 +1,4 @@
-"""Specs, grids for a budget, inner blocks, and features laid out in space."""
+"""Item specs, grids for a budget, outputs of inner blocks, and feature maps."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import BY_NAME, Grids, build_encoder, build_pair, distance, draw_pixels, tiny
+from oracles import (
+    BY_NAME,
+    PATCH_TOWERS,
+    TOWERS,
+    Grids,
+    build_encoder,
+    build_pair,
+    distance,
+    draw_pixels,
+    grids_for,
+    tiny,
+)
 from torch import Tensor
 
 from encoders.contract import EncoderItemSpec
-
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-PUBLISHED = [*OURS, "qwen3_5", "qwen3_omni", "qwen2_5_omni"]
-
-
-def grids_for(name: str) -> Grids:
-    return [[2, 8, 8], [1, 8, 8]] if "intern" in name else [[2, 4, 6], [1, 10, 6]]
 
 
 # --- costs of items ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_an_items_cost_is_its_patches_tokens_and_frames(name: str) -> None:
     windows = (2 * 1 * 3, 3 * 2) if name == "qwen2_5_vl" else (0, 0)
     assert tiny(name).item_specs([[2, 4, 20], [1, 18, 10]]) == [
@@ -41,7 +44,7 @@ def test_an_items_cost_in_tiles() -> None:
     assert specs == [EncoderItemSpec(13, 13 * 256, 13, 1025), EncoderItemSpec(1, 8, 1, 33)]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_costs_agree_with_metadata_and_outputs(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     specs = encoder.item_specs(grids)
@@ -58,7 +61,7 @@ def test_costs_agree_with_metadata_and_outputs(name: str) -> None:
 # --- a grid for a budget -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 @given(tokens=st.integers(1, 3000))
 @settings(max_examples=60)
 def test_grid_for_makes_enough_tokens_with_the_fewest_rows(name: str, tokens: int) -> None:
@@ -71,11 +74,11 @@ def test_grid_for_makes_enough_tokens_with_the_fewest_rows(name: str, tokens: in
     assert spec.output_tokens == fewest * unit.output_tokens
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_no_grid_with_fewer_rows_makes_as_many_tokens(name: str) -> None:
-    """Every grid of up to 64 patches (3 tiles) is tried."""
+    """The test tries every grid of up to 64 patches or 3 tiles."""
     encoder = tiny(name)
-    side = encoder.grid_for(1)[1:] if "intern" in name else None
+    side = encoder.grid_for(1)[1:] if BY_NAME[name].tiled else None
     shapes = [side] if side else list(itertools.product(range(2, 33, 2), repeat=2))
     every = [[t, h, w] for t in (1, 2, 3) for h, w in shapes if side or t * h * w <= 64]
     specs = encoder.item_specs(every)
@@ -85,7 +88,7 @@ def test_no_grid_with_fewer_rows_makes_as_many_tokens(name: str) -> None:
         assert ours.input_size == best
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_the_budget_range_is_positive_and_reachable(name: str) -> None:
     encoder = tiny(name)
     low, high = encoder.budget_range
@@ -94,7 +97,7 @@ def test_the_budget_range_is_positive_and_reachable(name: str) -> None:
         assert encoder.item_specs([encoder.grid_for(tokens)])[0].output_tokens == tokens
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_row_shape_is_the_shape_of_a_row(name: str) -> None:
     encoder = tiny(name)
     grid = encoder.grid_for(encoder.budget_range[0])
@@ -106,7 +109,7 @@ def test_row_shape_is_the_shape_of_a_row(name: str) -> None:
 # --- inner blocks ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_last_intermediate_is_the_last_hidden_state(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
@@ -114,7 +117,7 @@ def test_the_last_intermediate_is_the_last_hidden_state(name: str) -> None:
     assert torch.equal(last, encoder(pixels, grids).last_hidden_state)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_intermediates_are_found_by_number_by_count_and_from_the_end(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
@@ -140,7 +143,7 @@ def test_intermediates_are_found_by_number_by_count_and_from_the_end(name: str) 
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), wanted
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize(
     "wanted", [0, 4, -1, [3], [-4], [0, 7], True, [0.5], [True], 1.5, "1", ["1"]], ids=repr
 )
@@ -150,9 +153,9 @@ def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None
         encoder.forward_intermediates(draw_pixels(encoder, grids), grids, wanted)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "intern_vit_300m"])
+@pytest.mark.parametrize("name", TOWERS)
 def test_every_intermediate_matches_the_references_block(name: str) -> None:
-    """Hooks on the reference's blocks; its windows are put back into input order."""
+    """Hooks read the reference's blocks; window order is undone before the comparison."""
     family = BY_NAME[name]
     encoder, reference = build_pair(family, family.tiny)
     blocks = reference.vision_tower.encoder.layer if family.tiled else reference.blocks
@@ -171,7 +174,7 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
 
 
 def test_intermediates_go_beyond_select_layer() -> None:
-    """All blocks are there, whichever one the checkpoint's features come from."""
+    """Blocks after ``select_layer`` are available too."""
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, {**family.tiny, "select_layer": -2})
     pixels, grids = draw_pixels(encoder, [[1, 4, 4]]), [[1, 4, 4]]
@@ -180,7 +183,7 @@ def test_intermediates_go_beyond_select_layer() -> None:
     assert not torch.equal(second, third)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_later_blocks_than_asked_for_are_not_run(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny)
@@ -197,7 +200,7 @@ def test_later_blocks_than_asked_for_are_not_run(name: str) -> None:
 
 
 def patch_codes(grids: Grids) -> Tensor:
-    """(item, t, y, x) of every row in merge-block order, written by plain loops."""
+    """Return (item, t, y, x) of every row in merge-block order, by plain loops."""
     return torch.tensor(
         [
             (item, frame, top + a, left + b)
@@ -212,7 +215,7 @@ def patch_codes(grids: Grids) -> Tensor:
 
 
 def token_codes(grids: Grids) -> Tensor:
-    """(item, t, y, x) of every merged token."""
+    """Return (item, t, y, x) of every merged token."""
     return torch.tensor(
         [
             (item, *place)
@@ -230,23 +233,23 @@ def assert_each_code_is_at_its_place(maps: list[Tensor], sizes: list[tuple[int, 
             assert tuple(item[place].tolist()) == (number, *place)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_patch_features_land_at_their_row_and_column(name: str) -> None:
     grids = [[2, 4, 6], [1, 10, 2], [1, 2, 2]]
     maps = tiny(name).feature_maps(patch_codes(grids), grids)
     assert_each_code_is_at_its_place(maps, [(2, 4, 6), (1, 10, 2), (1, 2, 2)])
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_token_features_land_at_their_row_and_column(name: str) -> None:
     grids = [[2, 4, 6], [1, 10, 2], [1, 2, 2]]
     maps = tiny(name).feature_maps(token_codes(grids), grids)
     assert_each_code_is_at_its_place(maps, [(2, 2, 3), (1, 5, 1), (1, 1, 1)])
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
-    """With every weight after the patch embedding off, a bright patch stays where it was put."""
+    """All weights after the patch embedding are zero, so a bright patch keeps its position."""
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny)
     for key, weight in encoder.named_parameters():
@@ -263,21 +266,21 @@ def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
     assert bright.nonzero().tolist() == [[3, 5]]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_features_that_are_not_of_the_grid_are_refused_with_both_counts(name: str) -> None:
+@pytest.mark.parametrize("name", TOWERS)
+def test_features_that_do_not_fit_the_grid_are_refused(name: str) -> None:
     encoder = tiny(name)
     with pytest.raises(ValueError, match=r"features have 7 .*the grid makes"):
         encoder.feature_maps(torch.zeros(7, 4), [[1, 4, 6]])
 
 
 def tile_features(tiles: int, h: int, w: int) -> Tensor:
-    """[tiles, 1+h*w, 3]: (tile, y, x), and -1 in the class token's row."""
+    """Return [tiles, 1+h*w, 3]: (tile, y, x) per row, and -1 in the class token's row."""
     codes = torch.tensor(list(itertools.product(range(tiles), range(h), range(w))))
     return torch.cat((torch.full((tiles, 1, 3), -1), codes.view(tiles, h * w, 3)), dim=1)
 
 
 def tile_tokens(tiles: int, h: int, w: int, version: str) -> Tensor:
-    """[tokens, 3]: (tile, y, x) of the merged tokens, in the order of pixel shuffle ``version``."""
+    """Return [tokens, 3]: (tile, y, x) per token in the order of pixel shuffle ``version``."""
     codes = torch.tensor(list(itertools.product(range(tiles), range(h // 2), range(w // 2))))
     codes = codes.view(tiles, h // 2, w // 2, 3)
     return (codes.transpose(1, 2) if version == "v1" else codes).reshape(-1, 3)
@@ -294,7 +297,7 @@ def test_tiles_lose_their_class_token_and_keep_their_raster() -> None:
 
 @pytest.mark.parametrize("thumbnail", [True, False])
 def test_tiles_of_an_image_are_stitched_and_the_thumbnail_is_dropped(thumbnail: bool) -> None:
-    """3 columns by 2 rows of tiles of 4x4 patches: one map of 8x12."""
+    """Tiles of 4x4 patches in 3 columns and 2 rows make one map of 8x12."""
     count = 6 + thumbnail
     [joined] = tiny("intern_vit_300m").feature_maps(
         tile_features(count, 4, 4), [[count, 4, 4]], [(3, 2, thumbnail)]
@@ -306,7 +309,7 @@ def test_tiles_of_an_image_are_stitched_and_the_thumbnail_is_dropped(thumbnail: 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_tokens_of_an_image_are_stitched_in_either_shuffle_order(version: str) -> None:
-    """Pixel shuffle v1 lists tokens column by column; the map is upright all the same."""
+    """Pixel shuffle v1 lists tokens by column; the map has rows and columns in place."""
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, {**family.tiny, "ps_version": version})
     [joined] = encoder.feature_maps(tile_tokens(3, 4, 8, version), [[3, 4, 8]], [(1, 2, True)])
@@ -319,7 +322,7 @@ def test_tokens_of_an_image_are_stitched_in_either_shuffle_order(version: str) -
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_pixel_shuffle_puts_a_patch_into_the_token_over_it(version: str) -> None:
-    """From pixels to map: only the token above the one bright patch changes."""
+    """Only the token that covers the one bright patch changes."""
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, {**family.tiny, "ps_version": version})
     for key, weight in encoder.named_parameters():

@@ -1,4 +1,4 @@
-"""``prepare_encoder_metadata``: every keyword, every family, and what padding may not do."""
+"""``prepare_encoder_metadata``: every keyword for every family, and padding without effect."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Grids, draw_pixels, fields_of, tiny
+from oracles import (
+    BY_NAME,
+    PATCH_TOWERS,
+    TOWERS,
+    Grids,
+    draw_pixels,
+    fields_of,
+    grids_for,
+    tiny,
+)
 
 from encoders.contract import EncoderOutput, Metadata
 from encoders.vision_encoder import VisionEncoder
 
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 EMPTY: Grids = []
 
 CAPACITIES: dict[str, dict[str, int]] = {
@@ -29,11 +36,7 @@ CAPACITIES: dict[str, dict[str, int]] = {
 
 
 def kind(name: str) -> str:
-    return "tiles" if "intern" in name else "patches"
-
-
-def grids_for(name: str) -> Grids:
-    return [[2, 8, 8], [1, 8, 8]] if kind(name) == "tiles" else [[2, 4, 6], [1, 10, 6]]
+    return "tiles" if BY_NAME[name].tiled else "patches"
 
 
 def prepare(name: str, grids: Any, **capacities: Any) -> Metadata:
@@ -48,7 +51,7 @@ def lengths(name: str, grids: Grids) -> list[int]:
 # --- what it holds -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_offsets_are_the_segments_of_the_grid(name: str) -> None:
     grids = grids_for(name)
     metadata = prepare(name, grids)
@@ -59,21 +62,21 @@ def test_offsets_are_the_segments_of_the_grid(name: str) -> None:
     assert int(metadata["max_seqlen"]) == max(sizes)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_longest_segment_is_a_plain_number_on_the_host(name: str) -> None:
     for device in (None, "cpu", "meta"):
         longest = prepare(name, grids_for(name), device=device)["max_seqlen"]
         assert (longest.device.type, longest.ndim, longest.dtype) == ("cpu", 0, torch.int32)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_everything_else_goes_to_the_device_asked_for(name: str) -> None:
     metadata = prepare(name, grids_for(name), device="meta")
     on_host = {key for key, value in metadata.items() if value.device.type == "cpu"}
     assert on_host <= {"max_seqlen", "max_window_seqlen"}
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_default_device_changes_no_metadata(name: str) -> None:
     plain = prepare(name, grids_for(name), **CAPACITIES[kind(name)])
     with torch.device("meta"):
@@ -83,7 +86,7 @@ def test_a_default_device_changes_no_metadata(name: str) -> None:
         assert torch.equal(found[key], value), key
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_metadata_is_plain_tensors(name: str) -> None:
     for key, value in prepare(name, grids_for(name)).items():
         assert isinstance(key, str)
@@ -91,7 +94,7 @@ def test_metadata_is_plain_tensors(name: str) -> None:
         assert not value.requires_grad
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_rotary_tables_are_float32_or_the_encoders_own_float64(name: str) -> None:
     for dtype, expected in (
         (torch.bfloat16, torch.float32),
@@ -107,7 +110,7 @@ def test_rotary_tables_are_float32_or_the_encoders_own_float64(name: str) -> Non
 
 
 def test_qwen3_taps_are_those_of_the_worked_example() -> None:
-    """Grid 4x6 into a table of 48x48, taps (r, c), (r, c+1), (r+1, c), (r+1, c+1)."""
+    """A 4x6 grid reads a 48x48 table at (r, c), (r, c+1), (r+1, c) and (r+1, c+1)."""
     metadata = prepare("qwen3_vl", [[1, 4, 6]])
     index, weight = metadata["pos_embed_index"], metadata["pos_embed_weight"]
     assert index[:3].tolist() == [[0, 1, 48, 49], [9, 10, 57, 58], [720, 721, 768, 769]]
@@ -117,7 +120,7 @@ def test_qwen3_taps_are_those_of_the_worked_example() -> None:
 
 
 def test_qwen2_5_windows_are_those_of_the_worked_examples() -> None:
-    """A frame of 6x10 tokens, windows of 4x4; frames that windows divide; two frames."""
+    """The cases are 6x10 tokens with windows of 4x4, divisible frames, and two frames."""
     ragged = prepare("qwen2_5_vl", [[1, 12, 20]])
     assert ragged["cu_window_seqlens"].tolist() == [0, 64, 128, 160, 192, 224, 240]
     assert ragged["window_index"].tolist()[:20] == [
@@ -133,7 +136,7 @@ def test_qwen2_5_windows_are_those_of_the_worked_examples() -> None:
 # --- capacities --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("keyword", ["max_batch_size", "max_frames_per_batch"])
 def test_a_capacity_repeats_the_last_offset(name: str, keyword: str) -> None:
     grids = grids_for(name)
@@ -142,13 +145,13 @@ def test_a_capacity_repeats_the_last_offset(name: str, keyword: str) -> None:
     assert padded == plain + [plain[-1]] * (8 - len(plain))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_frames_win_over_items(name: str) -> None:
     metadata = prepare(name, grids_for(name), max_batch_size=2, max_frames_per_batch=5)
     assert len(metadata["cu_seqlens"]) == 6
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_capacity_met_exactly_pads_nothing(name: str) -> None:
     grids = grids_for(name)
     assert torch.equal(
@@ -156,7 +159,7 @@ def test_a_capacity_met_exactly_pads_nothing(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_more_segments_than_the_capacity_is_an_error_with_both_numbers(name: str) -> None:
     with pytest.raises(ValueError, match=r"3 segments do not fit max_batch_size=2"):
         prepare(name, grids_for(name), max_batch_size=2)
@@ -164,7 +167,7 @@ def test_more_segments_than_the_capacity_is_an_error_with_both_numbers(name: str
         prepare(name, grids_for(name), max_batch_size=9, max_frames_per_batch=1)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_an_override_of_the_longest_segment_is_kept_and_checked(name: str) -> None:
     grids = grids_for(name)
     longest = max(lengths(name, grids))
@@ -174,8 +177,8 @@ def test_an_override_of_the_longest_segment_is_kept_and_checked(name: str) -> No
         prepare(name, grids, max_seqlen_override=longest - 1)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_more_rows_than_max_input_size_is_an_error_with_both_numbers(name: str) -> None:
+@pytest.mark.parametrize("name", TOWERS)
+def test_more_rows_than_max_input_size_names_both_numbers(name: str) -> None:
     rows = sum(spec.input_size for spec in tiny(name).item_specs(grids_for(name)))
     fewer = rows - (1 if kind(name) == "tiles" else 4)
     prepare(name, grids_for(name), max_input_size=rows)
@@ -183,14 +186,14 @@ def test_more_rows_than_max_input_size_is_an_error_with_both_numbers(name: str) 
         prepare(name, grids_for(name), max_input_size=fewer)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 def test_room_for_part_of_a_token_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=r"max_input_size=161 must be a multiple of 4"):
         prepare(name, [[1, 4, 6]], max_input_size=161)
 
 
 def test_windows_count_against_their_own_capacity_only() -> None:
-    """Two frames of six windows: 2 segments fit a capacity of 2, 12 windows a capacity of 12."""
+    """Two frames have 12 windows; 2 segments fit a capacity of 2, 12 windows one of 12."""
     grids = [[2, 12, 20]]
     metadata = prepare("qwen2_5_vl", grids, max_frames_per_batch=2, max_windows_per_batch=15)
     assert len(metadata["cu_seqlens"]) == 3
@@ -203,8 +206,8 @@ def test_windows_count_against_their_own_capacity_only() -> None:
         prepare("qwen2_5_vl", grids, max_windows_per_batch=11)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_every_row_of_padding_is_finite_and_there_are_exactly_as_many(name: str) -> None:
+@pytest.mark.parametrize("name", TOWERS)
+def test_padding_is_finite_and_has_exactly_the_given_rows(name: str) -> None:
     capacities = CAPACITIES[kind(name)]
     for grids in (EMPTY, grids_for(name)):
         metadata = prepare(name, grids, **capacities)
@@ -238,7 +241,7 @@ ANY_GRIDS = {
 }
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 @given(data=st.data())
 @settings(max_examples=15)
 def test_shapes_depend_on_the_capacities_alone(name: str, data: st.DataObject) -> None:
@@ -255,7 +258,7 @@ def test_shapes_depend_on_the_capacities_alone(name: str, data: st.DataObject) -
 # --- empty -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize(
     "empty", [[], torch.zeros(0, 3, dtype=torch.int64)], ids=["list", "tensor"]
 )
@@ -291,7 +294,7 @@ def padded_pixels(
     return pixels, padded
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_forward_with_metadata_gives_the_same_bits_as_without(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
@@ -302,7 +305,7 @@ def test_forward_with_metadata_gives_the_same_bits_as_without(name: str) -> None
     assert_same_bits(plain, encoder(pixels, torch.tensor(grids)))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_forward_leaves_its_inputs_as_they_were(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
@@ -314,9 +317,9 @@ def test_forward_leaves_its_inputs_as_they_were(name: str) -> None:
     assert all(torch.equal(metadata[key], value) for key, value in before.items())
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_capacities_alone_change_no_bit(name: str) -> None:
-    """Padded offsets and a longer longest segment, without pad rows."""
+    """The metadata has padded offsets and a larger ``max_seqlen``, and no pad rows."""
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
     capacities = {k: v for k, v in CAPACITIES[kind(name)].items() if k != "max_input_size"}
@@ -324,9 +327,9 @@ def test_capacities_alone_change_no_bit(name: str) -> None:
     assert_same_bits(encoder(pixels, grids), encoder(pixels, encoder_metadata=metadata))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_pad_rows_leave_the_real_rows_as_they_were(name: str) -> None:
-    """To 1e-6 relative: the CPU's matrix product may add in another order for other row counts."""
+    """The bound is 1e-6, as CPU matrix products may add in another order for other row counts."""
     encoder, grids = tiny(name), grids_for(name)
     capacities = CAPACITIES[kind(name)]
     pixels, padded = padded_pixels(encoder, grids, capacities["max_input_size"], 0.0)
@@ -337,7 +340,7 @@ def test_pad_rows_leave_the_real_rows_as_they_were(name: str) -> None:
         assert float((real - value).norm() / value.norm()) <= 1e-6, key
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     capacities = CAPACITIES[kind(name)]
@@ -353,9 +356,9 @@ def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
             assert_same_bits(clean, other)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_an_empty_grid_with_capacities_runs_over_padding_alone(name: str) -> None:
-    """What a wrapper captures: shapes as at full load, nothing real."""
+    """A graph is captured with an empty grid, whose metadata has the shapes of the capacities."""
     encoder = tiny(name)
     capacities = CAPACITIES[kind(name)]
     rows = capacities["max_input_size"]
@@ -366,9 +369,9 @@ def test_an_empty_grid_with_capacities_runs_over_padding_alone(name: str) -> Non
     assert all(bool(value.isfinite().all()) for value in fields_of(output).values())
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_forward_wants_a_grid_or_metadata(name: str) -> None:
-    """Of tiles it says the very grid."""
+    """For tiles, the error states the grid."""
     encoder = tiny(name)
     value = r".*grid_thw is \[\[3, 8, 8\]\]" if kind(name) == "tiles" else ""
     with pytest.raises(ValueError, match="pass grid_thw, or encoder_metadata" + value):

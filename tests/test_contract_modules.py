@@ -1,4 +1,4 @@
-"""Encoders are ordinary modules, and what they give belongs to whoever asked for it."""
+"""Encoders are ordinary modules, and their outputs own their memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.nn.utils.prune as prune
-from oracles import BY_NAME, Grids, build_encoder, distances, draw_pixels, fields_of, tiny
+from oracles import (
+    BY_NAME,
+    TOWERS,
+    build_encoder,
+    distances,
+    draw_pixels,
+    fields_of,
+    grids_for,
+    tiny,
+)
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
@@ -20,12 +29,7 @@ from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
 from encoders.layers import is_plain, patch_product
 
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 PATCHED = (nn.Linear, nn.Conv2d, nn.Conv3d)
-
-
-def grids_for(name: str) -> Grids:
-    return [[2, 8, 8], [1, 8, 8]] if "intern" in name else [[2, 4, 6], [1, 10, 6]]
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float64) -> VisionEncoder:
@@ -43,7 +47,7 @@ def worst(ours: EncoderOutput, theirs: EncoderOutput) -> float:
 
 
 def replace_layers(encoder: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """Put ``wrap(layer)`` in the place of every Linear and convolution."""
+    """Replace every Linear and convolution by ``wrap(layer)``."""
     for parent in list(encoder.modules()):
         for key, layer in list(parent.named_children()):
             if type(layer) in PATCHED:
@@ -54,7 +58,7 @@ def replace_layers(encoder: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -
 
 
 class Lora(nn.Module):
-    """As peft wraps a layer: ``weight`` is the base's, the low-rank part is added to its result."""
+    """A layer as peft wraps it: ``weight`` is the base layer's; a low-rank part is added."""
 
     def __init__(self, base: Any, up: float) -> None:
         super().__init__()
@@ -75,7 +79,7 @@ class Lora(nn.Module):
         return self.base(x) + added.view(*added.shape, *[1] * (x.ndim - 2))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_lora_around_every_layer_is_the_merged_weight_and_gets_gradients(name: str) -> None:
     plain, wrapped, merged = run(fresh(name), name), fresh(name), fresh(name)
     replace_layers(wrapped, lambda layer: Lora(layer, 0.3))
@@ -93,7 +97,7 @@ def test_lora_around_every_layer_is_the_merged_weight_and_gets_gradients(name: s
                 assert weight.grad.abs().max() > 0, key
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_wrapper_that_adds_nothing_changes_nothing(name: str) -> None:
     encoder = fresh(name)
     replace_layers(encoder, lambda layer: Lora(layer, 0.0))
@@ -101,9 +105,9 @@ def test_a_wrapper_that_adds_nothing_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of a layer fed by pixels
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_hooks_fire_on_every_leaf(name: str) -> None:
-    """Before and after each layer, and in the backward."""
+    """Hooks run before and after each layer and in the backward pass."""
     encoder = fresh(name).requires_grad_(True)
     leaves = {key: leaf for key, leaf in encoder.named_modules() if not list(leaf.children())}
     fired: dict[str, set[str]] = {"before": set(), "after": set(), "backward": set()}
@@ -123,7 +127,7 @@ def test_hooks_fire_on_every_leaf(name: str) -> None:
     assert fired["backward"] == set(leaves)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_hook_may_change_a_layers_result(name: str) -> None:
     for kind in PATCHED:
         encoder = fresh(name)
@@ -134,9 +138,9 @@ def test_a_hook_may_change_a_layers_result(name: str) -> None:
         assert changed == bool(layers)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_forward_set_on_a_layer_is_called(name: str) -> None:
-    """As accelerate does to bring weights in from elsewhere."""
+    """accelerate uses such hooks to bring in weights that lie elsewhere."""
     encoder, called = fresh(name), set()
     leaves = {key: leaf for key, leaf in encoder.named_modules() if not list(leaf.children())}
 
@@ -154,7 +158,7 @@ def test_a_forward_set_on_a_layer_is_called(name: str) -> None:
 
 
 class Halved(Tensor):
-    """A weight kept at half its size and doubled where a layer reads it, as a quantised one is."""
+    """A weight that is stored halved and doubled when read, as a quantised weight is scaled."""
 
     @classmethod
     def __torch_function__(
@@ -169,7 +173,7 @@ class Halved(Tensor):
         return function(*tree_map(read, args), **tree_map(read, kwargs or {}))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
     encoder = fresh(name)
     for layer in encoder.modules():
@@ -180,7 +184,7 @@ def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
     assert worst(run(encoder, name), run(fresh(name), name)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
     torch.compiler.reset()
     encoder, grids = fresh(name), grids_for(name)
@@ -191,7 +195,7 @@ def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
     assert worst(output, run(encoder, name)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_plain_tower_compiles_without_a_convolution(name: str) -> None:
     torch.compiler.reset()
     encoder, grids, code = tiny(name), grids_for(name), []
@@ -213,7 +217,7 @@ def drawn_rows(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_plain_tower_is_exported_without_a_convolution(name: str) -> None:
     encoder = fresh(name, torch.float32)
     grids = grids_for(name)
@@ -277,8 +281,8 @@ def test_a_patch_product_is_its_convolution_whoever_makes_it(rows: int) -> None:
 
 
 def tokens_of(name: str) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """A float64 tower as a function of its pixels alone, and three draws of pixels."""
-    encoder, grids = fresh(name), [[1, 4, 4]] if "intern" in name else [[1, 4, 6]]
+    """Return a float64 tower as a function of pixels alone, and three random inputs."""
+    encoder, grids = fresh(name), [[1, 4, 4]] if BY_NAME[name].tiled else [[1, 4, 6]]
     metadata = encoder.prepare_encoder_metadata(grids)
 
     def tokens(pixels: Tensor) -> Tensor:
@@ -289,7 +293,7 @@ def tokens_of(name: str) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # in torch's own jvp
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_forward_mode_derivatives_are_those_of_finite_differences(name: str) -> None:
     tokens, (pixels, direction, _) = tokens_of(name)
     step = 1e-5
@@ -300,7 +304,7 @@ def test_forward_mode_derivatives_are_those_of_finite_differences(name: str) -> 
     assert (slope - difference).norm() <= 1e-7 * difference.norm()
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_vmap_over_pixels_is_a_loop_of_calls(name: str) -> None:
     tokens, every = tokens_of(name)
     with sdpa_kernel(SDPBackend.MATH):  # torch's fused kernel warns that it has no batching rule
@@ -318,9 +322,9 @@ def saved_bytes(item: EncoderOutput) -> int:
     return buffer.tell()
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_every_item_encoded_has_memory_of_its_own(name: str) -> None:
-    """One of twelve alike once wrote all twelve to the disk."""
+    """A saved item once wrote the memory of all twelve items to the disk."""
     encoder, images = tiny(name), [torch.zeros(3, 56, 56, dtype=torch.uint8)] * 12
     items = encoder.encode(images)
     alone = encoder.encode(images[:1])
@@ -330,7 +334,7 @@ def test_every_item_encoded_has_memory_of_its_own(name: str) -> None:
             assert field.untyped_storage().nbytes() == field.nbytes
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_items_of_their_own_still_have_gradients(name: str) -> None:
     encoder = build_encoder(BY_NAME[name], BY_NAME[name].tiny).requires_grad_(True)
     first, second = encoder.encode([torch.zeros(3, 56, 56, dtype=torch.uint8)] * 2)

@@ -1,16 +1,16 @@
-"""Metadata of tiles: what belongs to the pixels and what does not, as far as it can be told."""
+"""Metadata of tiles is compared with the pixels as far as the host can read it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from oracles import BY_NAME, build_encoder, distance, draw_pixels, tiny
+from oracles import BY_NAME, TILE_TOWERS, build_encoder, distance, draw_pixels, tiny
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b"])
+@pytest.mark.parametrize("name", TILE_TOWERS)
 def test_metadata_of_other_tiles_is_refused_on_any_device(name: str, device: str) -> None:
-    """From what lies on the host: a meta tensor has no values to read."""
+    """The check reads host values only; a meta tensor has no values."""
     encoder = build_encoder(BY_NAME[name], BY_NAME[name].tiny).to(device)
     pixels = draw_pixels(tiny(name), [[3, 8, 8]]).to(device)
     metadata = encoder.prepare_encoder_metadata([[3, 4, 4]])
@@ -21,7 +21,7 @@ def test_metadata_of_other_tiles_is_refused_on_any_device(name: str, device: str
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_padded_metadata_of_other_tiles_is_refused_on_the_cpu(compiled: bool) -> None:
-    """Only the offsets give it away, and those are read on the CPU alone."""
+    """Only the offsets show the mistake, and they are read on the CPU alone."""
     torch.compiler.reset()
     encoder = tiny("intern_vit_300m")
     pixels, run = draw_pixels(encoder, [[3, 8, 8]]), encoder.forward

@@ -1,25 +1,26 @@
-"""Every published layout is read, and its names are those of the models that publish them."""
+"""Every published layout loads, and its names are those of the published models."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from oracles import BY_NAME
 from safetensors import safe_open
 from torch import nn
 
-from vitgraph.seeded import RECIPES, seeded_tower, write_seeded_checkpoint
-from weights import FAMILIES, LAYOUTS, PUBLISHED, PublishedModel, inspect_checkpoint, load_encoder
+from vitgraph.seeded import RECIPES, seeded_tower, small_config, write_seeded_checkpoint
+from weights import FAMILIES, PUBLISHED, Family, PublishedModel, inspect_checkpoint, load_encoder
 from weights.families import build_config
 from weights.layouts import Layout, Place, is_ignored, local_name, to_ours, to_published
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of every tensor in a checkpoint."""
+    """Return the shape of every tensor in a checkpoint by name."""
     shapes = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -28,14 +29,13 @@ def stored(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def find_layout(family: str, name: str) -> Layout:
-    return next(a for a in LAYOUTS if (a.family, a.name) == (family, name))
+    return next(layout for layout in FAMILIES[family].layouts if layout.name == name)
 
 
 PLACED = [
     pytest.param(name, place.prefix, id=f"{name}-{place.prefix or 'bare'}")
     for name, recipe in RECIPES.items()
-    for place in find_layout(recipe.family, recipe.layout).places
-    if place.prefix or not recipe.language or recipe.family != "intern_vit"
+    for place in recipe.layout.places
 ]
 
 
@@ -53,13 +53,14 @@ def test_every_layout_at_every_place_gives_the_same_tower(
 ) -> None:
     recipe = RECIPES[family]
     folder = write_seeded_checkpoint(tmp_path, family, width=64, prefix=prefix)
-    expected = seeded_tower(recipe.family, recipe.config(2, 64), 0, torch.bfloat16)
+    config = small_config(recipe.model.config, 2, 64)
+    expected = seeded_tower(recipe.family, config, 0, torch.bfloat16)
     encoder = load_encoder(folder)
     state = encoder.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     info = inspect_checkpoint(folder)
-    assert (info.layout, info.prefix) == (recipe.layout, prefix)
+    assert (info.layout, info.prefix) == (recipe.layout.name, prefix)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +87,11 @@ def test_layouts_of_one_family_give_the_same_outputs(tmp_path: Path, one: str, o
     assert len(first.deepstack_features) == len(second.deepstack_features)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.family}-{layout.name}")
-def test_every_name_survives_the_way_out_and_back(layout: Layout) -> None:
-    recipe = next(r for r in RECIPES.values() if r.layout == layout.name)
-    tower = seeded_tower(recipe.family, recipe.config(3, 32), 0, torch.float32)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_name_translates_to_published_and_back(name: str) -> None:
+    recipe = RECIPES[name]
+    layout, config = recipe.layout, small_config(recipe.model.config, 4, 32)
+    tower = seeded_tower(recipe.family, config, 0, torch.float32)
     seen = set()
     for ours in tower:
         published = to_published(layout, ours)
@@ -120,7 +122,7 @@ def test_ignored_names_are_whole_words_at_their_place() -> None:
     assert not is_ignored(qwen, "blocks.0.rotary_pos_emb.inv_freq")
 
 
-def test_projector_names_hang_on_the_root_and_tower_names_on_the_prefix() -> None:
+def test_projector_names_follow_the_root_and_tower_names_the_prefix() -> None:
     layout, place = find_layout("intern_vit", "internvl-hf"), Place("model.", "vision_tower.")
     projector = "model.multi_modal_projector.linear_1.bias"
     assert local_name(layout, place, projector) == "multi_modal_projector.linear_1.bias"
@@ -134,58 +136,20 @@ def reference_shapes(build: Callable[[], nn.Module]) -> dict[str, tuple[int, ...
         return {name: tuple(value.shape) for name, value in build().state_dict().items()}
 
 
-def transformers_tower(family: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in transformers' own class, for the very config that was written."""
-    import transformers as hf
-
-    outer = config.get("thinker_config", config)
-    vision = dict(outer["vision_config"])
-    if family == "qwen2_vl":
-        from transformers.models.qwen2_vl import modeling_qwen2_vl as m
-
-        kind = hf.Qwen2VLConfig(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen2VisionTransformerPretrainedModel(kind))
-    if family == "qwen2_5_vl":
-        from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as m
-
-        kind = hf.Qwen2_5_VLConfig(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen2_5_VisionTransformerPretrainedModel(kind))
-    if family == "qwen2_5_omni":
-        from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as m
-
-        kind = m.Qwen2_5OmniVisionEncoderConfig(**vision)
-        return reference_shapes(lambda: m.Qwen2_5OmniVisionEncoder(kind))
-    if family == "qwen3_omni":
-        from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as m
-
-        kind = m.Qwen3OmniMoeVisionEncoderConfig(**vision)
-        return reference_shapes(lambda: m.Qwen3OmniMoeVisionEncoder(kind))
-    if family == "qwen3_5":
-        from transformers.models.qwen3_5 import modeling_qwen3_5 as m
-
-        kind = hf.Qwen3_5Config(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen3_5VisionModel(kind))
-    if family == "qwen3_vl_moe":
-        from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as m
-
-        kind = hf.Qwen3VLMoeConfig(vision_config=vision).vision_config
-        return reference_shapes(lambda: m.Qwen3VLMoeVisionModel(kind))
-    from transformers.models.qwen3_vl import modeling_qwen3_vl as m
-
-    kind = hf.Qwen3VLConfig(vision_config=vision).vision_config
-    return reference_shapes(lambda: m.Qwen3VLVisionModel(kind))
-
-
-QWEN = [name for name, recipe in RECIPES.items() if recipe.family != "intern_vit"]
+QWEN = [
+    name
+    for name, recipe in RECIPES.items()
+    if name in BY_NAME and recipe.model.repo_id.startswith("Qwen/")
+]
 
 
 @pytest.mark.parametrize("family", QWEN)
 def test_qwen_names_and_shapes_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder = write_seeded_checkpoint(tmp_path, family, width=64, depth=4)
     config = json.loads((folder / "config.json").read_text())
-    prefix = RECIPES[family].prefix
+    prefix = RECIPES[family].model.prefix
     written = {n.removeprefix(prefix): s for n, s in stored(folder).items() if n.startswith(prefix)}
-    assert written == transformers_tower(family, config)
+    assert written == reference_shapes(lambda: BY_NAME[family].reference(config))
 
 
 def test_internvl_hf_names_and_shapes_are_those_of_transformers(tmp_path: Path) -> None:
@@ -211,7 +175,7 @@ def test_timm_names_and_shapes_are_those_of_timm(tmp_path: Path) -> None:
 
 
 def test_remote_code_names_are_the_published_ones(tmp_path: Path) -> None:
-    """Written out by hand from the index of InternVL2_5-8B and the class of InternViT-6B."""
+    """The names are copied from the index of InternVL2_5-8B and the class of InternViT-6B."""
     layer = "vision_model.encoder.layers.1."
     large = stored(write_seeded_checkpoint(tmp_path, "intern_vit_6b", width=64))
     for name, shape in {
@@ -238,13 +202,9 @@ def test_remote_code_names_are_the_published_ones(tmp_path: Path) -> None:
 
 
 def parameters(model: PublishedModel) -> tuple[int, int]:
-    """Of the tower and of the projector, counted in the encoder that the config makes."""
+    """Count the parameters of the tower and of the projector that a config makes."""
     family = FAMILIES[model.family]
-    known: dict[str, tuple[int, ...]] = {}
-    if model.projector_parameters:
-        language = model.config.get("llm_config") or model.config["text_config"]
-        known = {"mlp1.3.weight": (language["hidden_size"],) * 2}
-    encoder = family.on_meta(build_config(family, model.config, known, model.repo_id))
+    encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
     sizes = {name: value.numel() for name, value in encoder.state_dict().items()}
     projector = sum(size for name, size in sizes.items() if name.startswith("mlp1."))
     return sum(sizes.values()) - projector, projector
@@ -268,4 +228,29 @@ def test_projector_parameters_are_the_published_counts() -> None:
 def test_published_models_are_listed_once() -> None:
     repos = [model.repo_id for model in PUBLISHED]
     assert len(set(repos)) == len(repos)
-    assert {model.family for model in PUBLISHED} == set(FAMILIES)
+
+
+def test_no_field_of_published_models_is_a_constant() -> None:
+    """A field that no model sets says nothing."""
+    for field in fields(PublishedModel):
+        assert len({repr(vars(model)[field.name]) for model in PUBLISHED}) > 1, field.name
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_the_parts_of_a_family_record_agree(family: Family) -> None:
+    layouts = {layout.name for layout in family.layouts}
+    published = {model.repo_id: model for model in family.published}
+    assert len(layouts) == len(family.layouts)
+    assert all(Place("", "") in layout.places for layout in family.layouts)  # an extracted tower
+    assert {model.family for model in family.published} == {family.name}
+    assert {model.layout for model in family.published} <= layouts
+    for small in family.small.values():
+        assert (small.layout or published[small.repo_id].layout) in layouts
+    assert any(small.title for small in family.small.values())
+    assert family.replays.keys() == {"image", "video"}
+
+
+@pytest.mark.parametrize("part", ["model_types", "signs", "timm", "small"])
+def test_families_share_no_name(part: str) -> None:
+    names = [name for family in FAMILIES.values() for name in vars(family)[part]]
+    assert len(set(names)) == len(names)

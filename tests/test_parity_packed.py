@@ -1,4 +1,4 @@
-"""Packing changes nothing: items encoded together equal the same items one by one.
+"""Items that are encoded together equal the same items encoded one by one.
 
 The bound, 2e-6 relative L2 in float32, means something only where float32 itself is better than
 that: a test holds the noise of transformers' own float32 run below 1e-6 on the same towers.
@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import (
     BY_NAME,
-    FAMILIES,
+    PATCH_TOWERS,
+    TILE_TOWERS,
+    TOWERS,
     Family,
     Grids,
     LiftFloat32,
@@ -27,8 +29,6 @@ from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
 
 PACKED, CALM = 2e-6, 0.5
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 EVEN = st.integers(1, 7).map(lambda n: 2 * n)
 ITEM = st.tuples(st.integers(1, 3), EVEN, EVEN).map(list)
@@ -62,14 +62,14 @@ def assert_packed_equals_single(name: str, grids: Grids) -> None:
     assert max(worst.values()) <= PACKED, (grids, worst)
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 @given(grids=ITEMS)
 @settings(max_examples=12)
 def test_packed_images_and_clips_match_one_by_one(name: str, grids: Grids) -> None:
     assert_packed_equals_single(name, grids)
 
 
-@pytest.mark.parametrize("name", ["intern_vit_300m", "intern_vit_6b"])
+@pytest.mark.parametrize("name", TILE_TOWERS)
 @given(grids=TILED)
 @settings(max_examples=12)
 def test_packed_tiles_match_one_by_one(name: str, grids: Grids) -> None:
@@ -77,19 +77,19 @@ def test_packed_tiles_match_one_by_one(name: str, grids: Grids) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", PATCH_TOWERS)
 @given(grids=st.lists(ITEM, min_size=2, max_size=8))
 @settings(max_examples=100)
 def test_many_packed_items_match_one_by_one(name: str, grids: Grids) -> None:
     assert_packed_equals_single(name, grids)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_order_of_items_is_the_order_of_results(name: str) -> None:
     encoder = tiny(name, calm=CALM)
     grids = (
         [[2, 4, 4], [1, 4, 4], [3, 4, 4]]
-        if "intern" in name
+        if BY_NAME[name].tiled
         else [[1, 4, 6], [2, 8, 2], [1, 10, 10]]
     )
     pixels = draw_pixels(encoder, grids)
@@ -102,19 +102,19 @@ def test_the_order_of_items_is_the_order_of_results(name: str) -> None:
         assert max(distances(there, back).values()) <= PACKED
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_frames_of_a_clip_match_the_same_frames_as_images(name: str) -> None:
-    """Frames never attend to each other in the tower."""
+    """No frame attends to another frame in the tower."""
     encoder = tiny(name, calm=CALM)
     pixels = draw_pixels(encoder, [[3, 4, 6]])
     clip, images = encoder(pixels, [[3, 4, 6]]), encoder(pixels, [[1, 4, 6]] * 3)
     assert max(distances(clip, images).values()) <= PACKED
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_split_returns_each_items_own_rows(name: str) -> None:
     encoder = tiny(name, calm=CALM)
-    grids = [[2, 4, 6], [1, 4, 6]] if "intern" in name else [[2, 4, 6], [1, 2, 2]]
+    grids = [[2, 4, 6], [1, 4, 6]] if BY_NAME[name].tiled else [[2, 4, 6], [1, 2, 2]]
     output = encoder(draw_pixels(encoder, grids), grids)
     items = encoder.split(output, grids)
     whole = joined(items)
@@ -127,7 +127,7 @@ def test_split_returns_each_items_own_rows(name: str) -> None:
     assert items[0].last_hidden_state.data_ptr() == output.last_hidden_state.data_ptr()
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_split_drops_the_pad_rows_behind_the_last_item(name: str) -> None:
     encoder = tiny(name, calm=CALM)
     grids = [[1, 4, 4], [1, 4, 4]]
@@ -137,7 +137,7 @@ def test_split_drops_the_pad_rows_behind_the_last_item(name: str) -> None:
     assert torch.equal(whole.last_hidden_state, output.last_hidden_state[:rows])
 
 
-@pytest.mark.parametrize("family", [BY_NAME[name] for name in OURS], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [BY_NAME[name] for name in TOWERS], ids=lambda f: f.name)
 def test_the_reference_is_exact_enough_in_float32_for_the_packed_bound(family: Family) -> None:
     grids = [[3, 14, 14]] if family.tiled else [[1, 14, 14], [3, 2, 12]]
     lift = LiftFloat32()
@@ -150,7 +150,3 @@ def test_the_reference_is_exact_enough_in_float32_for_the_packed_bound(family: F
     noise = distance(rough.pooler_output, exact.pooler_output)
     assert noise < 1e-6, noise
     assert noise > 1e-9
-
-
-def test_every_family_is_packed_here() -> None:
-    assert {BY_NAME[name].encoder_class for name in OURS} == {f.encoder_class for f in FAMILIES}

@@ -1,7 +1,8 @@
 """Every output of every tower against transformers (and timm), same weights, float32 and float64.
 
-The fast tier runs three small grids a family at the published widths; the slow tier runs 22 grids
-at the published widths with one to three blocks, and the same grids at the published depth, narrow.
+The fast tests run three small grids per tower at the published widths. The slow tests run 22 grids
+at the published widths with one to three blocks, and the same grids at the published depth with
+small widths.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from oracles import (
     BY_NAME,
     FAMILIES,
     NO_LIFT,
+    TOWERS,
     Config,
     Family,
     Grids,
@@ -31,8 +33,9 @@ from oracles import (
     window_walk,
 )
 
+from weights import FAMILIES as RECORDS
+
 FLOAT32, FLOAT64 = 1e-5, 1e-10
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 QWEN_FAST: list[Grids] = [
     [[1, 2, 2]],
@@ -62,7 +65,7 @@ QWEN_SLOW: list[Grids] = [
     [[2, 2, 2], [1, 34, 2], [1, 2, 34], [1, 2, 2], [4, 6, 4]],
 ]
 NARROW_ONLY: list[Grids] = [[[1, 48, 48]], [[1, 52, 50]]]
-"""The table met exactly, and exceeded on both axes."""
+"""Grids as large as the position table, and larger on both axes."""
 
 INTERN_FAST: list[Grids] = [[[1, 4, 4]], [[2, 8, 8]], [[1, 6, 10]]]
 INTERN_SLOW: list[Grids] = [
@@ -76,8 +79,6 @@ INTERN_SLOW: list[Grids] = [
     [[5, 4, 4], [4, 4, 4]],
 ]
 INTERN_NARROW_ONLY: list[Grids] = [[[1, 34, 40]], [[1, 40, 2]]]
-TWINS = ("qwen2_5_omni", "qwen3_omni", "qwen3_5")
-"""The same maths as a tower already in the table, under other names."""
 INTERN_6B_FAST: list[Grids] = [[[1, 4, 4]], [[1, 6, 4]]]
 
 
@@ -89,7 +90,7 @@ def test_the_slow_tier_has_twenty_grids_a_family() -> None:
 def grids_of(family: Family, tier: str) -> list[Grids]:
     if family.name == "intern_vit_6b" and tier == "fast":
         return INTERN_6B_FAST
-    if family.name in TWINS and tier == "fast":
+    if family.twin and tier == "fast":
         return QWEN_FAST[:2]
     lists = {
         (False, "fast"): QWEN_FAST,
@@ -109,7 +110,7 @@ def worst_distances(
     dtype: torch.dtype = torch.float32,
     lift: AbstractContextManager[object] = NO_LIFT,
 ) -> dict[str, float]:
-    """The largest relative L2 of each field over all grids; ``lift`` is for the reference alone."""
+    """Return each field's largest relative L2 over all grids; ``lift`` is for the reference."""
     encoder, reference = build_pair(family, changes, dtype, lift)
     worst: dict[str, float] = {}
     for number, grids in enumerate(grid_lists):
@@ -161,7 +162,7 @@ def test_float64_matches_transformers_with_its_float32_casts_lifted(family: Fami
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "intern_vit_6b"])
 def test_without_the_lift_the_reference_is_a_float32_away(name: str) -> None:
-    """So the lift above is what makes 1e-10 hold, and 1e-10 is a bound that can fail."""
+    """The bound of 1e-10 fails without the lift, so it can fail and the lift is needed."""
     family = BY_NAME[name]
     worst = worst_distances(family, family.tiny, grids_of(family, "fast"), torch.float64)
     assert max(worst.values()) > 10 * FLOAT64
@@ -176,7 +177,7 @@ def test_float64_matches_at_the_published_depth_on_every_grid(family: Family) ->
 
 
 def test_float64_matches_eager_attention_too() -> None:
-    """The eager path's softmax asks for float32; the lift gives it float64."""
+    """The softmax of eager attention asks for float32 and gets float64 from the lift."""
     family, lift, grid_thw = BY_NAME["qwen3_vl"], LiftFloat32(), torch.tensor([[1, 6, 4]])
     encoder, reference = build_pair(family, family.tiny, torch.float64, lift)
     reference.set_attn_implementation("eager")
@@ -187,7 +188,7 @@ def test_float64_matches_eager_attention_too() -> None:
     assert_within(distances(encoder(pixels, grid_thw), theirs), FLOAT64)
 
 
-# --- InternViT's other faces -------------------------------------------------------------------
+# --- InternViT's variants ----------------------------------------------------------------------
 
 
 @cache
@@ -197,7 +198,7 @@ def timm_tower() -> torch.nn.Module:
 
 
 def test_intern_vit_matches_timm_at_the_native_size() -> None:
-    """timm antialiases when it interpolates positions, the published model does not: 448 only."""
+    """timm antialiases interpolated positions and the published model does not; 448 needs none."""
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, family.shallow)
     model = timm_tower()
@@ -216,7 +217,7 @@ def test_intern_vit_takes_the_hidden_state_that_select_layer_names(layer: int) -
     assert_within(worst_distances(family, changes, INTERN_FAST[:1]), FLOAT32)
 
 
-def test_later_blocks_than_select_layer_are_not_run() -> None:
+def test_blocks_after_select_layer_are_not_run() -> None:
     family = BY_NAME["intern_vit_300m"]
     encoder = build_encoder(family, {**family.tiny, "select_layer": -2})
     pixels = draw_pixels(encoder, [[1, 4, 4]])
@@ -240,12 +241,12 @@ def test_pixel_shuffle_v1_gives_the_tokens_of_v2_transposed() -> None:
     torch.testing.assert_close(v1.transpose(1, 2), v2, rtol=0, atol=1e-5)
 
 
-# --- DeepStack's other faces -------------------------------------------------------------------
+# --- DeepStack's variants ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("indexes", [[2, 0], [1, 1], [2, 0, 1]], ids=str)
-def test_deepstack_mergers_go_by_their_place_in_the_config(indexes: list[int]) -> None:
-    """The merger of a block is the one at its place in the list, not the next one in line."""
+def test_deepstack_mergers_follow_the_order_of_the_config(indexes: list[int]) -> None:
+    """A block's merger has the index of the block in the config's list."""
     family = BY_NAME["qwen3_vl"]
     changes = {**family.tiny, "deepstack_visual_indexes": indexes}
     assert_within(worst_distances(family, changes, QWEN_FAST[:2]), FLOAT32)
@@ -254,9 +255,9 @@ def test_deepstack_mergers_go_by_their_place_in_the_config(indexes: list[int]) -
 # --- the comparisons can fail ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_every_parameter_moves_an_output_by_more_than_the_bound(name: str) -> None:
-    """With these weights no tensor could be dropped, swapped or left at its default unseen."""
+    """A dropped, swapped or default tensor would show with these weights."""
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny)
     grids = [[1, 6, 4]]
@@ -271,15 +272,20 @@ def test_every_parameter_moves_an_output_by_more_than_the_bound(name: str) -> No
 
 
 def test_windows_follow_the_reference_walk() -> None:
-    """checkpoints' worked example: a frame of 6x10 tokens, windows of 4x4."""
+    """The first case is a frame of 6x10 tokens with windows of 4x4."""
     encoder = tiny("qwen2_5_vl")
     for grids in ([[1, 12, 20]], [[2, 12, 8], [1, 10, 6]]):
         metadata = encoder.prepare_encoder_metadata(grids)
         assert metadata["window_index"].tolist() == window_walk(grids)
 
 
+def test_every_family_has_a_tower_in_the_table() -> None:
+    encoders = {BY_NAME[name].encoder_class for name in TOWERS}
+    assert encoders == {record.encoder for record in RECORDS.values()}
+
+
 def test_reference_configs_are_the_published_ones() -> None:
-    """``edited`` changes only what it is asked to."""
+    """``edited`` without changes returns an equal config."""
     for family in FAMILIES:
         assert family.config_class.from_hf(family.config) == family.config_class.from_hf(
             edited(family.config)

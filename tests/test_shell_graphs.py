@@ -21,7 +21,6 @@ from vitgraph.cli import main
 from vitgraph.features import load_features
 from vitgraph.graphs import (
     MODALITIES,
-    REPLAYS,
     GraphOptions,
     graph_encoder,
     read_graph_options,
@@ -32,10 +31,8 @@ from vitgraph.video import write_video
 from weights import FAMILIES, PUBLISHED, load_encoder
 
 SEEDED = {
-    "intern_vit": "intern_vit_300m",
-    "qwen2_vl": "qwen2_vl",
-    "qwen2_5_vl": "qwen2_5_vl",
-    "qwen3_vl": "qwen3_vl",
+    family.name: next(name for name, small in family.small.items() if small.title)
+    for family in FAMILIES.values()
 }
 ROOT = Path(__file__).parents[1]
 Cli = Callable[..., tuple[int, str, str]]
@@ -212,12 +209,11 @@ def test_every_listed_family_replays_images_and_video(
     encoder = load_encoder(checkpoints[family])
     still, clip = Image.open(media / "a.png"), torch.zeros(8, 3, 64, 96, dtype=torch.uint8)
     for kind, inputs in (("image", {"images": [still]}), ("video", {"videos": [clip]})):
-        assert REPLAYS[family][kind].startswith("yes")
+        assert FAMILIES[family].replays[kind].startswith("yes")
         graphed = graph_encoder(encoder, GraphOptions(kind))
         graphed.encode(**inputs)
         stats = graphed.stats()
         assert (stats.eager_items, sum(budget.items for budget in stats.budgets)) == (0, 1), kind
-    assert REPLAYS.keys() == FAMILIES.keys()
 
 
 def test_list_says_of_every_checkpoint_what_replays(cli: Cli) -> None:
@@ -226,7 +222,7 @@ def test_list_says_of_every_checkpoint_what_replays(cli: Cli) -> None:
     assert header.rstrip().endswith("image graphs  video graphs")
     for model in PUBLISHED:
         (line,) = [line for line in lines if f" {model.repo_id} " in line]
-        assert line.rstrip().endswith(REPLAYS[model.family]["video"] if model.video else "no")
+        assert line.rstrip().endswith(FAMILIES[model.family].replays["video"])
 
 
 def test_summary_counts_what_was_replayed_and_why_not(checkpoints: dict[str, Path]) -> None:

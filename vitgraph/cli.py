@@ -262,24 +262,24 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def list_families(options: argparse.Namespace) -> None:
-    """Print what can be loaded: a line a published checkpoint."""
-    from weights import FAMILIES, PUBLISHED
+    """Print one line per published checkpoint that can be loaded."""
+    from weights import FAMILIES
 
-    from .graphs import REPLAYS
     from .tables import format_table
 
     rows = [
         (
-            FAMILIES[model.family].title,
+            family.title,
             model.repo_id,
             model.layout,
             f"{model.parameters / 1e6:.1f}",
-            "yes" if model.images else "no",
-            FAMILIES[model.family].video if model.video else "no",
-            REPLAYS[model.family]["image"] if model.images else "no",
-            REPLAYS[model.family]["video"] if model.video else "no",
+            "yes",
+            family.video,
+            family.replays["image"],
+            family.replays["video"],
         )
-        for model in PUBLISHED
+        for family in FAMILIES.values()
+        for model in family.published
     ]
     header = (
         "family", "repo id", "layout", "million parameters", "images", "video",

@@ -1,7 +1,8 @@
-"""``make demo``: every family, from a checkpoint on disk to a picture of its features.
+"""``make demo``: encode photographs with every family and draw the features.
 
-The checkpoints are small and seeded but written as on the Hub: published ``config.json``, shards, a
-language model beside the tower. Loading, preprocessing and encoding are the real thing.
+The checkpoints are small and hold random weights, but they are written as on the Hub: published
+``config.json``, shards, a language model beside the tower. Loading, preprocessing and encoding are
+those of real checkpoints.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from weights import load_encoder
+from weights import families, load_encoder
 
 from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
 from .plots import plot_feature_maps, require_matplotlib
@@ -23,28 +24,23 @@ from .tables import format_table
 from .video import read_video, require_av, write_video
 
 FAMILIES = {
-    "InternViT-300M": "intern_vit_300m",
-    "InternViT-6B": "intern_vit_6b",
-    "Qwen2-VL": "qwen2_vl",
-    "Qwen2.5-VL": "qwen2_5_vl",
-    "Qwen2.5-Omni": "qwen2_5_omni",
-    "Qwen3-VL": "qwen3_vl",
-    "Qwen3-VL-MoE": "qwen3_vl_moe",
-    "Qwen3-Omni": "qwen3_omni",
-    "Qwen3.5": "qwen3_5",
+    small.title: name
+    for family in families.FAMILIES.values()
+    for name, small in family.small.items()
+    if small.title
 }
-"""Title in the picture, and what ``write_seeded_checkpoint`` calls the family."""
+"""Title in the picture -> name that ``write_seeded_checkpoint`` takes."""
 
 PHOTOGRAPHS = {
     "pavilion": ("sklearn", "datasets/images/china.jpg"),
     "dahlia": ("sklearn", "datasets/images/flower.jpg"),
     "portrait": ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
 }
-"""Sample images that packages bring: a package, and a path in it."""
+"""Sample images that come with installed packages: name -> package and path inside it."""
 
 
 def sample_photographs() -> dict[str, Path]:
-    """Files of real photographs that come with scikit-learn and matplotlib, by name.
+    """Return the paths of the photographs that come with scikit-learn and matplotlib, by name.
 
     Raises:
         ValueError: one of the packages is not installed.
@@ -60,12 +56,12 @@ def _package_file(package: str, path: str) -> Path:
 
 
 def panned_clip(photograph: Tensor, *, frames: int = 8, side: int = 256) -> Tensor:
-    """A square window that moves over a photograph from left to right.
+    """Make a clip of a square window that moves over a photograph from left to right.
 
     Args:
         photograph: uint8 [3, H, W] with H >= ``side`` and W > ``side``.
-        frames: how many.
-        side: of the window in pixels.
+        frames: number of frames.
+        side: side of the window in pixels.
 
     Returns:
         uint8 [frames, 3, side, side].
@@ -76,7 +72,7 @@ def panned_clip(photograph: Tensor, *, frames: int = 8, side: int = 256) -> Tens
 
 
 def sample_media(folder: Path) -> list[Media]:
-    """The photographs, and a clip that went through an H.264 file in ``folder``."""
+    """Return the photographs and a clip that was written to an H.264 file in ``folder``."""
     stills = [image_medium(name, path) for name, path in sample_photographs().items()]
     path = folder / "pan.mp4"
     write_video(path, panned_clip(stills[0].still), fps=8)
@@ -84,10 +80,10 @@ def sample_media(folder: Path) -> list[Media]:
 
 
 def run_demo(out: Path) -> Path:
-    """Encode the samples with every family, print the table, draw the maps.
+    """Encode the samples with every family, print a table and draw the feature maps.
 
     Args:
-        out: folder for ``feature_maps.png``; made if it is not there.
+        out: folder for ``feature_maps.png``, made if it does not exist.
 
     Returns:
         The path of the picture.

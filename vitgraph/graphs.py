@@ -32,13 +32,6 @@ MOST_ITEMS = 8192
 """Items a replay; as many as the tokens that graphs are captured for by default."""
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """The ladder where there are no CUDA graphs: every budget costs a run of the tower."""
-REPLAYS = {
-    "intern_vit": {"image": "yes, by tile", "video": "yes, by tile"},
-    "qwen2_vl": {"image": "yes", "video": "yes, by frame pair"},
-    "qwen2_5_vl": {"image": "yes", "video": "yes, by frame pair"},
-    "qwen3_vl": {"image": "yes", "video": "yes, by frame pair"},
-}
-"""Which families replay graphs for what, and what a segment is: the cells of ``vitgraph list``."""
 EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 

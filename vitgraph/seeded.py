@@ -1,16 +1,16 @@
-"""Small checkpoints with seeded random weights, written exactly as the Hub has the real ones.
+"""Small checkpoints with random weights, written as the Hub has the real ones.
 
-For the demo, the notebooks and the tests: the layout, the nested config, the processor files, the
-shards with their index and the language model's tensors around the tower are those of the published
-repos; only the sizes are small. They go through the real loader, with no exception made for them.
+The demo, the notebooks and the tests use them. The layout, the nested config, the processor files,
+the shards with their index and the language model's tensors around the tower are those of a
+published repo; only the sizes are small. The loader makes no exception for such checkpoints.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,93 +20,45 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weights.families import FAMILIES, build_config
-from weights.layouts import LAYOUTS, Layout, Place, full_name, to_published
+from weights import FAMILIES, Family, Layout, PublishedModel
+from weights.families import build_config, vision_section
+from weights.layouts import Place, full_name, to_published
 
-from . import seeded_configs as configs
-
-_OLD_BUDGET = {"min_pixels": 3136, "max_pixels": 12845056}
-_NEW_BUDGET = {"size": {"longest_edge": 16777216, "shortest_edge": 65536}}
-_QWEN2_FILES = {"preprocessor_config": configs.qwen_images(14, configs.CLIP_STATS, _OLD_BUDGET)}
-_QWEN3_FILES = {
-    "preprocessor_config": configs.qwen_images(16, configs.HALF_STATS, _NEW_BUDGET),
-    "video_preprocessor_config": configs.qwen3_videos(),
+TEXT_WIDTH = 96
+"""Width of the language models, to which the towers project; only a few of their tensors exist."""
+HEAD = 32
+"""Size of an attention head."""
+_OMNI = ("thinker.lm_head.weight", "thinker.audio_tower.conv1.weight", "talker.model.norm.weight")
+_AROUND: Mapping[str, tuple[str, ...]] = {
+    "visual.": ("model.", "lm_head.weight"),
+    "model.visual.": ("model.language_model.", "lm_head.weight"),
+    "thinker.visual.": ("thinker.model.", *_OMNI),
 }
-_OMNI3_FILES = {"preprocessor_config": configs.qwen_images(16, configs.HALF_STATS, _OLD_BUDGET)}
-_CHAT_FILES = {"preprocessor_config": configs.internvl_images()}
-_HF_FILES = {
-    "preprocessor_config": configs.internvl_hf_images(),
-    "video_preprocessor_config": configs.internvl_hf_videos(),
-}
+"""Prefix of the tower -> prefix of the language model, then names of more tensors around them."""
+_AROUND_OTHERS = ("language_model.model.", "language_model.lm_head.weight")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the repos of one family are written."""
+    """What is written under one of the names that ``write_seeded_checkpoint`` takes."""
 
-    family: str
-    layout: str
-    prefix: str
-    config: Callable[[int, int], dict[str, Any]]
-    files: Mapping[str, Any] = field(default_factory=dict)
-    language: str = ""
-    """Prefix of the language model's layers; empty where the repo is a tower alone."""
-    others: tuple[str, ...] = ()
-    """More tensors that are none of ours."""
+    family: Family
+    model: PublishedModel
+    layout: Layout
 
 
-_CHAT_LLM = ("language_model.model.", ("language_model.lm_head.weight",))
-_QWEN3_LLM = ("model.language_model.", ("lm_head.weight",))
+def _recipes() -> dict[str, Recipe]:
+    recipes = {}
+    for family in FAMILIES.values():
+        models = {model.repo_id: model for model in family.published}
+        layouts = {layout.name: layout for layout in family.layouts}
+        for name, small in family.small.items():
+            model = models[small.repo_id]
+            recipes[name] = Recipe(family, model, layouts[small.layout or model.layout])
+    return recipes
 
-RECIPES: Mapping[str, Recipe] = {
-    "intern_vit": Recipe("intern_vit", "internvl", "", configs.intern_vit, _CHAT_FILES),
-    "intern_vit_300m": Recipe(
-        "intern_vit", "internvl", "vision_model.", configs.internvl, _CHAT_FILES, *_CHAT_LLM
-    ),
-    "intern_vit_6b": Recipe(
-        "intern_vit", "internvl", "vision_model.", partial(configs.internvl, large=True),
-        _CHAT_FILES, *_CHAT_LLM,
-    ),
-    "intern_vit_hf": Recipe(
-        "intern_vit", "internvl-hf", "vision_tower.", configs.internvl_hf, _HF_FILES, *_CHAT_LLM
-    ),
-    "intern_vit_hf_early": Recipe(
-        "intern_vit", "internvl-hf-early", "vision_tower.", configs.internvl_hf, _HF_FILES,
-        *_CHAT_LLM,
-    ),
-    "intern_vit_timm": Recipe("intern_vit", "timm", "", configs.timm),
-    "qwen2_vl": Recipe(
-        "qwen2_vl", "qwen", "visual.", configs.qwen2_vl, _QWEN2_FILES, "model.", ("lm_head.weight",)
-    ),
-    "qwen2_5_vl": Recipe(
-        "qwen2_5_vl", "qwen", "visual.", configs.qwen2_5_vl, _QWEN2_FILES, "model.",
-        ("lm_head.weight",),
-    ),
-    "qwen2_5_omni": Recipe(
-        "qwen2_5_vl", "qwen2.5-omni", "thinker.visual.", configs.qwen2_5_omni, _QWEN2_FILES,
-        "thinker.model.",
-        ("talker.model.norm.weight", "thinker.audio_tower.conv1.weight", "thinker.lm_head.weight",
-         "token2wav.code2wav_dit_model.proj_out.weight"),
-    ),
-    "qwen3_vl": Recipe(
-        "qwen3_vl", "qwen", "model.visual.", configs.qwen3_vl, _QWEN3_FILES, *_QWEN3_LLM
-    ),
-    "qwen3_vl_moe": Recipe(
-        "qwen3_vl", "qwen", "model.visual.", partial(configs.qwen3_vl, moe=True), _QWEN3_FILES,
-        "model.language_model.",
-        ("lm_head.weight", "model.language_model.layers.1.mlp.experts.gate_up_proj"),
-    ),
-    "qwen3_omni": Recipe(
-        "qwen3_vl", "qwen3-omni", "thinker.visual.", configs.qwen3_omni, _OMNI3_FILES,
-        "thinker.model.",
-        ("code2wav.decoder.0.conv.weight", "talker.model.norm.weight",
-         "thinker.audio_tower.conv2d1.weight", "thinker.lm_head.weight"),
-    ),
-    "qwen3_5": Recipe(
-        "qwen3_vl", "qwen", "model.visual.", configs.qwen3_5, _QWEN3_FILES,
-        "model.language_model.", ("lm_head.weight", "mtp.fc.weight"),
-    ),
-}  # fmt: skip
+
+RECIPES: Mapping[str, Recipe] = _recipes()
 """Every kind of checkpoint that can be written, by the name that ``family`` takes."""
 
 
@@ -122,76 +74,130 @@ def write_seeded_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     prefix: str | None = None,
 ) -> Path:
-    """Write a small checkpoint of random weights as the family's repos on the Hub are written.
+    """Write a small checkpoint of random weights in the layout of a published repo.
 
-    The same ``seed`` makes the same tower in every layout of a family. One shard makes a
+    Equal seeds make equal towers in every layout of a family. One shard makes a
     ``model.safetensors`` without an index.
 
     Args:
-        folder: made if need be.
+        folder: the folder to write to, made if it does not exist.
         family: one of :data:`RECIPES`.
-        depth: blocks of the tower.
-        width: of the tower, a multiple of 32.
-        seed: of the weights.
-        shards: files that the tower and what lies around it are cut into.
-        decoy_shards: more files, which hold nothing of the tower.
-        dtype: of all tensors.
-        prefix: put the tower there instead of where the family has it.
+        depth: number of blocks of the tower.
+        width: width of the tower, a multiple of 32.
+        seed: seed of the weights.
+        shards: number of files that hold the tower and the tensors around it.
+        decoy_shards: number of further files, which hold nothing of the tower.
+        dtype: dtype of all tensors.
+        prefix: prefix of the tower's names, if not the published one.
 
     Returns:
         ``folder``.
 
     Raises:
-        ValueError: an unknown family, a prefix that its layout does not know, an odd width, or no
-            shards.
+        ValueError: an unknown family, a prefix that its layout does not know, a width that is no
+            multiple of 32, or no shards.
     """
-    recipe = find_recipe(family)
-    if width % 32:
-        raise ValueError(f"width={width}: must be a multiple of 32, the size of a head")
+    if family not in RECIPES:
+        raise ValueError(f"family {family!r}: must be one of {', '.join(RECIPES)}")
+    recipe = RECIPES[family]
+    if width % HEAD:
+        raise ValueError(f"width={width}: must be a multiple of {HEAD}, the size of a head")
     if shards < 1 or decoy_shards < 0:
         raise ValueError(
             f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
         )
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = recipe.config(depth, width)
-    layout, place = _layout(recipe, prefix)
+    place = _find_place(recipe, prefix)
     if decoy_shards and not place.prefix:
         raise ValueError(
             f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"
         )
-    tower = publish(layout, place, seeded_tower(recipe.family, config, seed, dtype))
-    around = tower if not place.prefix else _surround(recipe, tower, dtype)
-    files = _shard(around, shards, _extra(recipe, decoy_shards, dtype))
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = small_config(recipe.model.config, depth, width)
+    tensors = _publish(recipe.layout, place, seeded_tower(recipe.family, config, seed, dtype))
+    if place.prefix:
+        tensors = _surround(tensors, place, dtype)
+    names = list(tensors)
+    cuts = pairwise(len(names) * number // shards for number in range(shards + 1))
+    files = [{name: tensors[name] for name in names[start:stop]} for start, stop in cuts]
+    language = _AROUND.get(place.prefix, _AROUND_OTHERS)[0]
+    files += [_decoys(_language_layer(language, 2 + n), dtype) for n in range(decoy_shards)]
     _write_files(folder, files)
-    for name, content in {"config": config, **recipe.files}.items():
+    for name, content in {"config": config, **recipe.layout.processor_files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2))
     return folder
 
 
-def find_recipe(family: str) -> Recipe:
-    """The recipe named ``family``.
+def _find_place(recipe: Recipe, prefix: str | None) -> Place:
+    wanted = recipe.model.prefix if prefix is None else prefix
+    for place in recipe.layout.places:
+        if place.prefix == wanted:
+            return place
+    known = ", ".join(repr(place.prefix) for place in recipe.layout.places)
+    raise ValueError(f"prefix={prefix!r}: layout {recipe.layout.name} has {known}")
 
-    Raises:
-        ValueError: there is none.
+
+def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[str, Any]:
+    """Make the sizes in a published config small.
+
+    The tower gets ``depth`` blocks of ``width``, heads of 32, and an MLP of the published multiple
+    of the width, rounded; the language model gets a width of 96. Block indexes are spread evenly,
+    over every second block at most. All other fields keep their values.
+
+    Args:
+        published: a whole ``config.json``.
+        depth: number of blocks of the tower.
+        width: width of the tower.
+
+    Returns:
+        The small config.
     """
-    if family not in RECIPES:
-        raise ValueError(f"family {family!r}: must be one of {', '.join(RECIPES)}")
-    return RECIPES[family]
+    config: dict[str, Any] = deepcopy(dict(published))
+    if "architecture" in config:  # timm's: a name instead of sizes, which model_args override
+        sizes = {"embed_dim": width, "depth": depth, "num_heads": width // HEAD}
+        return {**config, "model_args": sizes}
+    section: Any = vision_section(config)[0]
+    for part in (config.get("llm_config"), config.get("text_config")):
+        if part:
+            part["hidden_size"] = TEXT_WIDTH
+    own = "embed_dim" if "embed_dim" in section else "hidden_size"
+    small = {
+        "depth": depth,
+        "num_hidden_layers": depth,
+        "num_heads": width // HEAD,
+        "num_attention_heads": width // HEAD,
+        "intermediate_size": round(section.get("intermediate_size", 0) / section[own]) * width,
+        "out_hidden_size": TEXT_WIDTH,
+        "hidden_size": TEXT_WIDTH,  # Qwen2-VL's name for the language model's width
+        own: width,
+    }
+    for name, value in section.items():
+        if name in small:
+            section[name] = small[name]
+        elif name.endswith("_indexes"):
+            count = min(len(value), max(depth // 2, 1))
+            section[name] = [depth * (number + 1) // count - 1 for number in range(count)]
+    return config
 
 
 def seeded_tower(
-    family: str, config: Mapping[str, Any], seed: int, dtype: torch.dtype
+    family: Family, config: Mapping[str, Any], seed: int, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Random weights of the tower (and projector) that ``config`` describes, by our names.
+    """Draw random weights of the tower, and of the projector if there is one.
 
-    Each tensor's numbers hang on its name and the seed alone. Linears keep the scale of what they
-    are given and norms are near one, so that the features of a photograph show its structure.
+    The values of a tensor depend on its name and the seed alone. Linear layers keep the scale of
+    their input and norms are near one, so that features of a photograph show its structure.
+
+    Args:
+        family: family of the tower.
+        config: a whole ``config.json``.
+        seed: seed of the weights.
+        dtype: dtype of all tensors.
+
+    Returns:
+        Tensors by the encoder's names.
     """
-    chat = "vision_config" in config and family == "intern_vit"
-    known = {"mlp1.3.weight": (configs.TEXT_WIDTH, configs.TEXT_WIDTH)} if chat else {}
-    built = build_config(FAMILIES[family], config, known, "seeded")
-    encoder = FAMILIES[family].on_meta(built)
+    encoder = family.on_meta(build_config(family, config, None, "seeded"))
     norms = {name for name, module in encoder.named_modules() if "Norm" in type(module).__name__}
     return {
         name: _random(name, tensor, name.rsplit(".", 1)[0] in norms, seed).to(dtype)
@@ -211,8 +217,8 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
     return noise * like[0].numel() ** -0.5
 
 
-def publish(layout: Layout, place: Place, tower: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors by our names the names and the cuts of a published layout."""
+def _publish(layout: Layout, place: Place, tower: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename and cut tensors by the encoder's names into those of a published layout."""
     published: dict[str, Tensor] = {}
     for ours, tensor in tower.items():
         names = to_published(layout, ours)
@@ -221,66 +227,32 @@ def publish(layout: Layout, place: Place, tower: Mapping[str, Tensor]) -> dict[s
     return published
 
 
-def _layout(recipe: Recipe, prefix: str | None) -> tuple[Layout, Place]:
-    wanted = recipe.prefix if prefix is None else prefix
-    layout = next(
-        layout
-        for layout in LAYOUTS
-        if (layout.family, layout.name) == (recipe.family, recipe.layout)
-    )
-    for place in layout.places:
-        if place.prefix == wanted:
-            return layout, place
-    known = ", ".join(repr(place.prefix) for place in layout.places)
-    raise ValueError(f"prefix={prefix!r}: layout {layout.name} has {known}")
+def _surround(tower: dict[str, Tensor], place: Place, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Add tensors of the language model before the tower, inside it and after it.
 
-
-def _surround(recipe: Recipe, tower: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tower with tensors of the language model before it, inside it and after it.
-
-    InternVL's projector comes last, as published, far from the tower. A tower without a prefix is
-    alone in its repo.
+    InternVL's projector comes last, as published, far from the tower.
     """
-    names = list(tower)
-    projector = [name for name in names if "mlp1." in name or "multi_modal_projector." in name]
-    body = [name for name in names if name not in projector]
+    body = [name for name in tower if name.startswith(place.prefix)]
+    language, *others = _AROUND.get(place.prefix, _AROUND_OTHERS)
     half = len(body) // 2
-    before = _decoys([f"{recipe.language}embed_tokens.weight"], dtype)
-    between = _decoys(_language_layer(recipe.language, 0), dtype)
-    after = _decoys([*_language_layer(recipe.language, 1), *recipe.others], dtype)
     return {
-        **before,
+        **_decoys([f"{language}embed_tokens.weight"], dtype),
         **{name: tower[name] for name in body[:half]},
-        **between,
+        **_decoys(_language_layer(language, 0), dtype),
         **{name: tower[name] for name in body[half:]},
-        **after,
-        **{name: tower[name] for name in projector},
+        **_decoys([*_language_layer(language, 1), *others], dtype),
+        **{name: tensor for name, tensor in tower.items() if name not in body},
     }
 
 
 def _language_layer(prefix: str, number: int) -> list[str]:
-    layer = f"{prefix}layers.{number}."
     parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "input_layernorm")
-    return [f"{layer}{part}.weight" for part in parts]
+    return [f"{prefix}layers.{number}.{part}.weight" for part in parts]
 
 
 def _decoys(names: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    width = configs.TEXT_WIDTH
-    return {name: torch.full((width, width), float("nan"), dtype=dtype) for name in names}
-
-
-def _extra(recipe: Recipe, count: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    prefix = recipe.language or "language_model.model."
-    return [_decoys(_language_layer(prefix, 2 + number), dtype) for number in range(count)]
-
-
-def _shard(
-    tensors: dict[str, Tensor], count: int, extra: list[dict[str, Tensor]]
-) -> list[dict[str, Tensor]]:
-    names = list(tensors)
-    cuts = [len(names) * number // count for number in range(count + 1)]
-    parts = [{name: tensors[name] for name in names[a:b]} for a, b in pairwise(cuts)]
-    return parts + extra
+    blank = (TEXT_WIDTH, TEXT_WIDTH)
+    return {name: torch.full(blank, float("nan"), dtype=dtype) for name in names}
 
 
 def _write_files(folder: Path, files: list[dict[str, Tensor]]) -> None:

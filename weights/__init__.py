@@ -13,11 +13,10 @@ from .errors import CheckpointError
 
 if TYPE_CHECKING:
     from .extraction import extract_encoder
-    from .families import FAMILIES, Family
+    from .families import FAMILIES, LAYOUTS, PUBLISHED, Family, PublishedModel
     from .inspection import CheckpointInfo, inspect_checkpoint
-    from .layouts import LAYOUTS, Layout
+    from .layouts import Layout
     from .load import load_encoder
-    from .published import PUBLISHED, PublishedModel
 
 __all__ = [
     "FAMILIES",
@@ -35,12 +34,12 @@ __all__ = [
 
 _HOMES = {
     "FAMILIES": "families",
-    "LAYOUTS": "layouts",
-    "PUBLISHED": "published",
+    "LAYOUTS": "families",
+    "PUBLISHED": "families",
     "CheckpointInfo": "inspection",
     "Family": "families",
     "Layout": "layouts",
-    "PublishedModel": "published",
+    "PublishedModel": "families",
     "extract_encoder": "extraction",
     "inspect_checkpoint": "inspection",
     "load_encoder": "load",

@@ -1,14 +1,14 @@
-"""How published checkpoints name a tower's tensors, and the names of our modules for them.
+"""How published checkpoints name a tower's tensors, and translation to and from our names.
 
-A layout is data: what is not a plain rename first (``joins``), then one dict of renames that can be
-held against a checkpoint's index. ``N`` stands for a number. Names that a layout does not mention
-are the same on both sides. Every layout works in both directions.
+A layout is data: first ``joins``, the conversions that are not plain renames, then one dict of
+renames that can be compared with a checkpoint's index. ``N`` stands for a number. Names that a
+layout does not mention are the same on both sides. Every layout works in both directions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,14 +18,14 @@ from .errors import CheckpointError, shown
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tower lies: ``root + tower`` before its names, ``root`` before its projector's."""
+    """Prefixes of a tower's names (``root + tower``) and of its projector's names (``root``)."""
 
     root: str
     tower: str
 
     @property
     def prefix(self) -> str:
-        """What stands before every name of the tower."""
+        """The prefix of every name of the tower."""
         return self.root + self.tower
 
 
@@ -34,170 +34,48 @@ class Layout:
     """One published way to name the tensors of a tower."""
 
     name: str
-    family: str
     places: tuple[Place, ...]
+    """Places of towers, among them ``Place("", "")``, where an extracted tower lies."""
     marks: tuple[str, ...]
-    """Beginnings of names, after the prefix, that tell this layout from the family's later ones."""
+    """Beginnings of names, after the prefix, of which a checkpoint in this layout has one."""
     projector: tuple[str, ...] = ()
-    """Names after the root that belong to the projector."""
+    """Beginnings of the projector's names, after the root."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our module <- published modules whose rows are put one below the other, in this order."""
+    """Our module <- published modules whose rows are concatenated in this order."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Published module or parameter -> ours."""
     ignored: tuple[str, ...] = ()
     """Published names that no forward pass needs."""
+    processor_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Processor files that repos publish with this layout, by file name without ``.json``."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a published tensor goes: part ``part`` of ``parts`` equal ones of tensor ``name``."""
+    """Target of a published tensor: part ``part`` of ``parts`` equal parts of tensor ``name``."""
 
     name: str
     part: int = 0
     parts: int = 1
 
 
-_QWEN_PLACES = (
-    Place("thinker.", "visual."),
-    Place("vlm.model.", "visual."),
-    Place("vlm.", "visual."),
-    Place("model.language_model.", "visual."),
-    Place("model.", "visual."),
-    Place("", "visual."),
-    Place("", ""),
-)
-_QWEN_IGNORED = ("rotary_pos_emb.inv_freq", "blocks.N.attn.rotary_emb.inv_freq", "attn_pool")
-_QWEN: dict[str, Any] = {"places": _QWEN_PLACES, "marks": ("blocks.",), "ignored": _QWEN_IGNORED}
-_HF_PLACES = (Place("model.", "vision_tower."), Place("", "vision_tower."), Place("", ""))
-_HF_RENAMES = {
-    "embeddings.cls_token": "embeddings.class_embedding",
-    "embeddings.position_embeddings": "embeddings.position_embedding",
-    "embeddings.patch_embeddings.projection": "embeddings.patch_embedding",
-    "encoder.layer.N.layernorm_before": "layers.N.norm1",
-    "encoder.layer.N.layernorm_after": "layers.N.norm2",
-    "encoder.layer.N.lambda_1": "layers.N.ls1",
-    "encoder.layer.N.lambda_2": "layers.N.ls2",
-    "multi_modal_projector.layer_norm": "mlp1.0",
-    "multi_modal_projector.linear_1": "mlp1.1",
-    "multi_modal_projector.linear_2": "mlp1.3",
-}
+def find_layout(
+    family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
+) -> tuple[Layout, Place]:
+    """Find a family's tower among the tensor names of a checkpoint.
 
-LAYOUTS: tuple[Layout, ...] = (
-    # InternViT, original code: OpenGVLab/InternVL*, OpenGVLab/InternViT-* (bare).
-    Layout(
-        name="internvl",
-        family="intern_vit",
-        places=(Place("", "vision_model."), Place("", "")),
-        marks=("embeddings.class_embedding", "encoder.layers."),
-        projector=("mlp1.",),
-        renames={"encoder.layers.N": "layers.N"},
-    ),
-    # InternViT, early conversions to transformers. Before the next one, which its marks include.
-    Layout(
-        name="internvl-hf-early",
-        family="intern_vit",
-        places=_HF_PLACES,
-        marks=("encoder.layer.0.attention.attention.",),
-        projector=("multi_modal_projector.",),
-        joins={
-            "layers.N.attn.qkv": (
-                "encoder.layer.N.attention.attention.query",
-                "encoder.layer.N.attention.attention.key",
-                "encoder.layer.N.attention.attention.value",
-            )
-        },
-        renames={
-            **_HF_RENAMES,
-            "encoder.layer.N.attention.output.dense": "layers.N.attn.proj",
-            "encoder.layer.N.intermediate.dense": "layers.N.mlp.fc1",
-            "encoder.layer.N.output.dense": "layers.N.mlp.fc2",
-        },
-    ),
-    # InternViT, transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*-HF.
-    Layout(
-        name="internvl-hf",
-        family="intern_vit",
-        places=_HF_PLACES,
-        marks=("embeddings.cls_token", "encoder.layer."),
-        projector=("multi_modal_projector.",),
-        joins={
-            "layers.N.attn.qkv": (
-                "encoder.layer.N.attention.q_proj",
-                "encoder.layer.N.attention.k_proj",
-                "encoder.layer.N.attention.v_proj",
-            )
-        },
-        renames={
-            **_HF_RENAMES,
-            "encoder.layer.N.attention.projection_layer": "layers.N.attn.proj",
-            "encoder.layer.N.attention.q_norm": "layers.N.attn.q_norm",
-            "encoder.layer.N.attention.k_norm": "layers.N.attn.k_norm",
-            "encoder.layer.N.mlp": "layers.N.mlp",
-        },
-    ),
-    # InternViT, timm: timm/vit_intern300m_patch14_448.*
-    Layout(
-        name="timm",
-        family="intern_vit",
-        places=(Place("", ""),),
-        marks=("cls_token", "blocks."),
-        renames={
-            "cls_token": "embeddings.class_embedding",
-            "pos_embed": "embeddings.position_embedding",
-            "patch_embed.proj": "embeddings.patch_embedding",
-            "blocks.N.ls1.gamma": "layers.N.ls1",
-            "blocks.N.ls2.gamma": "layers.N.ls2",
-            "blocks.N": "layers.N",
-        },
-        ignored=("attn_pool", "head"),
-    ),
-    Layout(name="qwen", family="qwen2_vl", **_QWEN),
-    # Qwen2.5-Omni: queries, keys and values apart.
-    Layout(
-        name="qwen2.5-omni",
-        family="qwen2_5_vl",
-        places=_QWEN_PLACES,
-        marks=("blocks.0.attn.q.", "blocks.0.attn.k.", "blocks.0.attn.v."),
-        joins={"blocks.N.attn.qkv": ("blocks.N.attn.q", "blocks.N.attn.k", "blocks.N.attn.v")},
-        ignored=_QWEN_IGNORED,
-    ),
-    Layout(name="qwen", family="qwen2_5_vl", **_QWEN),
-    # Qwen3-Omni: other names in the mergers, and only there.
-    Layout(
-        name="qwen3-omni",
-        family="qwen3_vl",
-        places=_QWEN_PLACES,
-        marks=("merger.ln_q.", "merger.mlp.", "merger_list."),
-        renames={
-            "merger.ln_q": "merger.norm",
-            "merger.mlp.0": "merger.linear_fc1",
-            "merger.mlp.2": "merger.linear_fc2",
-            "merger_list.N.ln_q": "deepstack_merger_list.N.norm",
-            "merger_list.N.mlp.0": "deepstack_merger_list.N.linear_fc1",
-            "merger_list.N.mlp.2": "deepstack_merger_list.N.linear_fc2",
-        },
-        ignored=_QWEN_IGNORED,
-    ),
-    Layout(name="qwen", family="qwen3_vl", **_QWEN),
-)  # fmt: skip
-"""Every layout that can be read; of one family, the more particular first."""
-
-
-def find_layout(family: str, names: Iterable[str], label: str) -> tuple[Layout, Place]:
-    """The layout and place of the family's tower among the tensor ``names`` of a checkpoint.
+    Args:
+        family: name of the family in errors.
+        layouts: layouts of the family; the first one whose marks are found is taken.
+        names: the checkpoint's tensor names.
+        label: name of the checkpoint in errors.
 
     Raises:
         CheckpointError: no tower, or more than one.
     """
     names = list(names)
-    candidates = [layout for layout in LAYOUTS if layout.family == family]
-    for layout in candidates:
-        starts = {
-            place: tuple(place.prefix + mark for mark in layout.marks) for place in layout.places
-        }
-        found = [
-            place for place in layout.places if any(n.startswith(starts[place]) for n in names)
-        ]
+    for layout in layouts:
+        found = [place for place in layout.places if _lies_at(place, layout.marks, names)]
         if len(found) > 1:
             raise CheckpointError(
                 f"{label}: holds several towers, under "
@@ -205,7 +83,7 @@ def find_layout(family: str, names: Iterable[str], label: str) -> tuple[Layout, 
             )
         if found:
             return layout, found[0]
-    prefixes = dict.fromkeys(p.prefix or "(none)" for layout in candidates for p in layout.places)
+    prefixes = dict.fromkeys(p.prefix or "(none)" for layout in layouts for p in layout.places)
     first = ", ".join(shown(word) for word in sorted({name.split(".")[0] for name in names})[:12])
     raise CheckpointError(
         f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
@@ -213,8 +91,13 @@ def find_layout(family: str, names: Iterable[str], label: str) -> tuple[Layout, 
     )
 
 
+def _lies_at(place: Place, marks: tuple[str, ...], names: Iterable[str]) -> bool:
+    starts = tuple(place.prefix + mark for mark in marks)
+    return any(name.startswith(starts) for name in names)
+
+
 def local_name(layout: Layout, place: Place, name: str) -> str | None:
-    """A checkpoint's name without its prefix; None if it belongs to neither tower nor projector."""
+    """Return a name without its prefix, or None if it is of neither tower nor projector."""
     rest = name.removeprefix(place.root)
     if name.startswith(place.root) and rest.startswith(layout.projector):
         return rest
@@ -222,17 +105,17 @@ def local_name(layout: Layout, place: Place, name: str) -> str | None:
 
 
 def full_name(layout: Layout, place: Place, local: str) -> str:
-    """The inverse of :func:`local_name`."""
+    """Return a local name (see :func:`local_name`) with its prefix."""
     return (place.root if local.startswith(layout.projector) else place.prefix) + local
 
 
 def is_ignored(layout: Layout, local: str) -> bool:
-    """Whether the layout's list of names that nobody needs has this one."""
+    """Return whether the layout lists ``local`` among the names that no forward pass needs."""
     return any(_pattern(template).fullmatch(local) for template in layout.ignored)
 
 
 def to_ours(layout: Layout, local: str) -> Slot | None:
-    """Where the published tensor ``local`` goes, or None if the layout has no such name."""
+    """Return the target of the published tensor ``local``, or None for an unknown name."""
     for ours, parts in layout.joins.items():
         for part, published in enumerate(parts):
             if match := _pattern(published).fullmatch(local):
@@ -242,7 +125,7 @@ def to_ours(layout: Layout, local: str) -> Slot | None:
 
 
 def to_published(layout: Layout, ours: str) -> list[str]:
-    """The published tensors (after the prefix) whose rows, in order, are our tensor ``ours``."""
+    """Return the published names (after the prefix) whose rows, in order, make tensor ``ours``."""
     for module, parts in layout.joins.items():
         if match := _pattern(module).fullmatch(ours):
             return [_fill(published, match) for published in parts]
@@ -258,7 +141,7 @@ def _translate(rules: Iterable[tuple[str, str]], name: str) -> str:
 
 @cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """``blocks.N.ls1`` as an expression: the number, and what follows the last word."""
+    """Compile ``blocks.N.ls1`` to an expression with the groups ``number`` and ``rest``."""
     words = (r"(?P<number>0|[1-9]\d*)" if w == "N" else re.escape(w) for w in template.split("."))
     return re.compile(r"\.".join(words) + r"(?P<rest>\..+)?")
 

@@ -119,7 +119,7 @@ def find_tower(contents: Contents) -> Tower:
     if adapter and len(adapter) == len(contents.files):
         raise adapter_error(label)
     family = find_family(contents.config, contents.files, label)
-    layout, place = find_layout(family.name, contents.files, label)
+    layout, place = find_layout(family.name, family.layouts, contents.files, label)
     local = _tower_names(contents.files, layout, place, label)
     if adapter_names(local.values()):
         raise adapter_error(label)

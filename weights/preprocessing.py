@@ -33,7 +33,7 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
 
     encoder.preprocessor = encoder.preprocessor.with_files(files, bad_value)
     # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
-    if not _describe_images(files) and tower.layout.name != "timm":
+    if not _describe_images(files) and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
 
 

@@ -12,17 +12,20 @@ from PIL import Image
 
 from vitgraph.cli import main
 from vitgraph.features import load_features
-from vitgraph.graphs import REPLAYS
 from vitgraph.seeded import write_seeded_checkpoint
+from weights import FAMILIES
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-SEEDED = {family: family for family in REPLAYS} | {"intern_vit": "intern_vit_300m"}
+SEEDED = {
+    family.name: next(name for name, small in family.small.items() if small.title)
+    for family in FAMILIES.values()
+}
 
 
-@pytest.mark.parametrize("family", REPLAYS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_encode_through_graphs_gives_the_features_of_encode_without(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ import torch
 from oracles import (
     BY_NAME,
     FAMILIES,
+    TOWERS,
     Family,
     Grids,
     LiftFloat32,
@@ -37,7 +38,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-OURS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 HALVES = [torch.bfloat16, torch.float16]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 OFFSETS = [0, 1, 1, 130, 386, 386, 900, 1156]
@@ -213,7 +213,7 @@ def test_float64_on_the_gpu_matches_the_lifted_reference(family: Family) -> None
         assert max(worst.values()) <= 1e-10, worst
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_float32_on_the_gpu_is_within_1e_5_of_float64(name: str) -> None:
     """Published widths, six blocks, TF32 off."""
     family = BY_NAME[name]
@@ -226,7 +226,7 @@ def test_float32_on_the_gpu_is_within_1e_5_of_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_forward_with_metadata_never_waits_for_the_gpu(name: str, dtype: torch.dtype) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny, dtype).cuda()
@@ -240,7 +240,7 @@ def test_forward_with_metadata_never_waits_for_the_gpu(name: str, dtype: torch.d
     assert max(worst.values()) <= BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny, torch.bfloat16).cuda()
@@ -261,7 +261,7 @@ def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
             assert torch.equal(value, fields_of(poisoned)[key]), key
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_compiled_forward_matches_eager(name: str) -> None:
     torch.compiler.reset()
     family = BY_NAME[name]
@@ -274,7 +274,7 @@ def test_the_compiled_forward_matches_eager(name: str) -> None:
     assert max(distances(output, encoder(pixels, grids)).values()) <= 1e-5
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_pixels_on_the_host_are_moved(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny, torch.bfloat16).cuda()

@@ -1,8 +1,8 @@
-"""The reference models that our towers are held against, with the same weights in both.
+"""The reference models that our towers are compared with, with equal weights in both.
 
-A :class:`Family` is one line of the parity tables: the config as published, our encoder, the
-reference from transformers, and the key map between them. The maps are written here once more,
-apart from ``weights``, so that a mistake there cannot hide itself.
+A :class:`Family` is one row of the tests' table of towers: the published config, our encoder, the
+reference from transformers, and the key map between them. The key maps are written here a second
+time, apart from ``weights``, so that a mistake there shows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from .drawn import (
     draw_pixels,
     draw_weights,
     fields_of,
+    fresh,
     tiny,
 )
-from .families import BY_NAME, FAMILIES, Family
+from .families import BY_NAME, FAMILIES, PATCH_TOWERS, TILE_TOWERS, TOWERS, Family, grids_for
 from .keys import timm_keys
 from .lift import NO_LIFT, LiftFloat32
 from .references import Grids, window_walk
@@ -27,6 +28,9 @@ __all__ = [
     "BY_NAME",
     "FAMILIES",
     "NO_LIFT",
+    "PATCH_TOWERS",
+    "TILE_TOWERS",
+    "TOWERS",
     "Config",
     "Family",
     "Grids",
@@ -39,6 +43,8 @@ __all__ = [
     "draw_weights",
     "edited",
     "fields_of",
+    "fresh",
+    "grids_for",
     "timm_keys",
     "tiny",
     "window_walk",

@@ -1,6 +1,6 @@
-"""Weights and pixels from a seed, and distances between outputs.
+"""Random weights and pixels from a seed, and distances between outputs.
 
-Weights are drawn so that a mistake shows: norm gains around 1, biases that are not zero, a position
+Weights have scales at which mistakes show: norm gains around 1, biases other than zero, a position
 table from N(0, 1), query and key weights large enough for the softmax to have peaks.
 """
 
@@ -16,7 +16,7 @@ from transformers.initialization import no_init_weights
 
 from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
-from encoders.intern_vit import InternViT
+from encoders.tile_encoder import TileEncoder
 
 from .configs import Config, edited
 from .families import BY_NAME, Family
@@ -25,7 +25,7 @@ from .references import Grids
 
 
 def draw_weights(module: nn.Module, seed: int = 0, calm: float = 1.0) -> nn.Module:
-    """Fill every parameter from a seed, each at a scale at which its loss or misuse would show.
+    """Fill every parameter from a seed, at a scale at which its loss or misuse would show.
 
     ``calm`` below 1 shrinks the matrices and the position table, where float32 noise grows.
     """
@@ -53,7 +53,7 @@ def _at_scale(name: str, noise: Tensor) -> Tensor:
 def build_encoder(
     family: Family, changes: Config, dtype: torch.dtype = torch.float32, calm: float = 1.0
 ) -> VisionEncoder:
-    """Our tower at the sizes of ``changes``, drawn weights, eval mode."""
+    """Build our tower at the sizes in ``changes``, with random weights, in eval mode."""
     config = family.config_class.from_hf(edited(family.config, **changes))
     with no_init_weights():
         encoder = family.encoder_class(config).to(dtype)
@@ -67,7 +67,7 @@ def build_pair(
     lift: AbstractContextManager[object] = NO_LIFT,
     calm: float = 1.0,
 ) -> tuple[VisionEncoder, nn.Module]:
-    """Our tower and the reference with the same weights; every key of both must meet its twin.
+    """Build our tower and the reference with equal weights; the keys of both must correspond.
 
     ``lift`` (a :class:`LiftFloat32`) is entered for the reference alone.
     """
@@ -82,17 +82,22 @@ def build_pair(
 
 @cache
 def tiny(name: str, dtype: torch.dtype = torch.float32, calm: float = 1.0) -> VisionEncoder:
-    """A shared three-block tower; tests must not change it."""
+    """Return a shared three-block tower, which tests must not change."""
     return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype, calm)
+
+
+def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+    """Build a three-block tower that a test may change."""
+    return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
 
 
 def draw_pixels(
     encoder: VisionEncoder, grids: Grids, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Normalised pixels for ``grids``: patches, or (InternViT) tiles of the grid's size."""
+    """Return normalised pixels for ``grids``: patches, or tiles of the grid's size."""
     generator = torch.Generator().manual_seed(seed)
     shape: tuple[int, ...]
-    if isinstance(encoder, InternViT):
+    if isinstance(encoder, TileEncoder):
         (h, w), patch = grids[0][1:], encoder.config.patch_size
         shape = (sum(grid[0] for grid in grids), 3, h * patch, w * patch)
     else:
@@ -101,14 +106,14 @@ def draw_pixels(
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Relative L2, in float64."""
+    """Return the relative L2 distance, computed in float64."""
     ours, theirs = ours.double(), theirs.double()
     assert ours.shape == theirs.shape, f"{tuple(ours.shape)} against {tuple(theirs.shape)}"
     return float((ours - theirs).norm() / theirs.norm())
 
 
 def fields_of(output: EncoderOutput) -> dict[str, Tensor]:
-    """Every tensor of an output, by name."""
+    """Return every tensor of an output by name."""
     layers = {f"deepstack_features[{n}]": x for n, x in enumerate(output.deepstack_features)}
     return {
         "last_hidden_state": output.last_hidden_state,
@@ -118,7 +123,7 @@ def fields_of(output: EncoderOutput) -> dict[str, Tensor]:
 
 
 def distances(ours: EncoderOutput, theirs: EncoderOutput) -> dict[str, float]:
-    """Relative L2 of every field, by name."""
+    """Return the relative L2 distance of every field by name."""
     mine, truth = fields_of(ours), fields_of(theirs)
     assert mine.keys() == truth.keys()
     return {name: distance(mine[name], truth[name]) for name in truth}

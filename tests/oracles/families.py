@@ -1,4 +1,8 @@
-"""The towers of the parity tables, each at three sizes beside the published one."""
+"""The one table of towers that all tests share, each at three sizes beside the published one.
+
+Encoder, config class and published config come from the family's record in ``weights``; the
+reference from transformers and the key map to it stand here.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +24,21 @@ from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from encoders.contract import EncoderOutput
+from encoders.tile_encoder import TileEncoder
 from encoders.vision_encoder import VisionEncoder
-from encoders.intern_vit import InternViT, InternViTConfig
-from encoders.qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
-from encoders.qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
-from encoders.qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+from weights import FAMILIES as RECORDS
+from weights import PUBLISHED
 
-from .configs import (
-    INTERN_6B,
-    INTERN_300M,
-    OMNI2_5,
-    QWEN2,
-    QWEN2_5,
-    QWEN3,
-    QWEN3_5,
-    QWEN3_OMNI,
-    Config,
-)
+from .configs import Config
 from .keys import State, intern_keys, omni2_5_keys, omni3_keys, same_keys
-from .references import intern_output, intern_reference, qwen2_5_output, qwen_output, qwen_reference
+from .references import (
+    Grids,
+    intern_output,
+    intern_reference,
+    qwen2_5_output,
+    qwen_output,
+    qwen_reference,
+)
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,35 @@ class Family:
     """Changes that leave the published depth and cut the widths."""
     tiny: Config
     """Changes for the many tests that need a tower and not its size."""
+    twin: bool
+    """Whether an earlier tower in the table has the same maths under other names."""
 
     @property
     def tiled(self) -> bool:
         """Whether ``pixel_values`` are tiles (InternViT) rather than patches."""
-        return self.encoder_class is InternViT
+        return issubclass(self.encoder_class, TileEncoder)
+
+
+def _tower(
+    name: str,
+    repo_id: str,
+    reference: Callable[[Config], nn.Module],
+    keys: Callable[[State], State],
+    output: Callable[[nn.Module, Tensor, Tensor], EncoderOutput],
+    *,
+    shallow: Config,
+    narrow: Config,
+    tiny: Config,
+    twin: bool = False,
+) -> Family:
+    """Make a row of the table from the record of the published model ``repo_id``."""
+    model = next(model for model in PUBLISHED if model.repo_id == repo_id)
+    record = RECORDS[model.family]
+    assert isinstance(record.encoder, type)
+    return Family(
+        name, dict(model.config), record.config, record.encoder, reference, keys, output,
+        shallow, narrow, tiny, twin,
+    )  # fmt: skip
 
 
 INTERN_NARROW = {
@@ -80,22 +104,20 @@ QWEN3_SHALLOW = {"depth": 3, "deepstack_visual_indexes": [0, 2]}
 QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
 
 FAMILIES = [
-    Family(
-        "intern_vit_300m", INTERN_300M, InternViTConfig, InternViT, intern_reference,
-        intern_keys, intern_output,
+    _tower(
+        "intern_vit_300m", "OpenGVLab/InternVL2_5-1B", intern_reference, intern_keys, intern_output,
         shallow={"num_hidden_layers": 2},
         narrow=INTERN_NARROW,
         tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
     ),
-    Family(
-        "intern_vit_6b", INTERN_6B, InternViTConfig, InternViT, intern_reference,
-        intern_keys, intern_output,
+    _tower(
+        "intern_vit_6b", "OpenGVLab/InternVL2_5-38B", intern_reference, intern_keys, intern_output,
         shallow={"num_hidden_layers": 1},
         narrow={**INTERN_NARROW, "hidden_size": 60, "num_attention_heads": 3},
         tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
     ),
-    Family(
-        "qwen2_vl", QWEN2, Qwen2VLConfig, Qwen2VLEncoder,
+    _tower(
+        "qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct",
         qwen_reference(
             qwen2_config.Qwen2VLVisionConfig, qwen2.Qwen2VisionTransformerPretrainedModel
         ),
@@ -104,8 +126,8 @@ FAMILIES = [
         narrow=QWEN2_NARROW,
         tiny={**QWEN2_NARROW, "depth": 3},
     ),
-    Family(
-        "qwen2_5_vl", QWEN2_5, Qwen2_5VLConfig, Qwen2_5VLEncoder,
+    _tower(
+        "qwen2_5_vl", "Qwen/Qwen2.5-VL-7B-Instruct",
         qwen_reference(
             qwen2_5_config.Qwen2_5_VLVisionConfig, qwen2_5.Qwen2_5_VisionTransformerPretrainedModel
         ),
@@ -114,8 +136,8 @@ FAMILIES = [
         narrow=QWEN2_5_NARROW,
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
     ),
-    Family(
-        "qwen2_5_omni", OMNI2_5, Qwen2_5VLConfig, Qwen2_5VLEncoder,
+    _tower(
+        "qwen2_5_omni", "Qwen/Qwen2.5-Omni-7B",
         qwen_reference(
             omni2_config.Qwen2_5OmniVisionEncoderConfig, omni2.Qwen2_5OmniVisionEncoder
         ),
@@ -123,17 +145,18 @@ FAMILIES = [
         shallow=QWEN2_5_SHALLOW,
         narrow=QWEN2_5_NARROW,
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
+        twin=True,
     ),
-    Family(
-        "qwen3_vl", QWEN3, Qwen3VLConfig, Qwen3VLEncoder,
+    _tower(
+        "qwen3_vl", "Qwen/Qwen3-VL-8B-Instruct",
         qwen_reference(qwen3_config.Qwen3VLVisionConfig, qwen3.Qwen3VLVisionModel),
         same_keys, qwen_output,
         shallow=QWEN3_SHALLOW,
         narrow=QWEN3_NARROW,
         tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
     ),
-    Family(
-        "qwen3_omni", QWEN3_OMNI, Qwen3VLConfig, Qwen3VLEncoder,
+    _tower(
+        "qwen3_omni", "Qwen/Qwen3-Omni-30B-A3B-Instruct",
         qwen_reference(
             omni3_config.Qwen3OmniMoeVisionEncoderConfig, omni3.Qwen3OmniMoeVisionEncoder
         ),
@@ -141,14 +164,25 @@ FAMILIES = [
         shallow=QWEN3_SHALLOW,
         narrow=QWEN3_NARROW,
         tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
+        twin=True,
     ),
-    Family(
-        "qwen3_5", QWEN3_5, Qwen3VLConfig, Qwen3VLEncoder,
+    _tower(
+        "qwen3_5", "Qwen/Qwen3.5-27B",
         qwen_reference(qwen3_5_config.Qwen3_5VisionConfig, qwen3_5.Qwen3_5VisionModel),
         same_keys, qwen_output,
         shallow={"depth": 2},
         narrow=QWEN3_NARROW,
         tiny={**QWEN3_NARROW, "depth": 3},
+        twin=True,
     ),
 ]  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
+TOWERS = [family.name for family in FAMILIES if not family.twin]
+"""Names of the towers whose maths differ; most tests run over these."""
+PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
+TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
+
+
+def grids_for(name: str) -> Grids:
+    """Return two items for the tiny tower ``name``, the first of two frames."""
+    return [[2, 8, 8], [1, 8, 8]] if BY_NAME[name].tiled else [[2, 4, 6], [1, 10, 6]]

@@ -29,43 +29,43 @@ LARGE_QWEN: list[Grids] = [
     [[8, 16, 16], [1, 60, 36]],
 ]
 LARGE_TILES: list[Grids] = [[[4, 32, 32]], [[7, 32, 32]], [[3, 32, 32], [1, 32, 32], [5, 32, 32]]]
-"""Every one makes a thousand tokens or more."""
+"""Grids that each make a thousand tokens or more."""
 
 
 @dataclass
 class Errors:
-    """Squared errors and norms of one output field, a grid at a time."""
+    """Squared errors and norms of one output field, one entry per grid."""
 
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
 
     def add(self, ours: Tensor, theirs: Tensor, truth: Tensor) -> None:
-        """Take in one grid."""
+        """Add the errors of one grid."""
         self.ours.append(float((ours.double() - truth).pow(2).sum()))
         self.theirs.append(float((theirs.double() - truth).pow(2).sum()))
         self.norms.append(float(truth.pow(2).sum()))
 
     @property
     def pooled(self) -> tuple[float, float]:
-        """Relative L2 over all grids: ours, theirs."""
+        """The relative L2 error over all grids: ours, then the reference's."""
         total = sum(self.norms)
         return (sum(self.ours) / total) ** 0.5, (sum(self.theirs) / total) ** 0.5
 
     @property
     def ratio(self) -> float:
-        """Our pooled error over theirs."""
+        """Our pooled error divided by the reference's."""
         return self.pooled[0] / self.pooled[1]
 
     @property
     def worst_ratio(self) -> float:
-        """The largest ratio of any one grid."""
+        """The largest ratio of any single grid."""
         pairs = zip(self.ours, self.theirs, strict=True)
         return max((ours / theirs) ** 0.5 for ours, theirs in pairs)
 
 
 def six_blocks(family: Family) -> Config:
-    """Published widths at six blocks, with every kind of block in them."""
+    """Return changes to six blocks of published widths, with every kind of block."""
     if family.tiled:
         return {"num_hidden_layers": 6}
     changes: Config = {"depth": 6}
@@ -78,7 +78,7 @@ def six_blocks(family: Family) -> Config:
 
 @dataclass
 class Trio:
-    """Our tower and the reference's in one dtype, and the reference in float64: same weights."""
+    """Our tower and the reference in one dtype, and the reference in float64; equal weights."""
 
     family: Family
     encoder: VisionEncoder
@@ -87,7 +87,7 @@ class Trio:
 
     @classmethod
     def on_gpu(cls, family: Family, dtype: torch.dtype) -> Trio:
-        """Six blocks at published widths, weights rounded to ``dtype`` in all three."""
+        """Build six blocks of published widths, with weights rounded to ``dtype`` in all three."""
         lift = LiftFloat32()
         encoder, reference = build_pair(family, six_blocks(family), dtype)
         exact, truth = build_pair(family, six_blocks(family), torch.float64, lift)
@@ -98,7 +98,7 @@ class Trio:
     def run(
         self, grids: Grids, seed: int, forms: dict[str, VisionEncoder]
     ) -> tuple[dict[str, EncoderOutput], EncoderOutput, EncoderOutput]:
-        """Every form of ours, theirs and the truth for one batch of pixels."""
+        """Return the outputs of our forms, the reference and the float64 run for one batch."""
         dtype = next(self.encoder.parameters()).dtype
         pixels = draw_pixels(self.encoder, grids, seed=seed).to("cuda", dtype)
         grid_thw = torch.tensor(grids, device="cuda")
@@ -109,7 +109,7 @@ class Trio:
         return ours, theirs, truth
 
     def forms(self, kernels: Sequence[str]) -> dict[str, VisionEncoder]:
-        """Our encoder by the kernels that it runs with; "reference" is the encoder itself."""
+        """Return our encoder per kernel name; "reference" is the encoder itself."""
         return {
             name: self.encoder if name == "reference" else self.encoder.accelerated(name)
             for name in kernels
@@ -119,7 +119,7 @@ class Trio:
 def half_errors(
     family: Family, dtype: torch.dtype, kernels: Sequence[str] = ("reference",)
 ) -> dict[str, dict[str, Errors]]:
-    """The errors of every output field over the large grids of a family, on the GPU, by kernels."""
+    """Return the errors of every output field over a tower's large grids, by kernels."""
     trio = Trio.on_gpu(family, dtype)
     forms = trio.forms(kernels)
     errors: dict[str, dict[str, Errors]] = {name: {} for name in forms}

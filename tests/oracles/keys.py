@@ -1,4 +1,4 @@
-"""Key maps: our names to the reference's."""
+"""Key maps from our names to the reference's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ State = dict[str, Tensor]
 
 
 def same_keys(state: State) -> State:
-    """The reference module has the names of the published files."""
+    """Return ``state`` for a reference that has our names."""
     return state
 
 
 def split_qkv(state: State, names: Sequence[str]) -> State:
-    """A fused projection [Q; K; V] as the three that the reference has."""
+    """Split every fused projection [Q; K; V] into three with the given names."""
     out: State = {}
     for key, value in state.items():
         if match := re.fullmatch(r"(.*attn)\.qkv\.(weight|bias)", key):
@@ -28,7 +28,7 @@ def split_qkv(state: State, names: Sequence[str]) -> State:
 
 
 def renamed(state: State, rules: Sequence[tuple[str, str]]) -> State:
-    """Every key put through the substitutions in order."""
+    """Apply the substitutions to every key in order."""
     out: State = {}
     for key, value in state.items():
         for pattern, replacement in rules:
@@ -38,12 +38,12 @@ def renamed(state: State, rules: Sequence[tuple[str, str]]) -> State:
 
 
 def omni2_5_keys(state: State) -> State:
-    """Qwen2.5-Omni keeps q, k and v apart."""
+    """Map to Qwen2.5-Omni, which has separate q, k and v."""
     return split_qkv(state, ("q", "k", "v"))
 
 
 def omni3_keys(state: State) -> State:
-    """Qwen3-Omni names the parts of its mergers as Qwen2-VL did, and the list ``merger_list``."""
+    """Map to Qwen3-Omni, whose mergers have Qwen2-VL's names, in a list ``merger_list``."""
     return renamed(
         state,
         [
@@ -56,7 +56,7 @@ def omni3_keys(state: State) -> State:
 
 
 def intern_keys(state: State) -> State:
-    """The published (remote-code) names of InternVL to those of transformers' InternVLModel."""
+    """Map InternVL's remote-code names to those of transformers' InternVLModel."""
     return renamed(
         split_qkv(state, ("q_proj", "k_proj", "v_proj")),
         [
@@ -81,7 +81,7 @@ def intern_keys(state: State) -> State:
 
 
 def timm_keys(state: State) -> State:
-    """The published names of InternViT to timm's; timm has no projector."""
+    """Map InternViT's published names to timm's; timm has no projector."""
     tower = {key: value for key, value in state.items() if not key.startswith("mlp1.")}
     return renamed(
         tower,

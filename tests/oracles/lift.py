@@ -1,4 +1,4 @@
-"""Lifting float32 out of a reference, so that float64 can be compared to float64."""
+"""Run a reference in float64 throughout, so that float64 is compared with float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_LIFT = nullcontext()
 
 
 class LiftFloat32(TorchFunctionMode):
-    """Every float32 that a reference asks for by name becomes float64.
+    """Replace every float32 that a reference asks for by name with float64.
 
     transformers' towers drop to float32 in these places whatever their dtype, and at 1e-7 that
     hides what a float64 comparison is for:

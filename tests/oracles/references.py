@@ -1,4 +1,4 @@
-"""transformers' towers: built from the published configs, and run to our output."""
+"""Build transformers' towers from published configs, and convert their outputs to ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Grids = list[list[int]]
 
 
 def qwen_reference(config_class: type, model_class: type) -> Callable[[Config], nn.Module]:
-    """A Qwen tower of transformers, built from the published vision config."""
+    """Return a function that builds a Qwen tower of transformers from a published config."""
 
     def build(config: Config) -> nn.Module:
         fields = {k: v for k, v in vision_of(config).items() if k not in ("model_type", "in_chans")}
@@ -26,7 +26,7 @@ def qwen_reference(config_class: type, model_class: type) -> Callable[[Config], 
 
 
 def intern_reference(config: Config) -> nn.Module:
-    """transformers' InternVLModel: tower, pixel shuffle, projector, and a language model's stub."""
+    """Build transformers' InternVLModel with a stub for its language model."""
     vision, width = config["vision_config"], config["llm_config"]["hidden_size"]
     text = {
         "model_type": "qwen2", "hidden_size": width, "num_hidden_layers": 1, "vocab_size": 8,
@@ -75,7 +75,7 @@ def qwen2_5_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> En
 
 
 def window_walk(grids: Grids, side: int = 4, merge: int = 2) -> list[int]:
-    """Merged tokens in the order that windows visit them, by the plainest loops there are."""
+    """Return merged tokens in the order of windows, by plain loops."""
     order, start = [], 0
     for t, h, w in grids:
         rows, columns = h // merge, w // merge

@@ -1,0 +1,139 @@
+"""The families: one record per encoder, and reading what a checkpoint's config says.
+
+A new family is one record in a file of this folder and one entry in ``FAMILIES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import CheckpointError, shown
+from .family import Family, PublishedModel, Shapes, SmallCheckpoint
+from .intern_vit import INTERN_VIT
+from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+
+__all__ = [
+    "FAMILIES",
+    "LAYOUTS",
+    "PUBLISHED",
+    "Family",
+    "PublishedModel",
+    "SmallCheckpoint",
+    "build_config",
+    "find_family",
+    "vision_section",
+]
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for family in (INTERN_VIT, QWEN2_VL, QWEN2_5_VL, QWEN3_VL)
+}
+"""Every family by name."""
+
+PUBLISHED = tuple(model for family in FAMILIES.values() for model in family.published)
+"""Every published checkpoint that is known to load."""
+
+LAYOUTS = tuple(layout for family in FAMILIES.values() for layout in family.layouts)
+"""Every layout of every family."""
+
+_SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
+"""Where a published config keeps the tower's part; a lone tower's config has no such part."""
+
+
+def find_family(config: Mapping[str, Any], names: Iterable[str], label: str) -> Family:
+    """Find the family that a checkpoint belongs to.
+
+    Args:
+        config: the whole ``config.json``.
+        names: the checkpoint's tensor names; they decide if the config has no model type.
+        label: name of the checkpoint in errors.
+
+    Raises:
+        CheckpointError: the model type or the timm architecture belongs to no family.
+    """
+    section, parents = vision_section(config)
+    types = (part.get("model_type") for part in (section, *parents))
+    kind = next((kind for kind in types if isinstance(kind, str)), None)
+    architecture = config.get("architecture")
+    names = list(names) if kind is None else []
+    for family in FAMILIES.values():
+        if kind is not None:
+            found = kind in family.model_types
+        elif isinstance(architecture, str):
+            found = architecture in family.timm
+        else:
+            found = any(_all_end(names, signs) for signs in family.signs)
+        if found:
+            return family
+    if kind is not None:
+        what = f"model_type {shown(kind)!r}"
+    elif isinstance(architecture, str):
+        what = f"timm architecture {shown(architecture)!r}"
+    else:
+        what = "a config.json without model_type, with tensors of no known tower,"
+    kinds = ", ".join(kind for family in FAMILIES.values() for kind in family.model_types)
+    timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
+    raise CheckpointError(
+        f"{label}: {what} is not supported; supported model types: {kinds}; "
+        f"timm architectures: {timm}"
+    )
+
+
+def _all_end(names: list[str], signs: tuple[str, str]) -> bool:
+    return all(any(name.endswith(sign) for name in names) for sign in signs)
+
+
+def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+    """Return the tower's part of a config, and the parts around it from the inside out."""
+    for path in _SECTIONS:
+        parents: list[Mapping[str, Any]] = [config]
+        for name in path.split("."):
+            inner = parents[0].get(name)
+            if not isinstance(inner, Mapping):
+                break
+            parents.insert(0, inner)
+        else:
+            return parents[0], parents[1:]
+    return config, []
+
+
+def build_config(
+    family: Family, config: Mapping[str, Any], shapes: Shapes | None, label: str
+) -> Any:
+    """Build the encoder's config from a published one.
+
+    Shapes supply the fields that the published config leaves out. Fields that it states are taken
+    as they are, and the loader reports tensors that disagree with them.
+
+    Args:
+        family: family of the checkpoint.
+        config: the whole ``config.json``.
+        shapes: shapes of the tower's tensors by the encoder's names; None if there are no tensors.
+        label: name of the checkpoint in errors.
+
+    Returns:
+        An instance of ``family.config``.
+
+    Raises:
+        CheckpointError: a value that the encoder does not implement, or sizes that disagree.
+    """
+    try:
+        whole = _complete(family, config, shapes or {})
+        if family.read_config is not None:
+            return family.read_config(whole, shapes)
+        return family.config.from_hf(whole)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise CheckpointError(f"{label}: config.json: {error}") from error
+
+
+def _complete(family: Family, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+    """Return ``config`` with a complete vision part, at the place where encoders look first."""
+    section, parents = vision_section(config)
+    full = dict(section)
+    if "model_type" not in config and (read := family.timm.get(str(config.get("architecture")))):
+        arguments = config.get("model_args")
+        full = read(arguments if isinstance(arguments, Mapping) else {})
+    for aliases, value in family.fields(shapes).items():
+        if all(full.get(name) is None for name in aliases):
+            full[aliases[0]] = value
+    return {**config, "vision_config": full} if parents else full
