@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import draw_pixels, tiny
+from oracles import TOWERS, draw_pixels, grids_for, tiny
 
 from encoders.contract import EncoderOutput, VisionInputs
 
-OURS = ["intern_vit_300m", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
-
-def grids_for(name: str) -> list[list[int]]:
-    return [[2, 8, 8], [1, 8, 8]] if "intern" in name else [[2, 4, 6], [1, 10, 6]]
-
-
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_an_encoder_says_its_widths_device_and_dtype(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     output = encoder(draw_pixels(encoder, grids), grids)
@@ -25,7 +19,7 @@ def test_an_encoder_says_its_widths_device_and_dtype(name: str) -> None:
     assert len(encoder.blocks) == encoder.config.depth
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_intermediates_come_as_maps_too(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)

@@ -1,8 +1,79 @@
-"""Where the packages meet: the command line, the demo, plots and video files.
+"""Vision encoders of InternVL and Qwen-VL: loaded strictly, replayed as CUDA graphs.
 
-The library itself is ``encoders`` and ``weights``; nothing there imports this package.
+``import vitgraph`` offers the whole library and imports each part when it is first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from encoders import (
+        EncoderOutput,
+        InternViT,
+        InternViTConfig,
+        Qwen2_5VLConfig,
+        Qwen2_5VLEncoder,
+        Qwen2VLConfig,
+        Qwen2VLEncoder,
+        Qwen3VLConfig,
+        Qwen3VLEncoder,
+        VisionInputs,
+    )
+    from graphwrap import GraphedEncoder
+    from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+
+    from .models import list_models
+    from .plots import plot_feature_maps
+    from .video import read_video
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "CheckpointError",
+    "EncoderOutput",
+    "GraphedEncoder",
+    "InternViT",
+    "InternViTConfig",
+    "Qwen2VLConfig",
+    "Qwen2VLEncoder",
+    "Qwen2_5VLConfig",
+    "Qwen2_5VLEncoder",
+    "Qwen3VLConfig",
+    "Qwen3VLEncoder",
+    "VisionInputs",
+    "__version__",
+    "extract_encoder",
+    "inspect_checkpoint",
+    "list_models",
+    "load_encoder",
+    "plot_feature_maps",
+    "read_video",
+]
+
+_MODULES = {
+    "GraphedEncoder": "graphwrap",
+    "CheckpointError": "weights",
+    "extract_encoder": "weights",
+    "inspect_checkpoint": "weights",
+    "load_encoder": "weights",
+    "list_models": "vitgraph.models",
+    "plot_feature_maps": "vitgraph.plots",
+    "read_video": "vitgraph.video",
+}
+"""The module of each name; ``encoders`` has all others."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name.startswith("_") or name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES.get(name, "encoders")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Offer the names that are not imported yet, too."""
+    return sorted({*globals(), *__all__})
