@@ -17,6 +17,7 @@ from .checks import (
     check_tiles,
     missing_grid,
     require_features,
+    require_metadata,
     require_output,
     require_tensor,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "read_grid",
     "read_images",
     "require_features",
+    "require_metadata",
     "require_output",
     "require_tensor",
     "resize",

@@ -102,10 +102,18 @@ def check_keywords(fps: float | None = None, **counts: object) -> None:
         ValueError: a keyword that is out of its range.
     """
     for name, value in counts.items():
-        if value is not None and (not isinstance(value, SupportsIndex) or index(value) < 1):
+        number = 1 if value is None else _whole(value)
+        if number < 1:
             raise ValueError(f"{name}={value}: must be a positive integer")
-    lowest = counts.get("min_pixels")
-    if isinstance(lowest, SupportsIndex) and index(lowest) > MOST_PIXELS:
-        raise ValueError(f"min_pixels={lowest}: must be at most {MOST_PIXELS}, an area in pixels")
+        if name == "min_pixels" and number > MOST_PIXELS:
+            raise ValueError(f"min_pixels={value}: must be at most {MOST_PIXELS}, an area")
     if fps is not None and read_rate(fps) is None:
         raise ValueError(f"fps={fps}: must be a positive number of frames per second")
+
+
+def _whole(value: object) -> int:
+    """Return an integer of any type as int, and 0 for anything else."""
+    try:
+        return index(value) if isinstance(value, SupportsIndex) else 0
+    except TypeError:  # an array of several numbers, or of floats
+        return 0
