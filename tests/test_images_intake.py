@@ -198,7 +198,7 @@ def lazily_opened(tmp_path: Path) -> Image.Image:
     return Image.open(io.BytesIO(truncated(tmp_path, ".jpg").read_bytes()))
 
 
-FLOATS = np.zeros((4, 4, 3), np.float32)
+FLOATS = np.full((4, 4, 3), 200.0, np.float32)
 BAD = {
     "zero width": (lambda p: Image.new("RGB", (0, 5)), "is 0x5 pixels: an image needs at least"),
     "zero rows": (lambda p: np.zeros((0, 5, 3), np.uint8), "is 5x0 pixels"),
@@ -210,7 +210,7 @@ BAD = {
     "half a png": (lambda p: truncated(p, ".png"), r"half\.png: cannot be read .*truncated"),
     "half a jpeg, opened": (lazily_opened, "mode RGB cannot be decoded .*truncated"),
     "None": (lambda p: None, "is of type NoneType, not an image: pass a PIL image"),
-    "bytes": (lambda p: b"abc", "is of type bytes, not an image"),
+    "bytes": (lambda p: b"abc", "cannot be read as an image"),
     "a clip": (
         lambda p: Video([torch.zeros(3, 8, 8)], 24),
         "is a clip, not an image: pass it ",
@@ -229,8 +229,14 @@ BAD = {
         ),
         "is a nested tensor: an image is a dense tensor",
     ),
-    "float array": (lambda p: FLOATS, "array of float32: .*multiply by 255, round and cast"),
-    "float tensor": (lambda p: torch.zeros(3, 4, 4), r"torch\.float32: .*multiply by 255, round"),
+    "float array": (
+        lambda p: FLOATS,
+        "values from 200 to 200: floats must run",
+    ),
+    "float tensor": (
+        lambda p: torch.full((3, 4, 4), torch.nan),
+        "with values from nan to nan",
+    ),
     "bool array": (lambda p: FLOATS > 0, "array of bool: .*multiply by 255 and cast"),
     "16-bit array": (lambda p: FLOATS.astype(np.uint16), "array of uint16: .*divide by 257"),
     "channels first": (lambda p: np.zeros((3, 9, 8), np.uint8), "move the channels to their pl"),
@@ -301,8 +307,37 @@ def test_defaults_for_new_tensors_change_nothing(preprocess: Any) -> None:
     assert torch.equal(got.grid_thw, wanted.grid_thw)
 
 
-@pytest.mark.parametrize("bare", [china(), "photo.jpg", np.asarray(china()), None])
-def test_one_image_outside_a_list_is_told_to_be_put_into_one(bare: Any) -> None:
-    for preprocess in (QWEN, TilePreprocessor()):
-        with pytest.raises(ValueError, match=r"pass a list, also for one: images=\[image\]"):
-            preprocess(bare)
+@pytest.mark.parametrize("preprocess", [QWEN, TilePreprocessor(image_size=56)])
+@pytest.mark.parametrize("bare", [china(), np.asarray(china()), to_rgb(china())])
+def test_one_image_needs_no_list(preprocess: Any, bare: Any) -> None:
+    assert torch.equal(preprocess(bare).pixel_values, preprocess([china()]).pixel_values)
+
+
+def test_no_image_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="images is one NoneType: pass an image, or a list"):
+        QWEN(None)
+
+
+def test_encoded_images_are_read_from_memory_and_files(tmp_path: Path) -> None:
+    china().save(path := tmp_path / "china.png")
+    data, wanted = path.read_bytes(), to_rgb(china())
+    with path.open("rb") as file:
+        forms = [path, str(path), data, bytearray(data), io.BytesIO(data), file]
+        forms += [{"bytes": data, "path": None}, {"bytes": None, "path": str(path)}]
+        for form in forms:
+            assert torch.equal(to_rgb(form), wanted)
+            assert torch.equal(QWEN(form).pixel_values, QWEN([wanted]).pixel_values)
+
+
+def test_floats_from_0_to_1_are_read_as_torchvision_casts_them() -> None:
+    whole = to_rgb(china())
+    assert torch.equal(to_rgb(whole / 255), whole)
+    assert torch.equal(to_rgb((whole.permute(1, 2, 0) / 255).numpy()), whole)
+    assert torch.equal(to_rgb(whole.half() / 255), whole)
+
+
+def test_a_url_and_a_strange_dict_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"https://x\.org/a\.png: is a URL, and nothing is downl"):
+        to_rgb("https://x.org/a.png")
+    with pytest.raises(ValueError, match=r"is a dict of \['pixels'\]: an image of the datasets"):
+        to_rgb({"pixels": 1})

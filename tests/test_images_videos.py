@@ -142,18 +142,17 @@ def test_images_come_first_and_then_videos_in_order(ours: PatchPreprocessor) -> 
         ([[]], "video 0: has no frames"),
         ([np.zeros((0, 5, 5, 3), np.uint8)], "video 0: has no frames"),
         ([panning_clip(2)[0]], r"video 0: shape \(90, 130, 3\): a video array has four dim"),
-        ([china()], "video 0: is of type Image, not a video: decode"),
-        (["clip.mp4"], "video 0: is of type str, not a video: decode the file"),
+        ([china()], "video 0: is of type Image, not a video: pass the path"),
+        (["clip.mp4"], "video 0: clip.mp4: there is no such file"),
         ([3], "video 0: is of type int, not a video"),
-        (china(), "videos is one Image: pass a list"),
-        ("clip.mp4", "videos is one str: pass a list"),
-        (Video(panning_clip(2)), "videos is one Video: pass a list"),
+        (china(), "videos is one Image: pass a video, or a list"),
+        ("clip.mp4", "video 0: clip.mp4: there is no such file"),
         (
             [panning_clip(2), [china(), china().resize((9, 8))]],
             "video 1: frame 1: is 9x8 pixels, the first 640x427: all frames",
         ),
         ([[china(), None]], "video 0: frame 1: is of type NoneType, not an image"),
-        ([panning_clip(2).astype(np.float32)], "video 0: frame 0: numpy array of float32"),
+        ([panning_clip(2).astype(np.float32)], "video 0: frame 0: array of torch.float64"),
     ],
 )  # fmt: skip
 def test_what_is_no_video_is_refused(ours: Any, videos: Any, message: str) -> None:
@@ -206,3 +205,10 @@ def test_a_rate_that_cannot_be_is_refused_where_sampling_goes_by_it(rate: Any) -
 def test_only_the_sampled_frames_are_read() -> None:
     frames = [china(), "not there.png", "nor there.png", flower()]
     assert QWEN3(videos=[frames], num_frames=2).grid_thw[0, 0] == 1
+
+
+@pytest.mark.parametrize("ours", [QWEN2, QWEN3, TilePreprocessor()])
+def test_one_video_needs_no_list(ours: Any) -> None:
+    clip = panning_clip(2)
+    for bare in (clip, Video(clip), torch.from_numpy(clip).permute(0, 3, 1, 2)):
+        assert torch.equal(ours(videos=bare).pixel_values, ours(videos=[clip]).pixel_values)

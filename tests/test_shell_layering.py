@@ -41,8 +41,12 @@ BASES = {BASE, "block_runner", "patch_encoder", "tile_encoder"}
 SHARED = {"contract", "attention", "hf_config", "inputs", "layers", "segments"}
 # All of ``encoders`` that the accelerated towers know.
 ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
-# The only files of ``encoders`` that know what an image file or an array is.
-INTAKE = {"intake"}
+# The only files of ``encoders`` that know what an image, an array or a video file is.
+INTAKE = {
+    "intake": {"PIL", "numpy"},
+    "clips": {"PIL", "numpy"},
+    "video_files": {"av"},
+}
 
 
 def modules(package: str) -> list[Path]:
@@ -75,7 +79,7 @@ def extra(path: Path) -> set[str]:
     """What one file may import beyond its package."""
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
-    return {"PIL", "numpy"} if path.stem in INTAKE else set()
+    return INTAKE.get(path.stem, set())
 
 
 def neighbours(path: Path) -> set[str]:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import vitgraph.video
+import encoders.inputs.video_files
 from encoders.inputs import PatchPreprocessor
 from vitgraph.video import read_video, write_video
 
@@ -59,8 +59,10 @@ def test_sampling_a_file_keeps_only_the_sampled_frames(
 ) -> None:
     write_video(tmp_path / "clip.mp4", moving_square(30), 12)
     converted = []
-    to_rgb = vitgraph.video._upright
-    monkeypatch.setattr("vitgraph.video._upright", lambda f: converted.append(f) or to_rgb(f))
+    to_rgb = encoders.inputs.video_files._upright
+    monkeypatch.setattr(
+        "encoders.inputs.video_files._upright", lambda f: converted.append(f) or to_rgb(f)
+    )
     inputs = QWEN3(videos=[read_video(tmp_path / "clip.mp4")], num_frames=4)
     assert inputs.grid_thw[0, 0] == 2
     assert len(converted) == 4
@@ -223,3 +225,10 @@ def test_writing_frames_of_another_layout_leaves_no_file(
         write_video(tmp_path / "clip.mp4", torch.zeros(shape, dtype=torch.uint8), 8)
     assert str(shape) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_path_of_a_video_is_taken_as_the_video(tmp_path: Path) -> None:
+    write_video(path := tmp_path / "clip.mp4", moving_square(6), 12)
+    wanted = QWEN3(videos=[read_video(path)]).pixel_values
+    for form in (path, str(path), [path], [str(path)]):
+        assert torch.equal(QWEN3(videos=form).pixel_values, wanted)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
         Qwen3VLEncoder,
         VisionInputs,
     )
+    from encoders.inputs import read_video
     from graphwrap import GraphedEncoder
     from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
     from .models import list_models
     from .plots import plot_feature_maps
-    from .video import read_video
 
 __version__ = "0.1.0"
 
@@ -60,7 +60,7 @@ _MODULES = {
     "load_encoder": "weights",
     "list_models": "vitgraph.models",
     "plot_feature_maps": "vitgraph.plots",
-    "read_video": "vitgraph.video",
+    "read_video": "encoders.inputs",
 }
 """The module of each name; ``encoders`` has all others."""
 

@@ -1,6 +1,7 @@
 """What goes into a tower: images and videos turned into pixels, and the grids that describe them.
 
-- ``intake``: paths, PIL images, arrays and tensors to uint8 RGB tensors
+- ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
+- ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, its tiling, and the frames sampled from a video
 - ``patches``, ``tiles``: the preprocessing of the Qwen towers and of InternViT
 - ``images``: what the preprocessing of all towers shares
@@ -21,6 +22,7 @@ from .checks import (
     require_output,
     require_tensor,
 )
+from .clips import read_video
 from .grids import (
     merge_order_positions,
     raster_maps,
@@ -36,6 +38,7 @@ from .patches import PatchPreprocessor
 from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
 from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
 from .tiles import TilePreprocessor
+from .video_files import VideoFrames, require_av
 
 __all__ = [
     "HALF",
@@ -46,6 +49,7 @@ __all__ = [
     "Preprocessor",
     "TilePreprocessor",
     "Video",
+    "VideoFrames",
     "best_tiling",
     "block_indices",
     "check_input_size",
@@ -57,6 +61,8 @@ __all__ = [
     "raster_maps",
     "read_grid",
     "read_images",
+    "read_video",
+    "require_av",
     "require_features",
     "require_metadata",
     "require_output",

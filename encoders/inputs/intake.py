@@ -1,9 +1,10 @@
 """Whatever a user passes as images and videos, turned into uint8 RGB tensors.
 
-Accepted are PIL images of any mode, paths of image files, numpy arrays [H, W, C] or [H, W], and
-uint8 tensors [C, H, W] or [H, W], with 1, 3 or 4 channels, in any mix. Conversions are those of
-transformers 5.23.0 (``convert_to_rgb``): transparency is laid over white, everything else is PIL's
-``convert("RGB")``.
+Accepted are PIL images of any mode; paths, bytes and open files of image files; the dicts with
+"bytes" and "path" of the ``datasets`` package; numpy arrays [H, W, C] or [H, W]; tensors [C, H, W]
+or [H, W]. Arrays and tensors have 1, 3 or 4 channels of uint8, or of floats from 0 to 1.
+Conversions are those of transformers 5.23.0 (``convert_to_rgb``): transparency is laid over white,
+everything else is PIL's ``convert("RGB")``.
 
 Deliberate differences:
 
@@ -20,14 +21,15 @@ Deliberate differences:
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,12 +37,13 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 
-class ChooseFrames(Protocol):
-    """Chooses the frames of a video to encode."""
+@runtime_checkable
+class _Readable(Protocol):
+    """An open binary file."""
 
-    def __call__(self, total: int, *, source_fps: float | None) -> Sequence[int]:
-        """Return indices of some of ``total`` frames, which were shot at ``source_fps``."""
-        ...
+    def read(self, size: int = -1, /) -> bytes: ...
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
 
 
 # What PIL's decoders raise on damaged files.
@@ -74,10 +77,11 @@ def to_rgb(image: Any) -> Tensor:
     """Convert one image to a uint8 tensor [3, H, W] on the CPU, which may share its memory.
 
     Args:
-        image: a PIL image of any mode, the path of an image file, numpy uint8 [H, W, C] or [H, W],
-            or a uint8 tensor [C, H, W] or [H, W]; 1 (grey), 3 (RGB) or 4 (RGBA) channels. 16-bit
-            grey PIL images (modes ``I;16*`` and ``I``) are scaled to 8 bits by 1/257, rounded; 12
-            bits in ``I;16`` are read as 16 bits.
+        image: a PIL image of any mode; an image file as a path, bytes, an open binary file, or a
+            dict with "bytes" or "path"; a numpy array [H, W, C] or [H, W], or a tensor [C, H, W]
+            or [H, W], of uint8 or of floats from 0 to 1, with 1 (grey), 3 (RGB) or 4 (RGBA)
+            channels. 16-bit grey PIL images (modes ``I;16*`` and ``I``) are scaled to 8 bits by
+            1/257, rounded; 12 bits in ``I;16`` are read as 16 bits.
 
     Raises:
         ValueError: something that is no image, has no pixels, has not 8 bits per channel, is a
@@ -85,8 +89,12 @@ def to_rgb(image: Any) -> Tensor:
             8 or 16 bits, or a file that is missing or damaged.
     """
     if isinstance(image, str | os.PathLike):
-        with naming(str(path := Path(image))):
-            return _from_pil(_open(path))
+        with naming(str(image)):
+            return _from_pil(_open(_find_file(image)))
+    if isinstance(image, bytes | bytearray | memoryview):
+        return _from_pil(_open(io.BytesIO(image)))
+    if isinstance(image, Mapping):
+        return _from_mapping(image)
     if isinstance(image, Image.Image):
         return _from_pil(image)
     if isinstance(image, np.ndarray):
@@ -95,29 +103,43 @@ def to_rgb(image: Any) -> Tensor:
         return _from_tensor(image)
     if isinstance(image, Video):
         raise ValueError("is a clip, not an image: pass it as videos=[clip]")
+    if isinstance(image, _Readable):
+        return _from_pil(_open(image))
     raise ValueError(
         f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
         "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
     )
 
 
-def read_images(images: Iterable[Any]) -> list[Tensor]:
+def _from_mapping(image: Mapping[Any, Any]) -> Tensor:
+    """Convert the undecoded image of a ``datasets`` column: its bytes, else its path."""
+    for name in ("bytes", "path"):
+        if image.get(name) is not None:
+            return to_rgb(image[name])
+    raise ValueError(
+        f'is a dict of {sorted(map(str, image))}: an image of the datasets package has "bytes" or '
+        '"path"'
+    )
+
+
+def read_images(images: Any) -> list[Tensor]:
     """Convert every image with :func:`to_rgb`.
 
     Args:
-        images: a list of images, or one 4-dimensional array or tensor, which is a batch of images.
+        images: an iterable of images, one image, or one 4-dimensional array or tensor, which is a
+            batch of images.
 
     Returns:
         uint8 [3, H, W] per image.
 
     Raises:
-        ValueError: what :func:`to_rgb` raises, with the number of the image; or one image that is
-            not in a list.
+        ValueError: what :func:`to_rgb` raises, with the number of the image.
     """
-    bare = isinstance(images, str | os.PathLike | Image.Image) or not isinstance(images, Iterable)
-    if bare or (isinstance(images, np.ndarray | Tensor) and images.ndim < 4):
+    if is_one_image(images):
+        images = [images]
+    if not isinstance(images, Iterable):
         raise ValueError(
-            f"images is one {type(images).__name__}: pass a list, also for one: images=[image]"
+            f"images is one {type(images).__name__}: pass an image, or a list of images"
         )
     pixels = []
     for number, image in enumerate(images):
@@ -126,36 +148,14 @@ def read_images(images: Iterable[Any]) -> list[Tensor]:
     return pixels
 
 
-def read_videos(
-    videos: Iterable[Any], choose: ChooseFrames, error: ValueError | None = None
-) -> list[list[Tensor]]:
-    """Convert the chosen frames of every video with :func:`to_rgb`.
-
-    Args:
-        videos: each a :class:`Video`, a sequence of images, numpy [F, H, W, C] or a tensor
-            [F, C, H, W].
-        choose: called once per video.
-        error: raised at the first video, before it is read.
-
-    Returns:
-        The frames of each video, uint8 [3, H, W] per frame.
-
-    Raises:
-        ValueError: a bad frame, frames of different sizes, no frames, something that is no video,
-            or ``error``.
-    """
-    bare = isinstance(videos, str | os.PathLike | Image.Image | Video)
-    if bare or not isinstance(videos, Iterable):
-        raise ValueError(
-            f"videos is one {type(videos).__name__}: pass a list, also for one: videos=[video]"
-        )
-    clips = []
-    for number, video in enumerate(videos):
-        if error is not None:
-            raise error.with_traceback(None)
-        with naming(f"video {number}"):
-            clips.append(_read_video(video, choose))
-    return clips
+def is_one_image(images: Any) -> bool:
+    """Whether the value is one image and not a collection of images."""
+    if isinstance(images, np.ndarray | Tensor):
+        return images.ndim < 4
+    return isinstance(
+        images,
+        str | bytes | bytearray | memoryview | os.PathLike | Image.Image | Mapping | _Readable,
+    )
 
 
 @contextmanager
@@ -167,48 +167,20 @@ def naming(item: str) -> Iterator[None]:
         raise ValueError(f"{item}: {error}") from error
 
 
-def _read_video(video: Any, choose: ChooseFrames) -> list[Tensor]:
-    frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
-    if isinstance(frames, np.ndarray | Tensor):
-        if frames.ndim != 4:
-            layout = "[F, H, W, C]" if isinstance(frames, np.ndarray) else "[F, C, H, W]"
-            raise ValueError(
-                f"shape {tuple(frames.shape)}: a video array has four dimensions {layout}; pass "
-                "videos=[video] with one such array, or with a list of images"
-            )
-    elif isinstance(frames, str | os.PathLike | Image.Image) or not isinstance(frames, Iterable):
-        raise ValueError(
-            f"is of type {type(frames).__name__}, not a video: decode the file and pass its "
-            "frames, videos=[[frame, frame, ...]]"
-        )
-    elif not isinstance(frames, Sequence):  # a Sequence may decode a frame when it is asked for
-        frames = list(frames)
-    if not len(frames):
-        raise ValueError("has no frames: a video needs at least one")
-    pixels: list[Tensor] = []
-    for number in choose(len(frames), source_fps=fps):
-        with naming(f"frame {number}"):
-            frame = to_rgb(frames[number])
-            if pixels and frame.shape != pixels[0].shape:
-                raise ValueError(
-                    f"is {_size(frame)} pixels, the first {_size(pixels[0])}: all frames of a "
-                    "video must have one size; resize them, or pass them as images"
-                )
-        pixels.append(frame)
-    return pixels
-
-
-def _size(pixels: Tensor) -> str:
-    return f"{pixels.shape[2]}x{pixels.shape[1]}"
-
-
-def _open(path: Path) -> Image.Image:
+def _find_file(path: str | os.PathLike[str]) -> Path:
+    if str(path).lower().startswith(("http://", "https://")):
+        raise ValueError("is a URL, and nothing is downloaded here: pass the bytes of its answer")
+    path = Path(path)
     if path.is_dir():
         raise ValueError("is a folder; pass the paths of the images in it")
     if not path.is_file():
         raise ValueError("there is no such file; pass the path of an image file")
+    return path
+
+
+def _open(file: Path | _Readable) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:  # type: ignore[arg-type]
             ImageOps.exif_transpose(image, in_place=True)
             image.load()
             return image
@@ -267,6 +239,8 @@ def _eight_bits(grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype.kind == "f":
+        array = _from_unit(torch.from_numpy(np.require(array, np.float64, "W")), "array").numpy()
     if array.dtype != np.uint8:
         raise ValueError(
             f"numpy array of {array.dtype}: pixels must be uint8, 0..255; {_fix(array.dtype.kind)}"
@@ -281,17 +255,29 @@ def _from_tensor(image: Tensor) -> Tensor:
         nested = "a nested tensor" if image.is_nested else f"a tensor of layout {image.layout}"
         kind = "a meta tensor" if image.is_meta else nested
         raise ValueError(f"is {kind}: an image is a dense tensor with values; pass uint8 [C, H, W]")
+    if image.is_floating_point():
+        image = _from_unit(image, "tensor")
     if image.dtype != torch.uint8:
-        kind = "f" if image.is_floating_point() else "b" if image.dtype == torch.bool else "u"
+        kind = "b" if image.dtype == torch.bool else "u"
         raise ValueError(f"tensor of {image.dtype}: pixels must be uint8, 0..255; {_fix(kind)}")
     _require_layout(image.shape, "[C, H, W] or [H, W]", 0)
     image = image.cpu()
     return _spread(image[None] if image.ndim == 2 else image)
 
 
+def _from_unit(image: Tensor, what: str) -> Tensor:
+    """Convert floats from 0 to 1 to uint8 as torchvision's ``to_dtype(uint8, scale=True)`` does."""
+    low, high = image.aminmax() if image.numel() else (image.new_zeros(()), image.new_zeros(()))
+    if not (low >= 0 and high <= 1):  # also true for NaN
+        raise ValueError(
+            f"{what} of {image.dtype} with values from {float(low):g} to {float(high):g}: floats "
+            "must run from 0 to 1; scale them, or pass uint8, 0..255"
+        )
+    return image.double().mul(255 + 1.0 - 1e-3).to(torch.uint8)
+
+
 def _fix(kind: str) -> str:
     return {
-        "f": "if they run from 0 to 1, multiply by 255, round and cast to uint8",
         "b": "multiply by 255 and cast to uint8",
     }.get(kind, "scale them to 0..255 (16 bits: divide by 257, round) and cast to uint8")
 

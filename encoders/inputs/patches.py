@@ -28,7 +28,8 @@ from torch import Tensor
 
 from ..contract import Grid, VisionInputs
 from .images import check_keywords, folded_stats, grid_tensor, resize
-from .intake import naming, read_images, read_videos
+from .clips import read_videos
+from .intake import naming, read_images
 from .processor_files import (
     QWEN2_IMAGES,
     QWEN2_VIDEOS,

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from ..contract import VisionInputs
 from .images import check_keywords, folded_stats, grid_tensor, resize
-from .intake import read_images, read_videos
+from .clips import read_videos
+from .intake import read_images
 from .processor_files import (
     IMAGENET_MEAN,
     IMAGENET_STD,

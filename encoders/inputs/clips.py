@@ -1,0 +1,118 @@
+"""Videos that a user passes, turned into lists of uint8 RGB frames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from .intake import Video, is_one_image, naming, to_rgb
+from .video_files import VideoFrames
+
+
+class ChooseFrames(Protocol):
+    """Chooses the frames of a video to encode."""
+
+    def __call__(self, total: int, *, source_fps: float | None) -> Sequence[int]:
+        """Return indices of some of ``total`` frames, which were shot at ``source_fps``."""
+        ...
+
+
+def read_video(path: str | os.PathLike[str]) -> Video:
+    """Open a video file; ``encoder.encode(videos=[read_video(path)])`` encodes it.
+
+    Args:
+        path: a file in a format that FFmpeg reads; its first video stream is taken. Playlists and
+            other files that list further files are refused.
+
+    Returns:
+        ``frames``, a :class:`VideoFrames`, and their ``fps``.
+
+    Raises:
+        ValueError: PyAV is missing, or the file does not exist, is no video, is damaged or has no
+            frames.
+    """
+    frames = VideoFrames(Path(path))
+    return Video(frames, frames.fps)
+
+
+def read_videos(
+    videos: Any, choose: ChooseFrames, error: ValueError | None = None
+) -> list[list[Tensor]]:
+    """Convert the chosen frames of every video with :func:`to_rgb`.
+
+    Args:
+        videos: an iterable of videos, or one of these: a :class:`Video`, the path of a video file,
+            numpy [F, H, W, C] or a tensor [F, C, H, W]. In an iterable a video may also be a
+            sequence of images.
+        choose: called once per video.
+        error: raised at the first video, before it is read.
+
+    Returns:
+        The frames of each video, uint8 [3, H, W] per frame.
+
+    Raises:
+        ValueError: a bad frame, frames of different sizes, no frames, something that is no video,
+            or ``error``.
+    """
+    if _is_one_video(videos):
+        videos = [videos]
+    if isinstance(videos, Image.Image) or not isinstance(videos, Iterable):
+        raise ValueError(
+            f"videos is one {type(videos).__name__}: pass a video, or a list of videos"
+        )
+    clips = []
+    for number, video in enumerate(videos):
+        if error is not None:
+            raise error.with_traceback(None)
+        with naming(f"video {number}"):
+            clips.append(_read_video(video, choose))
+    return clips
+
+
+def _is_one_video(videos: Any) -> bool:
+    if isinstance(videos, np.ndarray | Tensor):
+        return videos.ndim == 4
+    return isinstance(videos, Video | str | os.PathLike)
+
+
+def _read_video(video: Any, choose: ChooseFrames) -> list[Tensor]:
+    if isinstance(video, str | os.PathLike):
+        video = read_video(video)
+    frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
+    if isinstance(frames, np.ndarray | Tensor):
+        if frames.ndim != 4:
+            layout = "[F, H, W, C]" if isinstance(frames, np.ndarray) else "[F, C, H, W]"
+            raise ValueError(
+                f"shape {tuple(frames.shape)}: a video array has four dimensions {layout}; pass "
+                "videos=[video] with one such array, or with a list of images"
+            )
+    elif is_one_image(frames) or not isinstance(frames, Iterable):
+        raise ValueError(
+            f"is of type {type(frames).__name__}, not a video: pass the path of a video file, or "
+            "frames, videos=[[frame, frame, ...]]"
+        )
+    elif not isinstance(frames, Sequence):  # a Sequence may decode a frame when it is asked for
+        frames = list(frames)
+    if not len(frames):
+        raise ValueError("has no frames: a video needs at least one")
+    pixels: list[Tensor] = []
+    for number in choose(len(frames), source_fps=fps):
+        with naming(f"frame {number}"):
+            frame = to_rgb(frames[number])
+            if pixels and frame.shape != pixels[0].shape:
+                raise ValueError(
+                    f"is {_size(frame)} pixels, the first {_size(pixels[0])}: all frames of a "
+                    "video must have one size; resize them, or pass them as images"
+                )
+        pixels.append(frame)
+    return pixels
+
+
+def _size(pixels: Tensor) -> str:
+    return f"{pixels.shape[2]}x{pixels.shape[1]}"
