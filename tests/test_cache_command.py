@@ -19,7 +19,7 @@ from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
-from weights.cached_towers import list_cached, remove_cached, verify_cached
+from weights.cache.listing import list_cached, remove_cached, verify_cached
 from weights.hub import HubSnapshot
 from weights.snapshot import Located, Piece
 from weights.tower_cache import TowerCache, cache_root
@@ -61,7 +61,7 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     cache = tmp_path / "cache"
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=cache, progress=False)
-    (tensors,) = cache.rglob("tower.safetensors")
+    (tensors,) = cache.rglob("tower/model.safetensors")
     raw = bytearray(tensors.read_bytes())
     raw[-1] ^= 1
     tensors.write_bytes(raw)

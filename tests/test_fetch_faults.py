@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from checkpoints import same_weights
-from fetching import REPO, point_client_at
+from fetching import REPO, point_client_at, wait_no_longer
 from hub_server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
@@ -35,7 +35,7 @@ SOON = [
 def test_busy_servers_and_cut_connections_are_tried_again_at_the_byte(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     hub.push(REPO, folder)
     hub.fail("/blob/", *SOON)
     hub.fail(r"resolve.*json", Fault(503), Fault(429), Fault(cut_after=5))
@@ -49,7 +49,7 @@ def test_busy_servers_and_cut_connections_are_tried_again_at_the_byte(
 def test_a_cut_connection_goes_on_where_it_stopped(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     hub.push(REPO, folder)
     info = inspect_checkpoint(REPO, cache_dir=cache, progress=False)
     hub.requests.clear()
@@ -65,7 +65,7 @@ def test_a_cut_connection_goes_on_where_it_stopped(
 def test_a_server_that_stalls_is_asked_again(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
     hub.push(REPO, folder)
     hub.fail("/blob/", Fault(stall=0.7), Fault(), Fault(), Fault(stall=0.7))
@@ -104,7 +104,7 @@ def test_a_hub_that_is_gone_is_no_obstacle_to_what_is_kept(
         point_client_at(server, monkeypatch, tmp_path)
         commit = server.push(REPO, folder)
         first = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     for revision in (commit, "main"):
         assert same_weights(first, load_encoder(REPO, revision=revision, cache_dir=cache))
 
@@ -121,7 +121,7 @@ def test_a_signed_address_that_expired_is_asked_for_again(
 def test_a_server_that_stays_busy_is_given_up_and_what_arrived_is_kept(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     hub.push(REPO, folder)
     hub.fail("/blob/", *[Fault()] * 2, Fault(cut_after=60_000), *[Fault(503)] * 40)
     with pytest.raises(CheckpointError, match=r"given up after 6 tries.*load again to go on"):
@@ -143,7 +143,7 @@ ANY += [Fault(429, {"Retry-After": "0"}), Fault(silent=True), Fault(cut_after=3)
 def test_the_first_request_is_tried_again_like_all_others(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     hub.push(REPO, folder)
     hub.fail("/config.json", fault, fault)
     encoder = load_encoder(REPO, cache_dir=cache, progress=False)
@@ -170,7 +170,7 @@ def test_whole_shards_are_asked_for_again(
     what: str,
     fault: Fault,
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
     hub.push(REPO, folder)
     inspect_checkpoint(REPO, cache_dir=cache, progress=False)  # the headers, before any fault
@@ -184,7 +184,7 @@ def test_whole_shards_are_asked_for_again(
 def test_whole_shards_are_given_up_once_the_hub_stays_busy(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     hub.push(REPO, folder)
     hub.fail("/blob/", *[Fault()] * 2, *[Fault(503)] * 100, method="GET")
     with pytest.raises(CheckpointError, match=r"model-0000\d.*given up .*server answers 503"):
@@ -195,7 +195,7 @@ def test_whole_shards_are_given_up_once_the_hub_stays_busy(
 def test_the_list_of_files_is_asked_for_again(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     index = folder / "model.safetensors.index.json"
     index.rename(folder / "other.safetensors.index.json")
     hub.push(REPO, folder)
@@ -208,14 +208,14 @@ def test_the_list_of_files_is_asked_for_again(
 def test_a_hub_in_trouble_is_no_obstacle_to_what_is_kept(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     hub.push(REPO, folder)
     first = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     hub.requests.clear()
     hub.fail("", *[fault] * 1000)
     assert same_weights(first, load_encoder(REPO, cache_dir=cache, progress=False))
     assert len(hub.requests) <= 2
-    monkeypatch.setattr("weights.remote._sleep", lambda seconds, stop: None)
+    wait_no_longer(monkeypatch)
     with pytest.raises(CheckpointError):
         load_encoder(REPO, cache_dir=cache, progress=False, force_download=True)
 
@@ -239,7 +239,7 @@ def test_access_that_is_taken_away_while_fetching_is_said_so(
 def test_ranges_that_always_fail_are_given_up_for_whole_shards(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, faults: list[Fault]
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     hub.push(REPO, folder)
     inspect_checkpoint(REPO, cache_dir=cache, progress=False)
     hub.fail("/blob/", Fault(), Fault(), *faults)

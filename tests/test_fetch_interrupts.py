@@ -18,7 +18,7 @@ from checkpoints import same_weights
 from fetching import REPO, environment
 from hub_server import Fault, HubServer
 from weights import CheckpointError, load_encoder
-from weights.workers import Stopped, in_parallel
+from weights.hub.parallel import Stopped, in_parallel
 
 LOAD = """
 import resource, signal, sys
@@ -174,8 +174,8 @@ def test_a_disk_that_is_too_small_is_said_so_and_left_clean(
     hub.push(REPO, folder)
     if not told:  # a disk that others fill meanwhile
         free = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1 << 40))
-        monkeypatch.setattr("weights.fetch.shutil", free)
-        monkeypatch.setattr("weights.client.shutil", free)
+        monkeypatch.setattr("weights.hub.downloads.shutil", free)
+        monkeypatch.setattr("weights.hub.downloads.shutil", free)
     with pytest.raises(CheckpointError, match=r"the disk is full: .* needs .* MB in"):
         load_encoder(REPO, cache_dir=small_disk / "cache", progress=False, fetch=way)
     if way == "ranges" or told:

@@ -29,7 +29,7 @@ def test_every_layout_comes_as_ranges_as_it_is_in_the_folder(
     assert same_weights(encoder, whole)
     assert encoder.preprocessor == whole.preprocessor
     assert not any(name.endswith(".safetensors") for name in hub.files_sent())
-    assert list(cache.rglob("tower.safetensors"))
+    assert list(cache.rglob("tower/model.safetensors"))
     hub.requests.clear()
     again = load_encoder(REPO, cache_dir=cache, progress=False, local_files_only=True)
     assert same_weights(again, whole)
@@ -130,7 +130,7 @@ def test_shards_that_are_cached_already_are_used(hub: HubServer, folder: Path, c
     hub.requests.clear()
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert len(hub.requests) == 1
-    assert not list(cache.rglob("tower.safetensors"))
+    assert not list(cache.rglob("tower/model.safetensors"))
 
 
 def test_inspect_tells_bytes_either_way_and_what_is_cached(
@@ -162,7 +162,7 @@ def test_force_download_fetches_ranges_again_and_keeps_one_tower(
     hub.requests.clear()
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", force_download=True)
     assert hub.bytes_sent() >= 0.9 * sent
-    assert len(list(cache.rglob("tower.safetensors"))) == 1
+    assert len(list(cache.rglob("tower/model.safetensors"))) == 1
 
 
 def test_token_goes_to_the_hub_and_not_to_the_storage_host(
@@ -197,7 +197,7 @@ def test_progress_is_in_bytes_and_follows_the_clients_switch(
         def update(self, count: int) -> None:
             self.done += count
 
-    monkeypatch.setattr("weights.fetch.tqdm", Bar)
+    monkeypatch.setattr("weights.hub.downloads.tqdm", Bar)
     for progress in (False, True):
         load_encoder(REPO, cache_dir=tmp_path / f"{progress}", progress=progress, fetch="ranges")
     total = inspect_checkpoint(folder).bytes

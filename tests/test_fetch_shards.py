@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import snapshot_download
 
 from checkpoints import same_weights
-from fetching import REPO
+from fetching import REPO, wait_no_longer
 from hub_server import Fault, HubServer
 from test_fetch_interrupts import start
 from vitgraph.seeded import write_seeded_checkpoint
@@ -301,7 +301,7 @@ def test_a_shard_removed_while_it_is_loaded_is_fetched_again(
 def test_a_damaged_shard_and_a_hub_that_is_out_of_order_are_both_named(
     hub: HubServer, lone: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     commit = hub.push(REPO, lone)
     load_encoder(REPO, cache_dir=cache, progress=False)
     damage(shards_in(cache)[0])
@@ -316,7 +316,7 @@ def test_a_damaged_kept_tower_is_no_obstacle_offline_where_its_shards_are_here(
     commit = hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     snapshot_download(REPO, cache_dir=cache)
-    (tower,) = cache.rglob("tower.safetensors")
+    (tower,) = cache.rglob("tower/model.safetensors")
     raw = tower.read_bytes()
     for broken in (flip(raw, len(raw) - 1), raw[:1000]):
         tower.write_bytes(broken)

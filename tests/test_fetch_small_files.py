@@ -14,7 +14,7 @@ from fetching import REPO
 from hub_server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.cached_towers import list_cached, remove_cached, verify_cached
+from weights.cache.listing import list_cached, remove_cached, verify_cached
 
 INDEX = "model.safetensors.index.json"
 
@@ -190,7 +190,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(
 ) -> None:
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    (tower,) = cache.rglob("tower.safetensors")
+    (tower,) = cache.rglob("tower/model.safetensors")
     raw = bytearray(tower.read_bytes())
     raw[-1] ^= 1
     tower.write_bytes(raw)

@@ -23,7 +23,7 @@ RANGES = ("ignored", "shifted", "short", "long", "other size", "unnamed", "encod
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     with HubServer() as server:
         point_client_at(server, monkeypatch, tmp_path)
-        monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.0001)
+        monkeypatch.setattr("weights.hub.http.FIRST_WAIT", 0.0001)
         yield server
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,9 +14,9 @@ import torch
 
 from encoders import VisionEncoder
 
-from .contents import Contents, adapter_error, adapter_names, read_contents
+from .contents import PROCESSOR_FILES, Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, shown
-from .families import Family, build_config, find_family
+from .families import Family, build_config, find_family, vision_section
 from .layouts import (
     Layout,
     Place,
@@ -27,8 +28,7 @@ from .layouts import (
     to_ours,
     to_published,
 )
-from .snapshot import Piece, Snapshot
-from .tensor_file import TensorEntry
+from .snapshot import Piece, Published, Snapshot, Wanted
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -60,11 +60,9 @@ _QUANTISED_PARTS = (
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor to read: its place in the checkpoint, and where its rows go."""
+    """One tensor to read, and where its rows go."""
 
-    name: str
-    file: str
-    entry: TensorEntry
+    piece: Piece
     slot: Slot
 
 
@@ -78,24 +76,40 @@ class Tower:
     place: Place
     config: Any
     sources: tuple[Source, ...]
+    published: Published
 
     @property
     def dtype(self) -> torch.dtype:
         """The stored dtype; of several, the one with most bytes."""
         weight: Counter[str] = Counter()
-        for source in self.sources:
-            weight[source.entry.dtype] += source.entry.nbytes
+        for piece in self.pieces:
+            weight[piece.entry.dtype] += piece.entry.nbytes
         return DTYPES[weight.most_common(1)[0][0]] if weight else torch.get_default_dtype()
 
     @property
     def pieces(self) -> list[Piece]:
-        """What to read."""
-        return [Piece(source.name, source.file, source.entry) for source in self.sources]
+        """The tensors to read."""
+        return [source.piece for source in self.sources]
 
     @property
-    def files(self) -> list[str]:
-        """The files that hold the tower."""
-        return list(dict.fromkeys(source.file for source in self.sources))
+    def wanted(self) -> Wanted:
+        """What is to be brought to this disk."""
+        return Wanted(self.pieces, self.published, lambda: tower_files(self))
+
+
+def tower_files(tower: Tower) -> dict[str, bytes]:
+    """Return the files that stand beside the tower's tensors, as the checkpoint has them.
+
+    Omni's ``config.json`` gets a copy of the tower's part at the top level: transformers' class of
+    the tower looks for it there only.
+    """
+    names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
+    files = tower.contents.snapshot.contents(names)
+    config = tower.contents.config
+    section, parents = vision_section(config)
+    if len(parents) > 1:
+        files[names[0]] = json.dumps({**config, "vision_config": section}, indent=2).encode()
+    return files
 
 
 def find_encoder(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
@@ -124,12 +138,15 @@ def find_tower(contents: Contents) -> Tower:
     if adapter_names(local.values()):
         raise adapter_error(label)
     _refuse_quantised(local, label)
-    entries = _entries(contents, layout, place, local)
-    _refuse_dtypes(entries, label)
-    sources = _sources(contents, layout, local, entries)
+    pieces, shards = _pieces(contents, layout, place, local)
+    _refuse_dtypes(pieces, label)
+    slots = ((piece, to_ours(layout, piece.local)) for piece in pieces)
+    sources = tuple(Source(piece, slot) for piece, slot in slots if slot)
     shapes = {source.slot.name: _joined_shape(source) for source in sources}
     config = build_config(family, contents.config, shapes, label)
-    return Tower(contents, family, layout, place, config, tuple(sources))
+    published = Published(place.prefix, len(contents.files), shards)
+    published = contents.snapshot.published or published
+    return Tower(contents, family, layout, place, config, sources, published)
 
 
 def build_encoder(tower: Tower) -> VisionEncoder:
@@ -155,7 +172,7 @@ def build_encoder(tower: Tower) -> VisionEncoder:
 def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
     layout, place, label = tower.layout, tower.place, tower.contents.label
-    present = {source.name: source for source in tower.sources}
+    present = {piece.name: piece for piece in tower.pieces}
     wanted: dict[str, tuple[int, ...]] = {}
     for ours, shape in expected.items():
         parts = to_published(layout, ours)
@@ -166,9 +183,9 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     extra = [name for name in names if name not in wanted]
     missing = [name for name in wanted if name not in present]
     wrong = [
-        f"{name} is {list(source.entry.shape)}, the config makes {list(wanted[name])}"
-        for name, source in present.items()
-        if name in wanted and source.entry.shape != wanted[name]
+        f"{name} is {list(piece.entry.shape)}, the config makes {list(wanted[name])}"
+        for name, piece in present.items()
+        if name in wanted and piece.entry.shape != wanted[name]
     ]
     problems = [
         _listed(
@@ -182,7 +199,8 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
             f"{label}: the tensors do not fit the {tower.family.title} tower of its config.json "
             f"(layout {layout.name}, prefix {place.prefix!r}):\n  "
             + "\n  ".join(found)
-            + "\nUse the config.json and weights of one and the same repo, downloaded whole."
+            + "\nUse the config.json and weights of one and the same repo, downloaded whole"
+            + (tower.contents.snapshot.advice or ".")
         )
 
 
@@ -201,37 +219,34 @@ def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str)
     return found
 
 
-def _entries(
+def _pieces(
     contents: Contents, layout: Layout, place: Place, local: Mapping[str, str]
-) -> dict[str, TensorEntry]:
-    """The header entry of each tower tensor; index and headers must tell the same story."""
-    entries: dict[str, TensorEntry] = {}
-    for file, header in contents.headers({contents.files[name] for name in local}).items():
-        tensors = header.tensors
+) -> tuple[list[Piece], dict[str, int]]:
+    """Return each tower tensor and the bytes of each file that holds some.
+
+    Raises:
+        CheckpointError: index and headers do not tell the same story.
+    """
+    pieces: dict[str, Piece] = {}
+    headers = contents.headers({contents.files[name] for name in local})
+    for file, header in headers.items():
         named = {name for name in local if contents.files[name] == file}
-        inside = set(_tower_names(tensors, layout, place, contents.label))
+        inside = set(_tower_names(header.tensors, layout, place, contents.label))
         if strays := sorted(named ^ inside):
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
                 f"{contents.label}: the index and {file} disagree about {len(strays)} tensors, the "
                 f"first {shown(strays[0])} ({found}): download both again from one revision"
+                f"{contents.snapshot.advice}"
             )
-        entries.update((name, tensors[name]) for name in named)
-    return entries
-
-
-def _sources(
-    contents: Contents,
-    layout: Layout,
-    local: Mapping[str, str],
-    entries: Mapping[str, TensorEntry],
-) -> list[Source]:
-    slots = ((name, to_ours(layout, rest)) for name, rest in local.items())
-    return [Source(name, contents.files[name], entries[name], slot) for name, slot in slots if slot]
+        for name in named:
+            pieces[name] = Piece(name, local[name], file, header.tensors[name])
+    sizes = {file: header.file_bytes for file, header in headers.items()}
+    return [pieces[name] for name in local], sizes
 
 
 def _joined_shape(source: Source) -> tuple[int, ...]:
-    shape = source.entry.shape
+    shape = source.piece.entry.shape
     return (shape[0] * source.slot.parts, *shape[1:]) if shape else shape
 
 
@@ -244,9 +259,11 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
         )
 
 
-def _refuse_dtypes(entries: Mapping[str, TensorEntry], label: str) -> None:
+def _refuse_dtypes(pieces: Iterable[Piece], label: str) -> None:
     wrong = [
-        f"{name} is {entry.dtype}" for name, entry in entries.items() if entry.dtype not in DTYPES
+        f"{piece.name} is {piece.entry.dtype}"
+        for piece in pieces
+        if piece.entry.dtype not in DTYPES
     ]
     if wrong:
         raise CheckpointError(

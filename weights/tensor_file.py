@@ -1,4 +1,4 @@
-"""Reading safetensors files: the header checked against the file, tensors straight into memory.
+"""Safetensors files: the header checked against the file, tensors read straight into memory.
 
 Our own reader rather than ``safetensors.safe_open`` for two reasons. Bytes are read into the tensor
 they end up in, so that no page of a mapped file counts towards the process and nothing is copied
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from io import RawIOBase
 from math import prod
 from pathlib import Path
@@ -65,6 +65,7 @@ class Header:
 
     tensors: Mapping[str, TensorEntry]
     data_start: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def file_bytes(self) -> int:
@@ -139,7 +140,7 @@ def parse_header(raw: bytes, label: str) -> Header:
         CheckpointError: not JSON, a name twice, a wrong entry, or offsets that overlap or gape.
     """
     table = parse_json(raw, label)
-    table.pop("__metadata__", None)
+    metadata = table.pop("__metadata__", None)
     tensors = {name: _entry(name, value, label) for name, value in table.items()}
     position = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -150,7 +151,26 @@ def parse_header(raw: bytes, label: str) -> Header:
                 f"(which ends at {position}): a damaged or forged header"
             )
         position = entry.end
-    return Header(tensors, 8 + len(raw))
+    return Header(tensors, 8 + len(raw), metadata if isinstance(metadata, dict) else {})
+
+
+def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:
+    """Return the beginning of a file that holds ``tensors`` one after the other.
+
+    Args:
+        tensors: names and entries, of which dtype, shape and length count.
+        metadata: what the header holds beside the tensors.
+    """
+    table: dict[str, Any] = {"__metadata__": metadata}
+    position = 0
+    for name, entry in tensors:
+        end = position + entry.nbytes
+        offsets = [position, end]
+        table[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        position = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def parse_json(raw: bytes, label: str) -> dict[str, Any]:
