@@ -17,30 +17,19 @@ import pytest
 from checkpoints import same_weights
 from fetching import REPO, environment
 from hub_server import Fault, HubServer
+from test_fetch_crashes import FETCH
 from weights import CheckpointError, load_encoder
 from weights.hub.parallel import Stopped, in_parallel
 
-LOAD = """
-import resource, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children ignore it
-from weights.contents import read_contents
+LOAD = f"""{FETCH}
+import resource
 from weights.errors import CheckpointError
-from weights.hub import HubSnapshot
-from weights.hub_options import HubOptions
-from weights.snapshot import Piece
-
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children ignore it
 way, limit = sys.argv[1], int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    snapshot = HubSnapshot("owner/tower", HubOptions(fetch=way, progress=False))
-    contents = read_contents(snapshot)
-    names = [name for name in contents.files if name.startswith("model.visual.")]
-    headers = contents.headers({contents.files[name] for name in names})
-    snapshot.locate([
-        Piece(name, contents.files[name], headers[contents.files[name]].tensors[name])
-        for name in names
-    ])
+    fetch(way)
 except CheckpointError as error:
     sys.exit(str(error))
 """

@@ -134,7 +134,7 @@ def _known_commit(repo: Repo) -> str | None:
 def _has_config(repo: Repo, commit: str) -> bool:
     store = repo.store(commit)
     return (
-        (store.tower / CONFIG).is_file()
+        store.tower.is_dir()
         or store.knows(CONFIG)
         or isinstance(repo.clients_file(CONFIG, commit), Path)
     )

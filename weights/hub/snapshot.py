@@ -259,7 +259,7 @@ class HubSnapshot(Snapshot):
                 return self._fetch(wanted).locate(wanted)
             except RangesUnsupported as error:
                 self._refused = error
-        if missing and self._refused is not None and self.repo.options.fetch == "ranges":
+        if self._refused is not None and self.repo.options.fetch == "ranges":
             text = f"{self._refused}: whole shards are fetched instead"
             warnings.warn(text, stacklevel=2)
         if missing:
