@@ -119,7 +119,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(
     assert extract_encoder(qwen3, "~/tower") == tmp_path / "home" / "tower"
     assert (tmp_path / "home" / "tower" / TOWER).is_file()
     assert not (tmp_path / "~").exists()
-    with pytest.raises(CheckpointError, match="~nobody-at-all/x: .*pass another folder"):
+    with pytest.raises(CheckpointError, match=r"~nobody-at-all/x: .*pass another folder"):
         extract_encoder(qwen3, "~nobody-at-all/x")
 
 

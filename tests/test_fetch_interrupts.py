@@ -121,7 +121,6 @@ def test_a_write_that_fails_is_a_full_disk_and_leaves_nothing(
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1, said
     assert "the disk is full" in said
-    assert "MB in" in said
     if way == "ranges":
         assert left_behind(home) == []
     assert same_weights(load_encoder(REPO, fetch=way, progress=False), load_encoder(folder))
@@ -164,8 +163,7 @@ def test_a_disk_that_is_too_small_is_said_so_and_left_clean(
     if not told:  # a disk that others fill meanwhile
         free = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1 << 40))
         monkeypatch.setattr("weights.hub.downloads.shutil", free)
-        monkeypatch.setattr("weights.hub.downloads.shutil", free)
-    with pytest.raises(CheckpointError, match=r"the disk is full: .* needs .* MB in"):
+    with pytest.raises(CheckpointError, match=r"the disk is full: .*free some space"):
         load_encoder(REPO, cache_dir=small_disk / "cache", progress=False, fetch=way)
-    if way == "ranges" or told:
+    if way == "ranges":
         assert left_behind(small_disk) == []

@@ -55,9 +55,7 @@ def test_a_damaged_shard_is_an_error_that_names_force_download(
         with pytest.raises(CheckpointError, match=r"force_download=True \(--force-download\)"):
             load_encoder(REPO, cache_dir=cache, progress=False, local_files_only=offline)
     whole = load_encoder(folder)
-    again = load_encoder(
-        REPO, cache_dir=cache, progress=False, fetch="shards", force_download=True
-    )
+    again = load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards", force_download=True)
     assert same_weights(again, whole)
     assert same_weights(load_encoder(REPO, cache_dir=cache, local_files_only=True), whole)
 

@@ -14,7 +14,7 @@ from fetching import REPO
 from hub_server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.cache.listing import list_cached, remove_cached, verify_cached
+from weights.cache.listing import list_cached, remove_cached
 
 INDEX = "model.safetensors.index.json"
 
@@ -40,14 +40,14 @@ def test_a_damaged_small_file_is_fetched_again_or_named_offline(
     path.write_bytes(DAMAGES[damage](whole))
     with pytest.raises(CheckpointError, match=f"kept {name} is damaged .* offline"):
         load_encoder(REPO, cache_dir=cache, local_files_only=True)
-    assert "damaged" in verify_cached(cache)[0].state
+    assert "damaged" in list_cached(cache, verify=True)[0].state
     hub.requests.clear()
     again = load_encoder(REPO, revision=commit, cache_dir=cache, progress=False)
     assert hub.log() == [f"/{REPO}/resolve/{commit}/{name}"]
     assert same_weights(first, again)
     assert again.preprocessor == first.preprocessor
     assert path.read_bytes() == whole
-    assert verify_cached(cache)[0].state == "configs only"
+    assert list_cached(cache, verify=True)[0].state == "configs only"
 
 
 def test_the_clients_copy_of_a_small_file_is_used(
@@ -59,7 +59,7 @@ def test_the_clients_copy_of_a_small_file_is_used(
     inspect_checkpoint(REPO, revision=commit, cache_dir=cache, progress=False)
     assert f"/{REPO}/resolve/{commit}/config.json" not in hub.log()
     config.write_bytes(config.read_bytes()[:50])
-    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON.*force_download"):
         inspect_checkpoint(REPO, revision=commit, cache_dir=cache, progress=False)
     inspect_checkpoint(REPO, cache_dir=cache, progress=False, force_download=True)
 
@@ -85,9 +85,7 @@ def test_offline_without_an_index_says_that_it_is_not_here(
 ) -> None:
     hub.push(REPO, folder)
     huggingface_hub.hf_hub_download(REPO, "config.json", cache_dir=cache)
-    with pytest.raises(
-        CheckpointError, match=r"neither an index nor weights are in the cache.*offl"
-    ):
+    with pytest.raises(CheckpointError, match=r"an index or weights is not in the cache.*offl"):
         load_encoder(REPO, cache_dir=cache, local_files_only=True)
 
 

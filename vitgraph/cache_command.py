@@ -45,9 +45,9 @@ def verify_towers(options: argparse.Namespace) -> None:
     Raises:
         ValueError: at least one tower is damaged.
     """
-    from weights.cache.listing import verify_cached
+    from weights.cache.listing import list_cached
 
-    towers = verify_cached(options.cache_dir)
+    towers = list_cached(options.cache_dir, verify=True)
     _print(towers, options)
     damaged = [tower for tower in towers if tower.state.startswith("damaged")]
     if damaged:

@@ -39,12 +39,6 @@ class Contents:
         for name, file in self.files.items():
             if file in lengths:
                 lengths[file] += len(name) + 88
-        if missing := self.snapshot.missing(sorted(files)):
-            listed = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
-            raise CheckpointError(
-                f"{self.label}: the folder has no file {listed}, which its index names: download "
-                "it again, whole"
-            )
         try:
             return self.snapshot.headers(sorted(files), lengths)
         except CheckpointError as error:

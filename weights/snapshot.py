@@ -114,10 +114,6 @@ class Snapshot(ABC):
     def names(self) -> list[str]:
         """Every file of the checkpoint, as far as is known without fetching any."""
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Those of the files ``names`` that are known to be absent without a request."""
-        return []
-
     @abstractmethod
     def headers(
         self, names: Iterable[str], lengths: Mapping[str, int] | None = None
@@ -149,7 +145,10 @@ class Snapshot(ABC):
             CheckpointError: the file is not a JSON object, or too large.
         """
         content = self.content(name)
-        return None if content is None else parse_json(content, f"{self.label}: {name}")
+        try:
+            return None if content is None else parse_json(content, f"{self.label}: {name}")
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{self.advice}") from error
 
 
 class FolderSnapshot(Snapshot):
@@ -181,26 +180,26 @@ class FolderSnapshot(Snapshot):
             return [self.weights]
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if not self.has(name)]
-
     def headers(
         self, names: Iterable[str], lengths: Mapping[str, int] | None = None
     ) -> dict[str, Header]:
-        return {name: read_header(self._there(name), f"{self.label}: {name}") for name in names}
+        paths = {name: self._path(name) for name in names}
+        if missing := [name for name, path in paths.items() if path is None]:
+            listed = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
+            raise CheckpointError(
+                f"{self.label}: the folder has no file {listed}, which its index names: download "
+                "it again, whole"
+            )
+        return {
+            name: read_header(path, f"{self.label}: {name}") for name, path in paths.items() if path
+        }
 
     def locate(self, wanted: Wanted) -> dict[str, Located]:
         found: dict[str, Located] = {}
         for file in dict.fromkeys(piece.file for piece in wanted.pieces):
             pieces = [piece for piece in wanted.pieces if piece.file == file]
-            found |= locate_in(self._there(file), pieces, f"{self.label}: {file}")
+            found |= locate_in(self.folder / file, pieces, f"{self.label}: {file}")
         return found
-
-    def _there(self, name: str) -> Path:
-        path = self._path(name)
-        if path is None:
-            raise CheckpointError(f"{self.label}: the folder has no file {name}")
-        return path
 
     def _path(self, name: str) -> Path | None:
         path = self.folder / check_name(name, self.label)

@@ -32,22 +32,18 @@ class CachedTower:
     folder: Path
 
 
-def list_cached(cache_dir: str | Path | None = None) -> list[CachedTower]:
-    """Return what is kept, by repo and commit; headers are checked, no tensor is read.
+def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) -> list[CachedTower]:
+    """Return what is kept, by repo and commit.
+
+    Args:
+        cache_dir: the Hub client's cache, if not its default.
+        verify: read every tensor and small file and hold it against its CRC-32; else headers
+            alone are checked.
 
     Raises:
         CheckpointError: the cache is there and cannot be read.
     """
-    return list(_describe_all(cache_dir, thorough=False))
-
-
-def verify_cached(cache_dir: str | Path | None = None) -> list[CachedTower]:
-    """Return what is kept, with every tensor and small file read and held against its CRC-32.
-
-    Raises:
-        CheckpointError: the cache is there and cannot be read.
-    """
-    return list(_describe_all(cache_dir, thorough=True))
+    return list(_describe_all(cache_root(cache_dir), verify=verify))
 
 
 def remove_cached(
@@ -107,8 +103,8 @@ def _remove(repo_id: str, root: Path, commit: str | None) -> int:
     return freed
 
 
-def _describe_all(cache_dir: str | Path | None, *, thorough: bool) -> Iterator[CachedTower]:
-    for repo in _repos(cache_root(cache_dir)):
+def _describe_all(root: Path, *, verify: bool) -> Iterator[CachedTower]:
+    for repo in _repos(root):
         sweep(repo)
         try:
             folders = _folders(repo)
@@ -119,22 +115,22 @@ def _describe_all(cache_dir: str | Path | None, *, thorough: bool) -> Iterator[C
         for folder in folders:
             sweep(folder)
             if repo.parent.name == TOWERS:
-                yield _describe(folder, thorough=thorough)
+                yield _describe(folder, verify=verify)
             else:
                 size = disk_bytes(folder)
                 repo_id, commit = _repo_id(repo), _commit(folder)
                 yield CachedTower(repo_id, commit, None, size, 0, OLD_FORMAT, folder)
 
 
-def _describe(folder: Path, *, thorough: bool) -> CachedTower:
+def _describe(folder: Path, *, verify: bool) -> CachedTower:
     store, subfolder, tensors = Store(folder), None, 0
     try:
-        if thorough:
+        if verify:
             store.verify_small_files()
         state = "unfinished" if store.partial.is_dir() else "configs only"
         if store.tower.is_dir():
             kept = KeptTower(store.tower)
-            if thorough:
+            if verify:
                 kept.verify()
             subfolder, tensors, state = kept.record["subfolder"], len(kept.sums), "whole"
     except DamagedError as error:

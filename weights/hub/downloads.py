@@ -13,7 +13,7 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
@@ -209,31 +209,19 @@ def _write(out: Any, content: bytes, value: int) -> int:
     return crc32(content, value)
 
 
-def download_shards(repo: Repo, sizes: Mapping[str, int]) -> dict[str, Path]:
+def download_shards(repo: Repo, names: Iterable[str]) -> dict[str, Path]:
     """Download whole files into the client's cache, by the client.
-
-    Args:
-        repo: the repo, at its commit.
-        sizes: bytes of each file, 0 where not known.
 
     Raises:
         CheckpointError: a file cannot be had, or the disk is full.
     """
-    needed, cache = sum(sizes.values()), repo.clients_folder.parent
-    if needed > _free(cache):
-        raise _shards_full(repo, needed, "nothing was fetched")
+    found = list(names)
 
     def download(name: str, stop: Event) -> Path:
         return Path(repo.ask(lambda: _download(repo, name, stop), name))
 
-    try:
-        paths = in_parallel(download, list(sizes), repo.options.max_workers)
-    except CheckpointError as error:
-        if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
-            left = "whole files that had arrived stay in the Hub client's cache (hf cache ls)"
-            raise _shards_full(repo, needed, left) from error.__cause__
-        raise
-    return dict(zip(sizes, paths, strict=True))
+    paths = in_parallel(download, found, repo.options.max_workers)
+    return dict(zip(found, paths, strict=True))
 
 
 def _download(repo: Repo, name: str, stop: Event) -> str:
@@ -269,14 +257,3 @@ def _bar(shown: bool, stop: Event) -> type[Any]:
             return super().update(n)
 
     return Bar
-
-
-def _shards_full(repo: Repo, needed: int, left: str) -> CheckpointError:
-    folder = repo.clients_folder.parent
-    return disk_full(repo.label, "fetching whole shards", needed, folder, left)
-
-
-def _free(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

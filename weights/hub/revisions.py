@@ -27,10 +27,6 @@ SHOWN = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class _Unknown(Exception):
-    """The Hub does not say which commit it is; a commit that is known will do."""
-
-
 def resolve(repo: Repo) -> tuple[str, dict[str, bytes | None]]:
     """Pin ``repo`` to the commit of its revision.
 
@@ -56,10 +52,13 @@ def _resolve_branch(repo: Repo) -> tuple[str, dict[str, bytes | None]]:
         return known, {}
     try:
         commit, content = _ask(repo, patient=known is None)
-    except _Unknown as reason:
-        if known is None:
-            raise CheckpointError(str(reason)) from reason.__cause__
-        return known, {}
+    except (HfHubHTTPError, OSError, Unreachable) as error:
+        stands = isinstance(error, (HfHubHTTPError, Unreachable))
+        if known is not None and stands and not isinstance(error, RevisionNotFoundError):
+            return known, {}
+        if isinstance(error, Unreachable):
+            raise _nobody_knows(repo, obstacle(error)) from error
+        raise CheckpointError(repo.explain(error, CONFIG)) from error
     place = branch_file(repo.root, repo.repo_id, repo.revision)
     with suppress(OSError):  # needed offline only
         if not (place.is_file() and place.read_text() == commit):
@@ -72,19 +71,12 @@ def _ask(repo: Repo, *, patient: bool) -> tuple[str, bytes | None]:
     remote, content = repo.remote(CONFIG), None
     try:
         content = remote.whole(json_limit(CONFIG), patient=patient)
-    except Unreachable as error:
-        raise _Unknown(str(_nobody_knows(repo, obstacle(error)))) from error
     except RemoteEntryNotFoundError as error:
         remote.commit = error.response.headers.get("x-repo-commit")
-    except (HfHubHTTPError, OSError) as error:
-        message = repo.explain(error, CONFIG)
-        if not isinstance(error, HfHubHTTPError) or isinstance(error, RevisionNotFoundError):
-            raise CheckpointError(message) from error
-        raise _Unknown(message) from error
     if remote.commit is None or not _COMMIT.fullmatch(remote.commit):
-        raise _Unknown(
-            f"{repo.label}: the answer for {CONFIG} names no commit (X-Repo-Commit), so it is not "
-            "from a Hub: check HF_ENDPOINT, proxy and firewall, or pass revision= a commit"
+        raise Unreachable(
+            f"the answer for {CONFIG} names no commit (X-Repo-Commit), so it is not from a Hub: "
+            "check HF_ENDPOINT, proxy and firewall, or pass revision= a commit"
         )
     return remote.commit, content
 

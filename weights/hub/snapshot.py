@@ -137,7 +137,7 @@ class HubSnapshot(Snapshot):
             if isinstance(theirs, Path):
                 check_size_of_json(name, theirs.stat().st_size, f"{self.repo.label}: {name}")
                 self.advice = f"; {_DAMAGE}"
-                return theirs.read_bytes()
+                return self.repo.ask(theirs.read_bytes, name)
         if self.offline:
             if damage is not None:
                 raise self._cannot_repair(f"the kept {name}", damage)
@@ -197,13 +197,7 @@ class HubSnapshot(Snapshot):
         folder = config.parent.iterdir() if isinstance(config, Path) else ()
         names = sorted(path.name for path in folder if path.is_file())
         if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
-            if self.damage is not None:
-                raise self._cannot_repair("the kept tower", self.damage)
-            raise CheckpointError(
-                f"{self.label}: neither an index nor weights are in the cache, and which there are "
-                f"cannot be asked ({OFFLINE}): load once with a connection, or pass the cache_dir "
-                "they are in"
-            )
+            raise self._not_here("an index or weights")
         return names
 
     # Headers
@@ -223,15 +217,13 @@ class HubSnapshot(Snapshot):
     def _header(self, name: str, length: int) -> Header:
         path = self._here(name)
         if path is None and self.offline:
-            if self.damage is not None:
-                raise self._cannot_repair("the kept tower", self.damage)
-            raise CheckpointError(f"{self.label}: {not_here(name, OFFLINE)}")
+            raise self._not_here(name)
         if path is None:
             try:
                 return self._remote_header(name, length)
             except RangesUnsupported as error:
                 self._refused = error
-                path = self._download({name: 0})[name]
+                path = self._download([name])[name]
         try:
             header = read_header(path, f"{self.label}: {name}")
         except CheckpointError as error:
@@ -253,7 +245,7 @@ class HubSnapshot(Snapshot):
         sizes = wanted.published.shards
         missing = [file for file in sizes if self._here(file) is None]
         if missing and self.offline:
-            raise CheckpointError(f"{self.label}: {not_here(missing[0], OFFLINE)}")
+            raise self._not_here(missing[0])
         if self._way(wanted) == "ranges":
             try:
                 return self._fetch(wanted).locate(wanted)
@@ -262,8 +254,7 @@ class HubSnapshot(Snapshot):
         if self._refused is not None and self.repo.options.fetch == "ranges":
             text = f"{self._refused}: whole shards are fetched instead"
             warnings.warn(text, stacklevel=2)
-        if missing:
-            self._download({file: sizes[file] for file in missing})
+        self._download(missing)
         found: dict[str, Located] = {}
         for file in sizes:
             path, label = self._here(file), f"{self.label}: {file}"
@@ -286,8 +277,8 @@ class HubSnapshot(Snapshot):
             "the tower",
         )
 
-    def _download(self, sizes: Mapping[str, int]) -> Mapping[str, Path]:
-        found = download_shards(self.repo, sizes)
+    def _download(self, names: Iterable[str]) -> dict[str, Path]:
+        found = download_shards(self.repo, names)
         self._downloaded |= found
         return found
 
@@ -320,6 +311,12 @@ class HubSnapshot(Snapshot):
             theirs = self.repo.clients_file(name)
             path = theirs if isinstance(theirs, Path) else None
         return path if path is not None and path.is_file() else None  # else removed meanwhile
+
+    def _not_here(self, name: str) -> CheckpointError:
+        """Return the error for a file that is needed and cannot be asked for offline."""
+        if self.damage is not None:
+            return self._cannot_repair("the kept tower", self.damage)
+        return CheckpointError(f"{self.repo.label}: {not_here(name, OFFLINE)}")
 
     def _cannot_repair(self, what: str, damage: DamagedError) -> CheckpointError:
         return CheckpointError(
