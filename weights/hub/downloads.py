@@ -37,6 +37,9 @@ from .parallel import Stopped, in_parallel
 from .ranges import Part, in_order, plan_parts
 from .repo import Repo
 
+WRITTEN = 1 << 20
+"""Bytes that are written to the disk at once."""
+
 
 def fetch_tower(
     repo: Repo, store: Store, wanted: Wanted, headers: Mapping[str, Header], *, check: bool
@@ -172,13 +175,15 @@ class _Fetch:
 
     def _fetch(self, number: int, part: Part, stop: Event, bar: Any) -> None:
         remote, position, value = self.repo.remote(part.file), part.begin, 0
-        with (self.tower / TENSORS).open("r+b", buffering=0) as out:
+        with (self.tower / TENSORS).open("r+b", buffering=WRITTEN) as out:
             out.seek(part.target)
             for chunk in remote.stream(part.begin, part.end, stop):
                 if stop.is_set():
                     raise Stopped
                 for begin, end in part.clip(position, position + len(chunk)):
-                    value = _write(out, chunk[begin - position : end - position], value)
+                    kept = chunk[begin - position : end - position]
+                    out.write(kept)
+                    value = crc32(kept, value)
                 position += len(chunk)
                 bar.update(len(chunk))
         if position != part.end:
@@ -199,14 +204,6 @@ class _Fetch:
             file.write(sealed_header(self.pieces, self.record, known))
             file.flush()
             os.fsync(file.fileno())
-
-
-def _write(out: Any, content: bytes, value: int) -> int:
-    """Write all of ``content``; returns the CRC-32 that continues ``value``."""
-    left = memoryview(content)
-    while left:
-        left = left[out.write(left) :]
-    return crc32(content, value)
 
 
 def download_shards(repo: Repo, names: Iterable[str]) -> dict[str, Path]:
