@@ -15,7 +15,7 @@ from .tensor_file import Header
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
-"""What a repo may say about preprocessing, each in a ``.json`` of that name."""
+"""The files, without ``.json``, in which a repo may say how images are prepared."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
@@ -30,7 +30,7 @@ class Contents:
     files: Mapping[str, str]
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
-        """The headers of some of the files, in as few requests as the index allows.
+        """Return the headers of some of the files, in as few requests as the index allows.
 
         The index tells about how long each header is: an entry takes its name and some 85
         characters.
@@ -65,12 +65,12 @@ def read_contents(snapshot: Snapshot) -> Contents:
 
 
 def adapter_names(names: Iterable[str]) -> list[str]:
-    """The tensors among ``names`` that belong to a LoRA adapter."""
+    """Return the tensors among ``names`` that belong to a LoRA adapter."""
     return [name for name in names if any(part in _ADAPTER_PARTS for part in name.split("."))]
 
 
 def adapter_error(label: str, base: object = None) -> CheckpointError:
-    """The refusal of a repo that holds an adapter instead of a tower."""
+    """Return the error for a repo that holds an adapter instead of a tower."""
     source = f" ({base})" if base else ""
     return CheckpointError(
         f"{label}: holds a LoRA adapter, not the weights of a tower: load the base model it was "
@@ -108,7 +108,7 @@ def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:
 
 
 def _only_safetensors(snapshot: Snapshot) -> str:
-    """The one index, or the one safetensors file, of a repo with names of its own."""
+    """Return the one index, or the one safetensors file, of a repo with names of its own."""
     names = snapshot.names()
     for ending in (".safetensors.index.json", ".safetensors"):
         found = [name for name in names if name.endswith(ending) and "/" not in name]

@@ -1,4 +1,4 @@
-"""Cutting the tower out of a checkpoint: a folder of its own, written whole or not at all."""
+"""Write the tower of a checkpoint as a folder of its own, whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .source import with_checkpoint
 from .tensor_file import header_bytes
 
 COPY_BYTES = 16 << 20
-"""Bytes moved at once; more is no faster."""
+"""Bytes that are copied at once; more is no faster."""
 WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE}
-"""The files of an extracted tower, at most."""
+"""The names that files of an extracted tower may have."""
 
 
 def extract_encoder(
@@ -165,7 +165,7 @@ def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: b
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Keep other extractions into ``folder`` out; yields False where that cannot be had."""
+    """Keep other extractions into ``folder`` out; yields False where folders cannot be locked."""
     if sys.platform == "win32":
         yield False
         return
@@ -184,7 +184,7 @@ def _alone(folder: Path) -> Iterator[bool]:
 
 
 def _mark(out: Path) -> str:
-    """How the working folders for ``out`` begin."""
+    """Return how the names of working folders for ``out`` begin."""
     return f".{out.name}.extract-"
 
 
@@ -196,7 +196,7 @@ def _sweep(out: Path) -> None:
 
 
 def _restore(work: Path, out: Path) -> None:
-    """Remove a working folder; what it was about to replace goes back if nothing took its place."""
+    """Remove a working folder; the tower that it was to replace is put back if none stands there."""
     if (work / "old").is_dir() and not out.exists():
         (work / "old").rename(out)
     shutil.rmtree(work, ignore_errors=True)

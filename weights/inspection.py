@@ -1,4 +1,4 @@
-"""Saying what a checkpoint holds without reading a tensor of it."""
+"""Say what a checkpoint holds without reading a tensor of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .source import with_checkpoint
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint holds for us."""
+    """The vision tower that a checkpoint holds, and what fetching it takes."""
 
     name: str
     """Repo and revision, or the folder."""
@@ -33,9 +33,9 @@ class CheckpointInfo:
     tensors: int
     parameters: int
     bytes: int
-    """Of the tower's tensors, projector included, as stored."""
+    """Bytes of the tower's tensors, projector included, as stored."""
     dtype: str
-    """What the tower is loaded as by default."""
+    """The dtype that the tower is loaded in by default."""
     bytes_by_dtype: dict[str, int]
     """More than one entry where the stored dtypes are mixed; the largest wins."""
     shards: tuple[str, ...]
@@ -43,9 +43,9 @@ class CheckpointInfo:
     checkpoint_tensors: int
     """Tensors in the whole checkpoint."""
     bytes_as_ranges: int
-    """What loading transfers of the weights as byte ranges, were nothing cached."""
+    """Bytes of weights that loading transfers as byte ranges if nothing is cached."""
     bytes_as_shards: int
-    """What it would transfer as whole files, were nothing cached."""
+    """Bytes of weights that loading transfers as whole files if nothing is cached."""
     cached: str
     """What is here: ``tower``, ``shards``, ``some shards``, ``nothing``; ``local`` for a folder."""
     fetch: str

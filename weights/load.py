@@ -1,4 +1,4 @@
-"""Loading a tower: built on meta, filled straight from the files, strictly or not at all."""
+"""Load a tower: built on meta, filled straight from the files, strictly or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .source import with_checkpoint
 from .tensor_file import read_into
 
 MOST_READERS = 4
-"""Threads that read at once: reading and CRC-32 both let go of Python's lock."""
+"""Threads that read at once; reading and CRC-32 both release Python's lock."""
 
 
 def load_encoder(

@@ -1,4 +1,4 @@
-"""Matching a checkpoint's tensors with an encoder's, strictly, before a byte of them is read."""
+"""Match a checkpoint's tensors with an encoder's, strictly, before a byte of them is read."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ DTYPES = {
 """The stored dtypes that a tower is loaded from."""
 
 SHOWN = 8
-"""Names listed of each kind of problem; the count is always given."""
+"""Names that a message lists per kind of problem; the count is always given."""
 
 MOST_NEAR = 10_000
-"""Names among which the nearest is looked for: 0.1 s each; forged checkpoints have more."""
+"""Names that are compared to find the nearest one, 0.1 s per name listed; forged checkpoints have
+more."""
 LONGEST_MATCHED = 256
-"""Characters of a name that has a nearest; matching takes the square of it."""
+"""Characters of a name that are compared; the time grows with their square."""
 MOST_IN_TOWER = 20_000
-"""Names under a tower's prefix; the largest published tower has a thousand, and matching a million
-took 20 s."""
+"""Limit for the names under a tower's prefix; the largest published tower has a thousand, and
+matching a million took 20 s."""
 MOST_IN_LIST = 1024
-"""Entries of a list in a config; each may stand for a module of the tower."""
+"""Limit for the entries of a list in a config; each may stand for a module of the tower."""
 
 _QUANTISED_PARTS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_scale_2",
@@ -113,7 +114,7 @@ def tower_files(tower: Tower) -> dict[str, bytes]:
 
 
 def find_encoder(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
-    """The tower of a checkpoint and its encoder on the meta device, known to fit each other.
+    """Return the tower of a checkpoint and its encoder on the meta device, which fit each other.
 
     Raises:
         CheckpointError: what :func:`find_tower` and :func:`build_encoder` raise.
@@ -150,7 +151,7 @@ def find_tower(contents: Contents) -> Tower:
 
 
 def build_encoder(tower: Tower) -> VisionEncoder:
-    """The tower's encoder on the meta device, once the tensors are known to fit it exactly.
+    """Return the tower's encoder on the meta device, once the tensors are known to fit it.
 
     Raises:
         CheckpointError: tensors missing, left over or of a wrong shape.
@@ -205,7 +206,7 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str) -> dict[str, str]:
-    """Full name -> name after the prefix, of the tower's and projector's tensors that matter."""
+    """Return the name after the prefix by full name, of tower and projector tensors that matter."""
     found: dict[str, str] = {}
     for name in names:
         local = local_name(layout, place, name)

@@ -55,8 +55,6 @@ def _seal_of(text: bytes) -> str:
 class KeptTower(FolderSnapshot):
     """A tower that was fetched by byte ranges, checked as far as possible without its tensors."""
 
-    route = "tower"
-
     def __init__(self, folder: Path) -> None:
         """Open the tower in ``folder``.
 

@@ -140,7 +140,7 @@ class _Fetch:
 
             def fetch(number: int, stop: Event) -> None:
                 part = self.parts[number]
-                if done.get(number) == self._crc32(part):
+                if number in done and done[number] == self._crc32(part):
                     bar.update(part.end - part.begin)
                 else:
                     self._fetch(number, part, stop, bar)
