@@ -196,7 +196,7 @@ def _sweep(out: Path) -> None:
 
 
 def _restore(work: Path, out: Path) -> None:
-    """Remove a working folder; the tower that it was to replace is put back if none stands there."""
+    """Remove a working folder; put the tower that it was to replace back if there is none."""
     if (work / "old").is_dir() and not out.exists():
         (work / "old").rename(out)
     shutil.rmtree(work, ignore_errors=True)

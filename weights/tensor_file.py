@@ -33,7 +33,7 @@ MOST_VALUES = 6_000_000
 """Limit for commas and colons, which bounds what parsing makes. With both limits, 100 MB of JSON
 take at most 5 s and 1 GB; without, 100 MB of ``[],`` took 16 s and 2.2 GB."""
 MOST_WIDE_BYTES = 16_000_000
-"""Limit for JSON that is not all ASCII: one wide character makes Python hold four bytes for each."""
+"""Limit for JSON that is not all ASCII: one wide character makes Python hold four bytes each."""
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,

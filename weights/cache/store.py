@@ -113,7 +113,9 @@ class Store:
     def keep_small_file(self, name: str, content: bytes | None) -> None:
         """Keep a small file, or None for the knowledge that the repo has none."""
         raw = _ABSENT if content is None else _record_of(content) + b"\n" + content
-        write_whole(self.files / name, raw)
+        path = self.files / name
+        if not (path.is_file() and path.read_bytes() == raw):
+            write_whole(path, raw)
 
     def verify_small_files(self) -> None:
         """Raise a :class:`DamagedError` if a kept small file is not what was fetched."""
