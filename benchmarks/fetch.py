@@ -175,7 +175,7 @@ def second_loads(hub: Hub, folder: Path, repeats: int) -> dict[str, Any]:
     home = folder / "home"
     client(hub, home, "ranges", "main")
     hub.traffic()
-    (tensors,) = (str(path) for path in home.rglob("tower.safetensors"))
+    (tensors,) = (str(path) for path in home.rglob("tower/model.safetensors"))
     cases = {
         "at a commit": ("ranges", hub.commit),
         "of a branch": ("ranges", "main"),

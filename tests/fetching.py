@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -29,8 +30,16 @@ def point_client_at(server: HubServer, patch: pytest.MonkeyPatch, folder: Path) 
         patch.delenv(name, raising=False)
 
 
+def wait_no_longer(patch: pytest.MonkeyPatch) -> list[float]:
+    """Let retries follow at once; returns the list of the seconds that the client would wait."""
+    waits: list[float] = []
+    patch.setattr("weights.hub.http.FIRST_WAIT", 0.001)
+    patch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=waits.append))
+    return waits
+
+
 def environment(server: HubServer, home: Path) -> dict[str, str]:
-    """The same for a process of its own."""
+    """The environment of a process whose client talks to ``server`` and keeps files in ``home``."""
     return dict(
         os.environ,
         HF_ENDPOINT=server.endpoint,

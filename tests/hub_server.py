@@ -39,11 +39,10 @@ class Fault:
     """Seconds before anything is answered."""
     silent: bool = False
     """Break the connection before anything is answered."""
-    garbled: int = 0
-    """Flip these bits of the body's last byte."""
+    etag: str | None = None
+    """Answer with this ETag."""
     range: str | None = None
-    """``ignored``, ``shifted``, ``short``, ``long``, ``other size``, ``unnamed``, ``encoded``,
-    ``early`` (all is promised, ten bytes are missing)."""
+    """``ignored``, ``shifted``, ``short``, ``long``, ``other size``, ``unnamed``, ``encoded``."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,8 @@ class HubServer:
         self, *, ranges: bool = True, latency: float = 0.0, bytes_per_second: float | None = None
     ) -> None:
         self.ranges = ranges
+        self.redirects = True
+        """Whether weights are on another host, as on the Hub; mirrors may serve them directly."""
         self.latency = latency
         self.bytes_per_second = bytes_per_second
         self.faults: list[tuple[str | None, re.Pattern[str], list[Fault]]] = []
@@ -184,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.fault.status is not None:
             self._error(self.fault.status, None, "out of order", dict(self.fault.headers))
         elif match := re.fullmatch(r"/blob/([0-9a-f]+)", path):
-            self._send_file(self.hub.blobs[match[1]], {})
+            self._send_file(self.hub.blobs[match[1]], {"ETag": f'"stored-{match[1][:8]}"'})
         elif match := re.fullmatch(r"/api/models/(.+?)/tree/([^/]+)", path):
             self._tree(match[1], match[2])
         elif match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(.+))?", path):
@@ -234,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit}
         if not path.is_file():
             self._error(404, "EntryNotFound", "Entry not found", headers)
-        elif path.suffix == ".safetensors":
+        elif path.suffix == ".safetensors" and self.hub.redirects:
             digest = _hash(path)
             headers |= {"X-Linked-Size": str(path.stat().st_size), "X-Linked-Etag": f'"{digest}"'}
             self._send(302, b"", headers | {"Location": f"{self.hub.storage}/blob/{digest}"})
@@ -277,13 +278,13 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         end = len(body) if isinstance(body, bytes) else end or 0
         self.send_response(status)
+        if self.fault.etag is not None:
+            headers = headers | {"ETag": f'"{self.fault.etag}"'}
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(end - start))
         self.end_headers()
         cut = self.fault.cut_after
-        if self.fault.range == "early" and status == 206:
-            cut = max(0, end - start - 10)
         sent = 0 if self.command == "HEAD" else end - start if cut is None else cut
         with self.hub.lock:
             self.hub.requests.append(
@@ -297,18 +298,10 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             )
         with suppress(ConnectionError):  # whoever asked may be gone
-            for chunk in self._garbled(self._paced(body, start, start + sent), sent):
+            for chunk in self._paced(body, start, start + sent):
                 self.wfile.write(chunk)
                 self.hub.written += len(chunk)
         self.close_connection = self.close_connection or cut is not None
-
-    def _garbled(self, chunks: Iterator[bytes], left: int) -> Iterator[bytes]:
-        for chunk in chunks:
-            left -= len(chunk)
-            yield chunk if left or not chunk else self._last(chunk)
-
-    def _last(self, chunk: bytes) -> bytes:
-        return chunk[:-1] + bytes([chunk[-1] ^ self.fault.garbled])
 
     def _paced(self, body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
         """The bytes, no faster than the hub sends a connection."""

@@ -19,10 +19,10 @@ from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
-from weights.cached_towers import list_cached, remove_cached, verify_cached
-from weights.hub import HubSnapshot
-from weights.snapshot import Located, Piece
-from weights.tower_cache import TowerCache, cache_root
+from weights.cache.listing import list_cached, remove_cached
+from weights.cache.store import Store, cache_root
+from weights.hub.snapshot import HubSnapshot
+from weights.snapshot import Located, Wanted
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -52,7 +52,7 @@ def test_cache_is_listed_verified_and_removed(
     code, out, _ = run(capsys, "cache", "remove", REPO, *where)
     assert (code, "MB freed" in out) == (0, True)
     assert [tower.repo_id for tower in list_cached(cache)] == ["owner/other"]
-    assert not list(cache.glob("vitgraph/models--owner--tower"))
+    assert not list(cache.glob("vitgraph/towers/models--owner--tower"))
 
 
 def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
@@ -61,7 +61,7 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     cache = tmp_path / "cache"
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=cache, progress=False)
-    (tensors,) = cache.rglob("tower.safetensors")
+    (tensors,) = cache.rglob("tower/model.safetensors")
     raw = bytearray(tensors.read_bytes())
     raw[-1] ^= 1
     tensors.write_bytes(raw)
@@ -72,38 +72,39 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     assert f"1 of 1 kept towers damaged ({REPO})" in err
 
 
-def test_whole_shards_are_listed_verified_and_left_to_the_client(
+def test_whole_shards_are_left_to_the_client(
     hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache = tmp_path / "cache"
-    where = ("--cache-dir", cache)
-    commit = hub.push(REPO, folder)
-    load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards")
-    (tower,) = list_cached(cache)
-    assert (tower.state, tower.commit) == ("whole shards", commit)
-    assert tower.tensors == inspect_checkpoint(folder).tensors
-    assert tower.bytes < 200_000
-    assert run(capsys, "cache", "verify", *where)[0] == 0
-    shards = list(cache.glob("models--*/snapshots/*/*.safetensors"))
-    raw = shards[0].read_bytes()
-    shards[0].resolve().write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    assert list_cached(cache)[0].state == "whole shards"
-    code, out, err = run(capsys, "cache", "verify", *where)
-    assert (code, "is not what was fetched: damaged" in out) == (2, True)
-    assert f"1 of 1 kept towers damaged ({REPO})" in err
-    shards[0].resolve().write_bytes(raw[:-1])
-    assert list_cached(cache)[0].state.startswith("damaged: ")
-    load_encoder(REPO, cache_dir=cache, progress=False)
-    assert verify_cached(cache)[0].state == "whole shards"
-    code, out, _ = run(capsys, "cache", "remove", f"{REPO}@{commit[:12]}", *where)
-    assert (code, "hf cache rm" in out) == (0, True)
-    assert list_cached(cache) == []
+    hub.push(REPO, folder)
+    load_encoder(REPO, cache_dir=tmp_path, progress=False, fetch="shards")
+    (tower,) = list_cached(tmp_path)
+    assert (tower.state, tower.tensors) == ("configs only", 0)
+    assert run(capsys, "cache", "remove", REPO, "--cache-dir", tmp_path)[0] == 0
+    assert list_cached(tmp_path) == []
     hub.requests.clear()
-    load_encoder(REPO, cache_dir=cache, progress=False)
+    load_encoder(REPO, cache_dir=tmp_path, progress=False)
     assert not any(name.endswith(".safetensors") for name in hub.files_sent())
-    assert verify_cached(cache)[0].state == "whole shards"
-    shards[0].unlink()
-    assert list_cached(cache)[0].state == "configs only"
+
+
+def test_towers_kept_by_version_0_1_are_named_removed_and_never_read(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--cache-dir", tmp_path)
+    commit = hub.push(REPO, folder)
+    old = tmp_path / "vitgraph" / "models--owner--tower" / commit
+    for name in ("tower/tower.safetensors", "tower/manifest.json", "files/config.json"):
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).write_bytes(b"x" * 2_000_000)
+    load_encoder(REPO, cache_dir=tmp_path, progress=False, fetch="ranges")
+    code, out, _ = run(capsys, "cache", "list", *where)
+    assert (code, "kept by vitgraph 0.1, not read" in out) == (0, True)
+    assert [tower.state.split(",")[0] for tower in list_cached(tmp_path)] == [
+        "whole",
+        "kept by vitgraph 0.1",
+    ]
+    assert run(capsys, "cache", "verify", *where)[0] == 0
+    assert remove_cached(REPO, tmp_path) > 6_000_000
+    assert list_cached(tmp_path) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links")
@@ -112,14 +113,14 @@ def test_what_cannot_be_read_is_said_so(
 ) -> None:
     """A link to itself cannot be read by anybody, root included."""
     cache = tmp_path / "cache"
-    for repo in (REPO, "owner/zero"):
+    for repo, fetch in ((REPO, "shards"), ("owner/zero", "ranges")):
         hub.push(repo, folder)
-        load_encoder(repo, cache_dir=cache, progress=False, fetch="ranges")
+        load_encoder(repo, cache_dir=cache, progress=False, fetch=fetch)
     whole, _ = list_cached(cache)
     files = whole.folder / "files"
     files.rename(tmp_path / "files")
     files.symlink_to(files)
-    assert [tower.state for tower in list_cached(cache)] == ["whole", "whole"]
+    assert [tower.state for tower in list_cached(cache)] == ["configs only", "whole"]
     code, out, err = run(capsys, "cache", "verify", "--cache-dir", cache)
     assert (code, f"damaged: {files}: cannot be read (" in out) == (2, True)
     assert f"1 of 2 kept towers damaged ({REPO})" in err
@@ -128,10 +129,8 @@ def test_what_cannot_be_read_is_said_so(
     root.symlink_to(root)
     for command in (("list",), ("verify",), ("remove", REPO)):
         code, _, err = run(capsys, "cache", *command, "--cache-dir", cache)
-        assert (code, f"what is kept in {root} is not known: {root} cannot be read (" in err) == (
-            2,
-            True,
-        )
+        assert code == 2
+        assert f"what is kept in {root} is not known: {root / 'towers'} cannot be read (" in err
 
 
 def test_a_repo_that_cannot_be_read_does_not_hide_the_others(
@@ -147,7 +146,7 @@ def test_a_repo_that_cannot_be_read_does_not_hide_the_others(
             raise PermissionError(13, "Permission denied", str(path))
         return listdir(path)
 
-    monkeypatch.setattr("weights.cached_towers.os.listdir", refuse)
+    monkeypatch.setattr("weights.cache.listing.os.listdir", refuse)
     one, other = list_cached(tmp_path)
     assert (one.repo_id, other.state) == (REPO, "whole")
     assert one.state.startswith("damaged: ")
@@ -236,8 +235,8 @@ def test_a_tower_removed_while_it_is_loaded_is_fetched_again(
     hub.push(REPO, folder)
     locate, calls = HubSnapshot.locate, []
 
-    def located(snapshot: HubSnapshot, pieces: list[Piece]) -> dict[str, Located]:
-        found = locate(snapshot, pieces)
+    def located(snapshot: HubSnapshot, wanted: Wanted) -> dict[str, Located]:
+        found = locate(snapshot, wanted)
         if not calls:
             remove_cached(REPO, tmp_path / "cache")
         calls.append(len(found))
@@ -270,6 +269,21 @@ def test_one_commit_is_removed_and_the_other_stays(
     assert (code, "name the commit once" in err) == (2, True)
 
 
+@pytest.mark.parametrize("words", [(f"{REPO}@",), (REPO, "--revision", ""), (f"{REPO}@ ",)])
+def test_an_empty_commit_removes_nothing(
+    hub: HubServer,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    hub.push(REPO, folder)
+    load_encoder(REPO, cache_dir=tmp_path, progress=False, fetch="ranges")
+    code, _, err = run(capsys, "cache", "remove", *words, "--cache-dir", tmp_path)
+    assert (code, "an empty commit" in err) == (2, True)
+    assert [tower.state for tower in list_cached(tmp_path)] == ["whole"]
+
+
 def test_inspect_says_which_way_loading_will_go(
     hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,7 +306,7 @@ def test_inspect_says_which_way_loading_will_go(
     assert fetched == ("shards" if whole else "ranges")
     assert way() == ("nothing", False)
     cache = tmp_path / "another"
-    TowerCache.of(cache_root(cache), REPO, commit, None).partial.mkdir(parents=True)
+    Store.of(cache_root(cache), REPO, commit, None).partial.mkdir(parents=True)
     assert way(fetch="ranges") == ("ranges", True)
     out = run(capsys, "inspect", REPO, "--cache-dir", cache, "--fetch", "ranges")[1]
     assert "to fetch: the byte ranges, where an earlier fetch was cut off" in out

@@ -111,6 +111,18 @@ def test_only_omni_gets_more_in_its_config_than_was_published(qwen3: Path, tmp_p
     assert written == json.loads((omni / "config.json").read_text())
 
 
+def test_the_home_folder_may_be_written_as_a_tilde(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert extract_encoder(qwen3, "~/tower") == tmp_path / "home" / "tower"
+    assert (tmp_path / "home" / "tower" / TOWER).is_file()
+    assert not (tmp_path / "~").exists()
+    with pytest.raises(CheckpointError, match=r"~nobody-at-all/x: .*pass another folder"):
+        extract_encoder(qwen3, "~nobody-at-all/x")
+
+
 def test_an_empty_folder_is_filled_and_a_tower_replaced_only_when_told(
     qwen3: Path, tmp_path: Path
 ) -> None:

@@ -3,46 +3,59 @@
 from __future__ import annotations
 
 import errno
-import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from checkpoints import same_weights
 from fetching import REPO, environment
 from hub_server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
-from weights import CheckpointError, inspect_checkpoint, load_encoder
-from weights.tower_cache import open_entry
+from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+from weights.cache.kept import KeptTower
+from weights.hub.downloads import _Fetch
+from weights.hub.ranges import Part
 
 KILLS = 60
 
 FETCH = """
 import os, random, signal, sys, time
-from weights.hub import HubSnapshot
-from weights.hub_options import HubOptions
+from weights.cache.kept import KeptTower
+from weights.cache.store import cache_root
 from weights.contents import read_contents
-from weights.snapshot import Piece
-from weights.tower_cache import cache_root, open_entry
+from weights.hub.options import HubOptions
+from weights.hub.snapshot import open_repo
+from weights.snapshot import Piece, Published, Wanted
 
-def fetch():
-    snapshot = HubSnapshot(sys.argv[1], HubOptions(fetch="ranges", max_workers=3, progress=False))
+def fetch(way="ranges"):
+    options = HubOptions(fetch=way, max_workers=3, progress=False)
+    snapshot = open_repo("owner/tower", options)
     contents = read_contents(snapshot)
     names = [name for name in contents.files if name.startswith("model.visual.")]
     headers = contents.headers({contents.files[name] for name in names})
-    snapshot.locate([
-        Piece(name, contents.files[name], headers[contents.files[name]].tensors[name])
-        for name in names
-    ])
+    prefix = "model.visual."
+    pieces = [
+        Piece(name, name[len(prefix):], file, headers[file].tensors[name])
+        for name, file in contents.files.items()
+        if name.startswith(prefix)
+    ]
+    sizes = {file: header.file_bytes for file, header in headers.items()}
+    published = Published(prefix, len(contents.files), sizes)
+    files = lambda: snapshot.contents(["config.json", "preprocessor_config.json"])
+    return snapshot.locate(Wanted(pieces, published, files))
 
 def whole():
-    return [open_entry(path) for path in cache_root().glob("models--*/*/tower")]
+    return [KeptTower(path) for path in cache_root().glob("towers/models--*/*/tower")]
 
 def child():
     number = os.fork()
@@ -60,10 +73,10 @@ def child():
 KILL = f"""{FETCH}
 rng, killed, longest = random.Random(0), 0, 0.4
 while killed < {KILLS}:
-    for entry in whole():  # one was done before its end came: the next begins anew
-        for path in entry.folder.iterdir():
+    for kept in whole():  # one was done before its end came: the next begins anew
+        for path in kept.folder.iterdir():
             path.unlink()
-        entry.folder.rmdir()
+        kept.folder.rmdir()
     number = child()
     time.sleep(rng.uniform(0, longest))
     os.kill(number, signal.SIGKILL)
@@ -72,11 +85,11 @@ while killed < {KILLS}:
     if not os.WIFSIGNALED(status):
         assert status == 0, status
         longest = max(0.05, longest * 0.95)
-    for entry in whole():
-        entry.verify()
+    for kept in whole():
+        kept.verify()
 fetch()
-(entry,) = whole()
-entry.verify()
+(kept,) = whole()
+kept.verify()
 assert "torch" not in sys.modules, "the fetch path imports torch"
 print(killed)
 """
@@ -84,15 +97,9 @@ print(killed)
 RACE = f"""{FETCH}
 numbers = [child() for _ in range(3)]
 assert [os.waitpid(number, 0)[1] for number in numbers] == [0, 0, 0]
-(entry,) = whole()
-entry.verify()
+(kept,) = whole()
+kept.verify()
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    return write_seeded_checkpoint(folder, "qwen3_vl", width=256, depth=2, decoy_shards=1)
 
 
 def run(code: str, hub: HubServer, home: Path) -> str:
@@ -125,52 +132,50 @@ def test_several_processes_make_one_fetch(hub: HubServer, folder: Path, tmp_path
     assert same_weights(load_encoder(REPO, local_files_only=True), load_encoder(folder))
 
 
-def test_a_fetch_that_was_killed_goes_on_where_it_was(
+class Killed(BaseException):
+    """Like a signal: nothing that cleans up catches it."""
+
+
+def test_parts_of_a_fetch_that_was_killed_are_not_fetched_again(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("weights.hub.ranges.MOST_BYTES", 100_000)
     hub.push(REPO, folder)
-    whole = inspect_checkpoint(folder).bytes
+    whole, kept = inspect_checkpoint(folder).bytes, []
+    fetch = _Fetch._fetch
 
-    class Killed(BaseException):
-        """Like a signal: nothing that cleans up catches it."""
-
-    kept = []
-
-    def interrupted(*arguments: Any) -> int:
+    def interrupted(self: _Fetch, number: int, part: Part, *rest: Any) -> None:
         if len(kept) == 2:
             raise Killed
-        kept.append(len(arguments[2]))
-        return keep(*arguments)
-
-    from weights.fetch import _keep as keep
+        fetch(self, number, part, *rest)
+        kept.append(part.kept)
 
     with monkeypatch.context() as patch:
-        patch.setattr("weights.fetch._keep", interrupted)
+        patch.setattr(_Fetch, "_fetch", interrupted)
         with pytest.raises(Killed):
             load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
     assert list(cache.rglob("partial"))
-    assert not list(cache.rglob("manifest.json"))
+    assert not list(cache.glob("vitgraph/towers/*/*/tower"))
+    assert inspect_checkpoint(REPO, cache_dir=cache, fetch="ranges").unfinished
     hub.requests.clear()
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert same_weights(encoder, load_encoder(folder))
-    ranges = [r for r in hub.requests if r.range and not r.range.startswith("bytes=0-")]
-    assert sum(r.sent for r in ranges) == whole - sum(kept)
+    assert tensor_bytes(hub) == whole - sum(kept)
     assert not list(cache.rglob("partial"))
 
 
-@pytest.mark.parametrize("what", ["tensors", "progress", "plan"])
+@pytest.mark.parametrize("what", ["tower/model.safetensors", "done", "plan"])
 def test_a_partial_fetch_that_was_damaged_is_not_believed(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """As after a power cut: the count was written and the bytes were not, or the other way."""
+    """As after a power cut: the line was written and the bytes were not, or the other way."""
     hub.push(REPO, folder)
     with monkeypatch.context() as patch:
-        patch.setattr("weights.fetch._Fetch._finish", lambda *_: (_ for _ in ()).throw(KeyError))
+        patch.setattr(_Fetch, "_finish", lambda _: (_ for _ in ()).throw(KeyError))
         with pytest.raises(KeyError):
             load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     (partial,) = cache.rglob("partial")
-    target = {"tensors": "tower/tower.safetensors", "progress": "progress", "plan": "plan.json"}
-    overwrite(partial / target[what], random.Random(0).randbytes(5000), 12_000)
+    overwrite(partial / what, random.Random(0).randbytes(5000), 12_000)
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert same_weights(encoder, load_encoder(folder))
 
@@ -207,19 +212,16 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     hub.push(REPO, folder)
-    from weights.fetch import _keep as keep
-
     count = []
 
-    def full(*arguments: Any) -> int:
+    def full(content: bytes, value: int) -> int:
         count.append(1)
         if len(count) > writes:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return keep(*arguments)
+        return crc32(content, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr("weights.fetch._keep", full)
-        patch.setattr("weights.remote.CHUNK", 1 << 16)
+        patch.setattr("weights.hub.downloads.crc32", full)
         with pytest.raises(CheckpointError, match=r"disk is full: the tower needs .* MB in"):
             load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert not list(cache.rglob("*.safetensors"))
@@ -232,29 +234,33 @@ def test_a_disk_that_is_too_small_is_refused_before_a_tensor_is_sent(
 ) -> None:
     hub.push(REPO, folder)
     small = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1000))
-    monkeypatch.setattr("weights.fetch.shutil", small)
+    monkeypatch.setattr("weights.hub.downloads.shutil", small)
     with pytest.raises(CheckpointError, match="disk is full"):
         load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert tensor_bytes(hub) == 0
     assert not list(cache.rglob("partial"))
 
 
-def damage_tensor(tower: Path) -> None:
-    size = (tower / "tower.safetensors").stat().st_size
-    overwrite(tower / "tower.safetensors", b"\x55" * 3, size * 3 // 4)
-
-
-DAMAGES = {
-    "a tensor": damage_tensor,
-    "the header": lambda tower: overwrite(tower / "tower.safetensors", b"x" * 9, 40),
-    "the length": lambda tower: (tower / "tower.safetensors").write_bytes(b"short"),
-    "the file": lambda tower: (tower / "tower.safetensors").unlink(),
-    "the manifest": lambda tower: overwrite(tower / "manifest.json", b"\xff", 100),
-    "no manifest": lambda tower: (tower / "manifest.json").unlink(),
-    "another manifest": lambda tower: (tower / "manifest.json").write_text(
-        json.dumps({"version": 1})
+TENSORS = "model.safetensors"
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a tensor": lambda tower: overwrite(
+        tower / TENSORS, b"\x55" * 3, (tower / TENSORS).stat().st_size * 3 // 4
     ),
+    "the header": lambda tower: overwrite(tower / TENSORS, b"x" * 9, 40),
+    "a name": lambda tower: swap(tower / TENSORS, b'"blocks.0.', b'"blocks.9.'),
+    "a checksum": lambda tower: swap(tower / TENSORS, b'crc32\\": {', b'crc33\\": {'),
+    "the length": lambda tower: (tower / TENSORS).write_bytes(b"short"),
+    "the file": lambda tower: (tower / TENSORS).unlink(),
+    "the config": lambda tower: swap(tower / "config.json", b"6", b"7"),
+    "no config": lambda tower: (tower / "config.json").unlink(),
+    "a processor file": lambda tower: (tower / "preprocessor_config.json").write_text("{}"),
 }
+
+
+def swap(path: Path, before: bytes, after: bytes) -> None:
+    raw = path.read_bytes()
+    assert before in raw
+    path.write_bytes(raw.replace(before, after, 1))
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -270,8 +276,43 @@ def test_a_damaged_tower_is_fetched_again_or_named_offline(
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert same_weights(encoder, load_encoder(folder))
     assert same_weights(encoder, load_encoder(REPO, cache_dir=cache, local_files_only=True))
-    open_entry(tower).verify()
-    assert [path.name for path in tower.parent.iterdir() if "old" in path.name] == []
+    KeptTower(tower).verify()
+    assert [path.name for path in tower.parent.iterdir()] == ["tower"]
+
+
+def test_several_that_find_the_same_damage_make_one_fetch(
+    hub: HubServer, folder: Path, cache: Path
+) -> None:
+    commit = hub.push(REPO, folder)
+    load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    (tower,) = cache.rglob("tower")
+    DAMAGES["a tensor"](tower)
+    hub.requests.clear()
+    hub.bytes_per_second = 10e6
+    with ThreadPoolExecutor(4) as pool:
+        load = lambda _: load_encoder(  # noqa: E731
+            REPO, revision=commit, cache_dir=cache, progress=False, fetch="ranges"
+        )
+        encoders = list(pool.map(load, range(4)))
+    assert all(same_weights(encoder, load_encoder(folder)) for encoder in encoders)
+    assert tensor_bytes(hub) == inspect_checkpoint(folder).bytes
+
+
+def test_a_kept_tower_is_what_extract_writes(hub: HubServer, tmp_path: Path, cache: Path) -> None:
+    """Its folder loads as any other, and holds the same files and tensors."""
+    folder = write_seeded_checkpoint(tmp_path / "repo", "qwen3_omni", width=64)
+    hub.push(REPO, folder)
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    (tower,) = cache.rglob("tower")
+    out = extract_encoder(folder, tmp_path / "out")
+    assert sorted(path.name for path in tower.iterdir()) == sorted(p.name for p in out.iterdir())
+    assert (tower / "config.json").read_bytes() == (out / "config.json").read_bytes()
+    ours, theirs = load_file(tower / TENSORS), load_file(out / TENSORS)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert same_weights(encoder, load_encoder(tower))
+    again = extract_encoder(REPO, tmp_path / "again", cache_dir=cache, local_files_only=True)
+    assert same_weights(encoder, load_encoder(again))
 
 
 def test_a_branch_that_moves_is_seen_and_the_old_commit_stays_usable(

@@ -12,7 +12,7 @@ from fetching import REPO, sparse_around
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.ranges import MOST_BYTES, in_order, plan_parts
+from weights.hub.ranges import MOST_BYTES, in_order, plan_parts
 from weights.snapshot import Piece
 from weights.tensor_file import Header, TensorEntry
 
@@ -29,7 +29,7 @@ def test_every_layout_comes_as_ranges_as_it_is_in_the_folder(
     assert same_weights(encoder, whole)
     assert encoder.preprocessor == whole.preprocessor
     assert not any(name.endswith(".safetensors") for name in hub.files_sent())
-    assert list(cache.rglob("tower.safetensors"))
+    assert list(cache.rglob("tower/model.safetensors"))
     hub.requests.clear()
     again = load_encoder(REPO, cache_dir=cache, progress=False, local_files_only=True)
     assert same_weights(again, whole)
@@ -130,7 +130,7 @@ def test_shards_that_are_cached_already_are_used(hub: HubServer, folder: Path, c
     hub.requests.clear()
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert len(hub.requests) == 1
-    assert not list(cache.rglob("tower.safetensors"))
+    assert not list(cache.rglob("tower/model.safetensors"))
 
 
 def test_inspect_tells_bytes_either_way_and_what_is_cached(
@@ -162,7 +162,7 @@ def test_force_download_fetches_ranges_again_and_keeps_one_tower(
     hub.requests.clear()
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", force_download=True)
     assert hub.bytes_sent() >= 0.9 * sent
-    assert len(list(cache.rglob("tower.safetensors"))) == 1
+    assert len(list(cache.rglob("tower/model.safetensors"))) == 1
 
 
 def test_token_goes_to_the_hub_and_not_to_the_storage_host(
@@ -197,7 +197,7 @@ def test_progress_is_in_bytes_and_follows_the_clients_switch(
         def update(self, count: int) -> None:
             self.done += count
 
-    monkeypatch.setattr("weights.fetch.tqdm", Bar)
+    monkeypatch.setattr("weights.hub.downloads.tqdm", Bar)
     for progress in (False, True):
         load_encoder(REPO, cache_dir=tmp_path / f"{progress}", progress=progress, fetch="ranges")
     total = inspect_checkpoint(folder).bytes
@@ -225,7 +225,7 @@ def pieces_of(rng: random.Random, count: int, size: int) -> tuple[list[Piece], d
             position += length
         headers[file] = Header(tensors, 100)
         names = rng.sample(sorted(tensors), count // 2)
-        wanted += [Piece(name, file, tensors[name]) for name in names]
+        wanted += [Piece(name, name, file, tensors[name]) for name in names]
     return in_order(wanted), headers
 
 
@@ -234,25 +234,29 @@ def test_parts_bring_every_wanted_byte_to_its_place_once(seed: int) -> None:
     rng = random.Random(seed)
     pieces, headers = pieces_of(rng, 40, rng.choice([3, 300, 20 << 20]))
     parts = plan_parts(pieces, headers, 1000)
-    places = {}
+    places: list[tuple[int, str, int, int]] = []
     for part in parts:
         assert 0 < part.end - part.begin <= MOST_BYTES
-        for segment in part.segments:
-            assert part.begin <= segment.begin
-            assert segment.begin + segment.length <= part.end
-            places[segment.target] = (part.file, segment.begin, segment.length)
-    target = 1000
-    for piece in pieces:  # cut and joined as they may be, the bytes follow one another
-        begin = headers[piece.file].data_start + piece.entry.begin
-        left = piece.entry.nbytes
-        while left:
-            start = max(place for place in places if place <= target)
-            file, source, length = places[start]
-            assert (file, source + target - start) == (piece.file, begin)
-            step = min(left, start + length - target)
-            target, begin, left = target + step, begin + step, left - step
+        target = part.target
+        for begin, end in part.segments:
+            assert part.begin <= begin < end <= part.end
+            places.append((target, part.file, begin, end))
+            target += end - begin
+        assert target - part.target == part.kept
+    position = 1000
+    for target, file, begin, end in places:  # they follow one another
+        assert target == position
+        position += end - begin
+        for byte in (begin, end - 1):
+            piece = next(
+                piece
+                for piece in pieces
+                if piece.file == file and piece.entry.begin <= byte - 100 < piece.entry.end
+            )
+            before = sum(p.entry.nbytes for p in pieces[: pieces.index(piece)])
+            assert 1000 + before + byte - 100 - piece.entry.begin == target + byte - begin
     wanted = sum(piece.entry.nbytes for piece in pieces)
-    assert target - 1000 == wanted == sum(part.kept for part in parts)
+    assert position - 1000 == wanted == sum(part.kept for part in parts)
     assert sum(part.end - part.begin for part in parts) <= 1.005 * wanted
 
 

@@ -14,7 +14,7 @@ from fetching import REPO
 from hub_server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.cached_towers import list_cached, remove_cached, verify_cached
+from weights.cache.listing import list_cached, remove_cached
 
 INDEX = "model.safetensors.index.json"
 
@@ -34,33 +34,23 @@ def test_a_damaged_small_file_is_fetched_again_or_named_offline(
     hub: HubServer, folder: Path, cache: Path, name: str, damage: str
 ) -> None:
     commit = hub.push(REPO, folder)
-    first = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    first = load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards")
     (path,) = cache.rglob(f"files/{name}")
-    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](whole))
     with pytest.raises(CheckpointError, match=f"kept {name} is damaged .* offline"):
         load_encoder(REPO, cache_dir=cache, local_files_only=True)
-    assert "damaged" in verify_cached(cache)[0].state
+    assert "damaged" in list_cached(cache, verify=True)[0].state
+    hub.requests.clear()
     again = load_encoder(REPO, revision=commit, cache_dir=cache, progress=False)
+    assert hub.log() == [f"/{REPO}/resolve/{commit}/{name}"]
     assert same_weights(first, again)
     assert again.preprocessor == first.preprocessor
-    assert path.read_bytes() == (folder / name).read_bytes()
-    assert verify_cached(cache)[0].state == "whole"
+    assert path.read_bytes() == whole
+    assert list_cached(cache, verify=True)[0].state == "configs only"
 
 
-def test_a_small_file_whose_record_was_lost_is_asked_for_again(
-    hub: HubServer, folder: Path, cache: Path
-) -> None:
-    """As when the process was killed between the two."""
-    commit = hub.push(REPO, folder)
-    load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    (record,) = cache.rglob(f"{INDEX}.crc32")
-    record.unlink()
-    hub.requests.clear()
-    load_encoder(REPO, revision=commit, cache_dir=cache)
-    assert hub.log() == [f"/{REPO}/resolve/{commit}/{INDEX}"]
-
-
-def test_the_clients_copy_is_used_unless_it_is_not_even_json(
+def test_the_clients_copy_of_a_small_file_is_used(
     hub: HubServer, folder: Path, cache: Path
 ) -> None:
     commit = hub.push(REPO, folder)
@@ -69,8 +59,9 @@ def test_the_clients_copy_is_used_unless_it_is_not_even_json(
     inspect_checkpoint(REPO, revision=commit, cache_dir=cache, progress=False)
     assert f"/{REPO}/resolve/{commit}/config.json" not in hub.log()
     config.write_bytes(config.read_bytes()[:50])
-    inspect_checkpoint(REPO, revision=commit, cache_dir=cache, progress=False)
-    assert f"/{REPO}/resolve/{commit}/config.json" in hub.log()
+    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON.*force_download"):
+        inspect_checkpoint(REPO, revision=commit, cache_dir=cache, progress=False)
+    inspect_checkpoint(REPO, cache_dir=cache, progress=False, force_download=True)
 
 
 def test_a_kept_tower_needs_nothing_of_the_clients_cache(
@@ -94,9 +85,7 @@ def test_offline_without_an_index_says_that_it_is_not_here(
 ) -> None:
     hub.push(REPO, folder)
     huggingface_hub.hf_hub_download(REPO, "config.json", cache_dir=cache)
-    with pytest.raises(
-        CheckpointError, match=r"neither an index nor weights are in the cache.*offl"
-    ):
+    with pytest.raises(CheckpointError, match=r"an index or weights is not in the cache.*offl"):
         load_encoder(REPO, cache_dir=cache, local_files_only=True)
 
 
@@ -162,7 +151,7 @@ def test_an_answer_that_names_no_commit_is_no_hub(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.push(REPO, folder)
-    monkeypatch.setattr("weights.remote.RemoteFile._remember", lambda file, response: None)
+    monkeypatch.setattr("weights.hub.http.RemoteFile._compare", lambda file, response: None)
     with pytest.raises(CheckpointError, match=r"names no commit \(X-Repo-Commit\).*HF_ENDPOINT"):
         load_encoder(REPO, cache_dir=cache, progress=False)
     assert load_encoder(REPO, revision=commit, cache_dir=cache, progress=False) is not None
@@ -190,7 +179,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(
 ) -> None:
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
-    (tower,) = cache.rglob("tower.safetensors")
+    (tower,) = cache.rglob("tower/model.safetensors")
     raw = bytearray(tower.read_bytes())
     raw[-1] ^= 1
     tower.write_bytes(raw)
@@ -198,8 +187,8 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(
     def refuse(self: object) -> None:
         raise PermissionError(13, "Permission denied", "the.lock")
 
-    monkeypatch.setattr("weights.tower_cache.TowerCache.lock", refuse)
-    with pytest.raises(CheckpointError, match=r"damaged.*cannot be replaced \(Permission denied"):
+    monkeypatch.setattr("weights.cache.store.Store.lock", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be written \(.*Permission denied"):
         load_encoder(REPO, cache_dir=cache, progress=False)
     with pytest.raises(CheckpointError, match=r"cannot be removed \(Permission denied"):
         remove_cached(REPO, cache)

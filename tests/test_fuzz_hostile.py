@@ -143,7 +143,7 @@ def test_a_forgery_is_a_clear_error_and_nothing_is_written(
     assert message in str(info.value)
     assert len(str(info.value)) < 5000
     assert everything(tmp_path) == before
-    assert not list(tmp_path.rglob("tower.safetensors"))
+    assert not list(tmp_path.rglob("tower/model.safetensors"))
 
 
 def everything(folder: Path) -> set[Path]:

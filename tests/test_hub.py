@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from checkpoints import same_weights
-from fetching import REPO, environment, point_client_at
+from fetching import REPO, environment, point_client_at, wait_no_longer
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
@@ -266,7 +266,7 @@ def test_hub_that_is_not_there_is_one_clear_error(
 ) -> None:
     with HubServer() as server:
         point_client_at(server, monkeypatch, tmp_path)
-    monkeypatch.setattr("weights.remote.FIRST_WAIT", 0.001)
+    wait_no_longer(monkeypatch)
     with pytest.raises(CheckpointError, match="the Hub cannot be reached"):
         load_encoder(REPO, cache_dir=cache, progress=False)
 
@@ -313,7 +313,7 @@ def test_progress_bars_follow_the_keyword_and_only_while_loading(
         hidden.append(bar(disable=False).disable if bar else are_progress_bars_disabled())
         return huggingface_hub.hf_hub_download(*arguments, **keywords)
 
-    monkeypatch.setattr("weights.client.hf_hub_download", download)
+    monkeypatch.setattr("weights.hub.downloads.hf_hub_download", download)
     for progress in (False, True):
         load_encoder(REPO, cache_dir=tmp_path / str(progress), progress=progress, fetch="shards")
         assert set(hidden) == {not progress}

@@ -45,6 +45,21 @@ def test_encoder_is_ready_to_use(tmp_path: Path, family: str) -> None:
     assert output.pooler_output.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_an_encoder_loaded_in_inference_mode_can_be_trained(
+    qwen3: Path, dtype: torch.dtype | None
+) -> None:
+    """Casting failed there, and without a cast the parameters were inference tensors."""
+    with torch.inference_mode():
+        encoder = load_encoder(qwen3, dtype=dtype)
+    tensors = [*encoder.parameters(), *encoder.buffers()]
+    assert not any(tensor.is_inference() for tensor in tensors)
+    encoder.requires_grad_(True)
+    pixels = torch.randn(16, *encoder.row_shape)
+    encoder(pixels, [[1, 4, 4]]).pooler_output.float().sum().backward()
+    assert next(encoder.parameters()).grad is not None
+
+
 def test_nothing_is_left_on_meta_when_the_default_device_is_another(qwen3: Path) -> None:
     encoder = load_encoder(qwen3, device="cpu")
     assert all(parameter.device.type == "cpu" for parameter in encoder.parameters())

@@ -8,7 +8,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from fetching import REPO
+from fetching import REPO, wait_no_longer
 from hub_server import TOKEN, Fault, HubServer
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
@@ -86,7 +86,7 @@ def test_offline_a_mistyped_folder_may_be_a_folder(
 def test_the_class_that_a_traceback_shows_is_the_one_to_catch(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr("weights.remote._sleep", lambda seconds, stop: None)
+    wait_no_longer(monkeypatch)
     if trouble in ("gated", "private"):
         hub.push(REPO, folder, gated=trouble == "gated", private=trouble == "private")
     if trouble in ("busy", "down"):

@@ -114,6 +114,18 @@ def test_a_name_that_nothing_can_have_is_refused(
     assert len(str(info.value)) < 600
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "é" * 200, "x" * 5000])
+def test_a_path_of_over_255_bytes_is_a_value_error(qwen3: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="neither a path nor a repo id"):
+        load_encoder(tmp_path / name)
+    with pytest.raises(ValueError, match=r"xx|éé"):
+        load_encoder(qwen3, subfolder=name)
+    with pytest.raises(ValueError, match="pass another folder"):
+        extract_encoder(qwen3, tmp_path / name)
+    with pytest.raises(ValueError, match="pass another folder"):
+        load_encoder("owner/name", cache_dir=tmp_path / name, local_files_only=True)
+
+
 def test_a_path_has_no_revisions(qwen3: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"revision='v1', but this is a path on this disk"):
         load_encoder(qwen3, revision="v1")

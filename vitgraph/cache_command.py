@@ -12,7 +12,7 @@ from .tables import format_table
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
-    """The grammar of the command."""
+    """Add the actions of the command and their arguments to ``parser``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, command, summary in (
         ("list", list_towers, "What is kept and how large it is."),
@@ -33,21 +33,21 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def list_towers(options: argparse.Namespace) -> None:
-    """Print a line a kept tower."""
-    from weights.cached_towers import list_cached
+    """Print one line per kept tower."""
+    from weights.cache.listing import list_cached
 
     _print(list_cached(options.cache_dir), options)
 
 
 def verify_towers(options: argparse.Namespace) -> None:
-    """Print a line a kept tower, each read and checked; fail if one is damaged.
+    """Print one line per kept tower, each read and checked; fail if one is damaged.
 
     Raises:
-        ValueError: at least one is.
+        ValueError: at least one tower is damaged.
     """
-    from weights.cached_towers import verify_cached
+    from weights.cache.listing import list_cached
 
-    towers = verify_cached(options.cache_dir)
+    towers = list_cached(options.cache_dir, verify=True)
     _print(towers, options)
     damaged = [tower for tower in towers if tower.state.startswith("damaged")]
     if damaged:
@@ -62,53 +62,21 @@ def remove_towers(options: argparse.Namespace) -> None:
     """Remove what is kept of one repo, or of one commit.
 
     Raises:
-        ValueError: two commits were named, or nothing of it is kept.
+        ValueError: the commit is empty or named twice, or nothing of it is kept.
     """
-    from weights.cached_towers import remove_cached
+    from weights.cache.listing import remove_cached
 
-    repo, _, commit = options.repo.partition("@")
-    if commit and options.revision:
+    repo, at, commit = options.repo.partition("@")
+    if at and options.revision is not None:
         raise ValueError(f"{options.repo} --revision {options.revision}: name the commit once")
-    commit = commit or options.revision
-    shards = _with_whole_shards(repo, commit or "", options.cache_dir)
-    if commit:
-        freed = _remove_commit(repo, commit, options.cache_dir)
-    else:
-        freed = remove_cached(repo, options.cache_dir)
-    print(f"removed {repo}{'@' + commit if commit else ''}: {freed / 1e6:,.1f} MB freed")
-    if shards:
-        print("its whole shards are in the Hub client's cache still: hf cache ls, hf cache rm")
-
-
-def _with_whole_shards(repo: str, commit: str, cache_dir: Path | None) -> bool:
-    from weights.cached_towers import list_cached
-
-    return any(
-        tower.repo_id == repo
-        and tower.commit.startswith(commit)
-        and tower.state.startswith("whole shards")
-        for tower in list_cached(cache_dir)
-    )
-
-
-def _remove_commit(repo: str, commit: str, cache_dir: Path | None) -> int:
-    """Remove the towers of the commits that begin with ``commit``; returns the bytes freed."""
-    from weights.cached_towers import list_cached
-    from weights.tower_cache import TowerCache, drop
-
-    kept = [tower for tower in list_cached(cache_dir) if tower.repo_id == repo]
-    found = [tower for tower in kept if tower.commit.startswith(commit)]
-    if len({tower.commit for tower in found}) != 1:
-        known = ", ".join(sorted({tower.commit[:10] for tower in kept})) or "none"
-        count = "several commits begin so" if found else "no tower of that commit is kept"
+    named = commit if at else options.revision
+    if named is not None and not named.strip():
         raise ValueError(
-            f"{repo}@{commit}: {count}; kept are: {known}. A branch is not kept under its name: "
-            "`vitgraph cache list` shows commits"
+            f"{repo}: an empty commit; name one (vitgraph cache list shows them), or leave out "
+            "@ and --revision to remove all commits of the repo"
         )
-    for tower in found:
-        with TowerCache(tower.folder).lock():
-            drop(tower.folder)
-    return sum(tower.bytes for tower in found)
+    freed = remove_cached(repo, options.cache_dir, commit=named)
+    print(f"removed {repo}{'@' + named if named else ''}: {freed / 1e6:,.1f} MB freed")
 
 
 def _print(towers: list[Any], options: argparse.Namespace) -> None:

@@ -9,16 +9,13 @@ from typing import Any
 from huggingface_hub.errors import RemoteEntryNotFoundError
 
 from .errors import CheckpointError, shown
-from .snapshot import FolderSnapshot, Snapshot, check_name
+from .snapshot import Snapshot, check_name
 from .tensor_file import Header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
-"""What a repo may say about preprocessing, each in a ``.json`` of that name."""
-
-LONGEST_PART = 255
-"""Bytes of a file's or folder's name."""
+"""The files, without ``.json``, in which a repo may say how images are prepared."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
@@ -33,16 +30,15 @@ class Contents:
     files: Mapping[str, str]
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
-        """The headers of some of the files, in as few requests as the index allows.
+        """Return the headers of some of the files, in as few requests as the index allows.
 
-        An entry of a header is its name and some 85 characters, of a large file.
+        The index tells about how long each header is: an entry takes its name and some 85
+        characters.
         """
         lengths = dict.fromkeys(files, 256)
         for name, file in self.files.items():
             if file in lengths:
                 lengths[file] += len(name) + 88
-        if isinstance(self.snapshot, FolderSnapshot):
-            _require_files(self.snapshot, sorted(files))
         try:
             return self.snapshot.headers(sorted(files), lengths)
         except CheckpointError as error:
@@ -69,12 +65,12 @@ def read_contents(snapshot: Snapshot) -> Contents:
 
 
 def adapter_names(names: Iterable[str]) -> list[str]:
-    """The tensors among ``names`` that belong to a LoRA adapter."""
+    """Return the tensors among ``names`` that belong to a LoRA adapter."""
     return [name for name in names if any(part in _ADAPTER_PARTS for part in name.split("."))]
 
 
 def adapter_error(label: str, base: object = None) -> CheckpointError:
-    """The refusal of a repo that holds an adapter instead of a tower."""
+    """Return the error for a repo that holds an adapter instead of a tower."""
     source = f" ({base})" if base else ""
     return CheckpointError(
         f"{label}: holds a LoRA adapter, not the weights of a tower: load the base model it was "
@@ -83,26 +79,19 @@ def adapter_error(label: str, base: object = None) -> CheckpointError:
 
 
 def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
-    if isinstance(snapshot, FolderSnapshot) and snapshot.weights is not None:
-        return dict.fromkeys(snapshot.header(snapshot.weights).tensors, snapshot.weights)
+    if snapshot.weights is not None:
+        return _names_in(snapshot, snapshot.weights)
     index = snapshot.read_json(INDEX)
     if index is not None:
         return _weight_map(index, f"{snapshot.label}: {INDEX}")
     name = SINGLE if snapshot.has(SINGLE) else _only_safetensors(snapshot)
     if name.endswith(".index.json"):
         return _weight_map(snapshot.read_json(name) or {}, f"{snapshot.label}: {name}")
-    return dict.fromkeys(snapshot.header(name).tensors, name)
+    return _names_in(snapshot, name)
 
 
-def _require_files(snapshot: FolderSnapshot, files: list[str]) -> None:
-    """Raise a :class:`CheckpointError` that lists all files the index names and nobody copied."""
-    missing = [file for file in files if not snapshot.has(file)]
-    if missing:
-        listed = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
-        raise CheckpointError(
-            f"{snapshot.label}: the folder has no file {listed}, which its index names: download "
-            "it again, whole"
-        )
+def _names_in(snapshot: Snapshot, file: str) -> dict[str, str]:
+    return dict.fromkeys(snapshot.headers([file])[file].tensors, file)
 
 
 def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:
@@ -111,11 +100,6 @@ def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:
         raise CheckpointError(f"{label}: needs a weight_map of tensor names to file names")
     for file in sorted(set(files.values())):
         check_name(file, label)
-        if any(len(part.encode()) > LONGEST_PART for part in file.split("/")):
-            raise CheckpointError(
-                f"{label}: names the file {shown(file)!r}; no disk takes a name of over "
-                f"{LONGEST_PART} bytes"
-            )
         if not file.endswith(".safetensors"):
             raise CheckpointError(
                 f"{label}: names {shown(file)!r}, which is not a .safetensors file"
@@ -124,7 +108,7 @@ def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:
 
 
 def _only_safetensors(snapshot: Snapshot) -> str:
-    """The one index, or the one safetensors file, of a repo with names of its own."""
+    """Return the one index, or the one safetensors file, of a repo with names of its own."""
     names = snapshot.names()
     for ending in (".safetensors.index.json", ".safetensors"):
         found = [name for name in names if name.endswith(ending) and "/" not in name]

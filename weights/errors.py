@@ -1,11 +1,11 @@
-"""The exceptions of this package: one to catch, one more that is handled inside; what they show."""
+"""The exceptions of this package, of which users catch one, and how names are shown in messages."""
 
 from __future__ import annotations
 
 __all__ = ["CheckpointError", "DamagedError", "shown"]
 
 LONGEST_MESSAGE = 8000
-"""Characters of a message; names in a forged checkpoint have millions."""
+"""Limit for the characters of a message; names in a forged checkpoint have millions."""
 LONGEST_NAME = 200
 
 
@@ -23,17 +23,17 @@ class CheckpointError(ValueError):
 
 
 class DamagedError(CheckpointError):
-    """A kept copy is no longer what was recorded of it; it is fetched again where that can be."""
+    """A kept copy is no longer what was recorded of it, so the checkpoint is opened again."""
 
 
 def shown(name: str) -> str:
-    """A name out of a checkpoint as messages show it: cut, and escaped where it would not print."""
+    """Return a name of a checkpoint as messages show it: cut, and escaped if it does not print."""
     short = _cut(name, LONGEST_NAME)
     return short if short.isprintable() else ascii(short)
 
 
 def _cut(text: str, most: int) -> str:
-    """``text`` without its middle if it is longer than ``most``; the end often holds the fix."""
+    """Return ``text`` without its middle if it is longer than ``most``; the end holds the fix."""
     if len(text) <= most:
         return text
     tail = most // 4

@@ -1,33 +1,29 @@
-"""Cutting the tower out of a checkpoint: a folder of its own, written whole or not at all."""
+"""Write the tower of a checkpoint as a folder of its own, whole or not at all."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
 
 from .contents import PROCESSOR_FILES, SINGLE
-from .errors import CheckpointError, DamagedError
-from .families import vision_section
-from .hub_options import HubOptions
-from .layouts import local_name
-from .plan import Tower, find_encoder
-from .snapshot import FolderSnapshot, Located, Piece, Snapshot, with_headers, with_located
-from .sources import open_source
-from .tower_cache import tower_header
+from .errors import CheckpointError, DamagedError, shown
+from .hub.options import HubOptions
+from .plan import Tower, find_encoder, tower_files
+from .snapshot import Located, Piece, Snapshot
+from .source import with_checkpoint
+from .tensor_file import header_bytes
 
 COPY_BYTES = 16 << 20
-"""Bytes moved at once; more is no faster."""
+"""Bytes that are copied at once; more is no faster."""
 WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE}
-"""The files of an extracted tower, at most."""
+"""The names that files of an extracted tower may have."""
 
 
 def extract_encoder(
@@ -59,8 +55,8 @@ def extract_encoder(
 
     Args:
         repo_id_or_path: as for :func:`load_encoder`, and so the other keywords.
-        out_dir: the folder to make; it may be there already if it is empty. It appears whole or not
-            at all.
+        out_dir: the folder to make (``~`` is the home folder); it may be there already if it is
+            empty. It appears whole or not at all.
         overwrite: replace ``out_dir`` if it holds an extracted tower, and nothing else.
 
     Returns:
@@ -70,31 +66,51 @@ def extract_encoder(
         CheckpointError: what ``load_encoder`` would raise, ``out_dir`` cannot be replaced or is or
             touches the checkpoint itself, or the disk is full.
     """
-    out = Path(os.path.abspath(out_dir))
     options = HubOptions(
-        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
-        max_workers, progress,
-    )  # fmt: skip
+        revision=revision,
+        subfolder=subfolder,
+        cache_dir=cache_dir,
+        token=token,
+        local_files_only=local_files_only,
+        force_download=force_download,
+        fetch=fetch,
+        max_workers=max_workers,
+        progress=progress,
+    )
+    written = _expanded(out_dir)
+    out = Path(os.path.abspath(written))
     _check_target(out, overwrite)
-    snapshot = open_source(repo_id_or_path, options)
-    if isinstance(snapshot, FolderSnapshot):
-        _check_apart(out, snapshot.folder)
-    tower, _ = with_headers(snapshot, lambda: find_encoder(snapshot))
-    with_located(snapshot, tower.pieces, lambda found: _extract(tower, found, out, overwrite))
-    return Path(out_dir)
+
+    def extract(snapshot: Snapshot) -> None:
+        if snapshot.folder is not None:
+            _check_apart(out, snapshot.folder)
+        tower, _ = find_encoder(snapshot)
+        found = snapshot.locate(tower.wanted)
+        _extract(tower, found, out, overwrite)
+
+    with_checkpoint(repo_id_or_path, options, extract)
+    return written
+
+
+def _expanded(out_dir: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(out_dir).expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise CheckpointError(f"{shown(str(out_dir))}: {error}; pass another folder") from error
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
     """Raise a :class:`CheckpointError` if ``out`` is something that may not be replaced."""
-    if out.is_symlink():
-        raise CheckpointError(f"{out}: is a link; pass the folder that it leads to, or another")
-    if out.exists() and not out.is_dir():
-        raise CheckpointError(f"{out}: is a file; pass a folder")
     try:
+        if out.is_symlink():
+            raise CheckpointError(f"{out}: is a link; pass the folder that it leads to, or another")
+        if out.exists() and not out.is_dir():
+            raise CheckpointError(f"{out}: is a file; pass a folder")
         present = sorted(out.iterdir()) if out.exists() else []
         parent = next(folder for folder in out.parents if folder.exists())
-    except OSError as error:
-        raise CheckpointError(f"{out}: cannot be read ({error.strerror})") from error
+    except OSError as error:  # a name that is too long among others
+        reason = f"cannot be read ({error.strerror}); pass another folder"
+        raise CheckpointError(f"{shown(str(out))}: {reason}") from error
     strangers = [path.name for path in present if path.name not in WRITTEN or not _plain(path)]
     if strangers:
         raise CheckpointError(
@@ -149,7 +165,7 @@ def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: b
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Keep other extractions into ``folder`` out; yields False where that cannot be had."""
+    """Keep other extractions into ``folder`` out; yields False where folders cannot be locked."""
     if sys.platform == "win32":
         yield False
         return
@@ -168,7 +184,7 @@ def _alone(folder: Path) -> Iterator[bool]:
 
 
 def _mark(out: Path) -> str:
-    """How the working folders for ``out`` begin."""
+    """Return how the names of working folders for ``out`` begin."""
     return f".{out.name}.extract-"
 
 
@@ -180,14 +196,14 @@ def _sweep(out: Path) -> None:
 
 
 def _restore(work: Path, out: Path) -> None:
-    """Remove a working folder; what it was about to replace goes back if nothing took its place."""
+    """Remove a working folder; put the tower that it was to replace back if there is none."""
     if (work / "old").is_dir() and not out.exists():
         (work / "old").rename(out)
     shutil.rmtree(work, ignore_errors=True)
 
 
 def _check_space(tower: Tower, folder: Path) -> None:
-    needed = sum(source.entry.nbytes for source in tower.sources)
+    needed = sum(piece.entry.nbytes for piece in tower.pieces)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
@@ -198,32 +214,15 @@ def _check_space(tower: Tower, folder: Path) -> None:
 
 def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> None:
     folder.mkdir()
-    _write_configs(tower, tower.contents.snapshot, folder)
+    for name, content in tower_files(tower).items():
+        (folder / name).write_bytes(content)
+    entries = [(piece.local, piece.entry) for piece in tower.pieces]
     with (folder / SINGLE).open("wb") as out:
-        out.write(tower_header([_bare(tower, piece) for piece in tower.pieces]))
+        out.write(header_bytes(entries, {"format": "pt"}))
         for piece in tower.pieces:
             _copy_tensor(f"{tower.contents.label}: {piece.file}", piece, found[piece.name], out)
         out.flush()
         os.fsync(out.fileno())
-
-
-def _write_configs(tower: Tower, snapshot: Snapshot, folder: Path) -> None:
-    for name in ("config", *PROCESSOR_FILES):
-        path = snapshot.optional(f"{name}.json")
-        if path is not None:
-            shutil.copyfile(path, folder / f"{name}.json")
-    config = tower.contents.config
-    section, parents = vision_section(config)
-    if len(parents) > 1:  # transformers' class of the tower looks for it at the top level only
-        text = json.dumps({**config, "vision_config": section}, indent=2)
-        (folder / "config.json").write_text(text)
-
-
-def _bare(tower: Tower, piece: Piece) -> Piece:
-    """The piece under the name that it has inside the tower."""
-    name = local_name(tower.layout, tower.place, piece.name)
-    assert name is not None, f"{piece.name} belongs to no tower"
-    return replace(piece, name=name)
 
 
 def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""Saying what a checkpoint holds without reading a tensor of it."""
+"""Say what a checkpoint holds without reading a tensor of it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-
-from .hub import SAVING
-from .hub_options import HubOptions
-from .plan import Tower, find_encoder
-from .snapshot import Traffic, with_headers
-from .sources import open_source
-from .tower_cache import TowerCache, cache_root
+from .hub.options import HubOptions
+from .plan import find_encoder
+from .snapshot import Snapshot
+from .source import with_checkpoint
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint holds for us."""
+    """The vision tower that a checkpoint holds, and what fetching it takes."""
 
     name: str
     """Repo and revision, or the folder."""
@@ -37,9 +33,9 @@ class CheckpointInfo:
     tensors: int
     parameters: int
     bytes: int
-    """Of the tower's tensors, projector included, as stored."""
+    """Bytes of the tower's tensors, projector included, as stored."""
     dtype: str
-    """What the tower is loaded as by default."""
+    """The dtype that the tower is loaded in by default."""
     bytes_by_dtype: dict[str, int]
     """More than one entry where the stored dtypes are mixed; the largest wins."""
     shards: tuple[str, ...]
@@ -47,18 +43,18 @@ class CheckpointInfo:
     checkpoint_tensors: int
     """Tensors in the whole checkpoint."""
     bytes_as_ranges: int
-    """What loading transfers of the weights as byte ranges, were nothing cached."""
+    """Bytes of weights that loading transfers as byte ranges if nothing is cached."""
     bytes_as_shards: int
-    """What it would transfer as whole files, were nothing cached."""
+    """Bytes of weights that loading transfers as whole files if nothing is cached."""
     cached: str
     """What is here: ``tower``, ``shards``, ``some shards``, ``nothing``; ``local`` for a folder."""
     fetch: str
     """What loading would fetch now: ``ranges``, ``shards`` or ``nothing``."""
     unfinished: bool
-    """Whether an earlier fetch of ranges was cut off, and would be gone on with."""
+    """Whether an earlier fetch of ranges was cut off, and would be continued."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """Return the fields as plain data, for JSON."""
         return asdict(self)
 
 
@@ -85,15 +81,25 @@ def inspect_checkpoint(
         CheckpointError: what ``load_encoder`` would raise.
     """
     options = HubOptions(
-        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
-        max_workers, progress,
-    )  # fmt: skip
-    snapshot = open_source(repo_id_or_path, options)
-    tower, encoder = with_headers(snapshot, lambda: find_encoder(snapshot))
+        revision=revision,
+        subfolder=subfolder,
+        cache_dir=cache_dir,
+        token=token,
+        local_files_only=local_files_only,
+        force_download=force_download,
+        fetch=fetch,
+        max_workers=max_workers,
+        progress=progress,
+    )
+    return with_checkpoint(repo_id_or_path, options, _inspect)
+
+
+def _inspect(snapshot: Snapshot) -> CheckpointInfo:
+    tower, encoder = find_encoder(snapshot)
     by_dtype: Counter[str] = Counter()
-    for source in tower.sources:
-        by_dtype[source.entry.dtype] += source.entry.nbytes
-    traffic = snapshot.traffic(tower.pieces)
+    for piece in tower.pieces:
+        by_dtype[piece.entry.dtype] += piece.entry.nbytes
+    published, traffic = tower.published, snapshot.traffic(tower.wanted)
     return CheckpointInfo(
         name=tower.contents.label,
         commit=snapshot.commit,
@@ -101,48 +107,17 @@ def inspect_checkpoint(
         encoder=type(encoder).__name__,
         config=tower.config,
         layout=tower.layout.name,
-        prefix=tower.place.prefix,
-        tensors=len(tower.sources),
-        parameters=sum(prod(source.entry.shape) for source in tower.sources),
+        prefix=published.prefix,
+        tensors=len(tower.pieces),
+        parameters=sum(prod(piece.entry.shape) for piece in tower.pieces),
         bytes=sum(by_dtype.values()),
         dtype=str(tower.dtype).removeprefix("torch."),
         bytes_by_dtype=dict(by_dtype.most_common()),
-        shards=tuple(tower.files),
-        checkpoint_tensors=len(tower.contents.files),
+        shards=tuple(published.shards),
+        checkpoint_tensors=published.tensors,
         bytes_as_ranges=traffic.ranges,
-        bytes_as_shards=traffic.shards,
+        bytes_as_shards=sum(published.shards.values()),
         cached=traffic.cached,
-        fetch=_way(tower, traffic, os.fspath(repo_id_or_path), options),
-        unfinished=_unfinished(tower, os.fspath(repo_id_or_path), options),
+        fetch=traffic.fetch,
+        unfinished=traffic.unfinished,
     )
-
-
-def _way(tower: Tower, traffic: Traffic, repo_id: str, options: HubOptions) -> str:
-    """What ``load_encoder`` would fetch."""
-    if traffic.cached in ("local", "tower", "shards"):
-        return "nothing"
-    if options.fetch != "auto":
-        return options.fetch
-    shards = traffic.shards
-    if traffic.cached == "some shards":
-        headers = tower.contents.headers(tower.files)
-        shards = sum(
-            header.file_bytes
-            for file, header in headers.items()
-            if not _is_cached(file, tower, repo_id, options)
-        )
-    return "ranges" if traffic.ranges <= SAVING * shards else "shards"
-
-
-def _is_cached(file: str, tower: Tower, repo_id: str, options: HubOptions) -> bool:
-    name = f"{options.subfolder}/{file}" if options.subfolder else file
-    commit = tower.contents.snapshot.commit
-    found = try_to_load_from_cache(repo_id, name, options.cache_dir, revision=commit)
-    return isinstance(found, str)
-
-
-def _unfinished(tower: Tower, repo_id: str, options: HubOptions) -> bool:
-    commit, root = tower.contents.snapshot.commit, cache_root(options.cache_dir)
-    if commit is None:
-        return False
-    return TowerCache.of(root, repo_id, commit, options.subfolder).partial.is_dir()

@@ -1,9 +1,8 @@
-"""Loading a tower: built on meta, filled straight from the files, strictly or not at all."""
+"""Load a tower: built on meta, filled straight from the files, strictly or not at all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -16,15 +15,15 @@ from torch import Tensor
 from encoders import VisionEncoder
 
 from .errors import CheckpointError, DamagedError
-from .hub_options import HubOptions
+from .hub.options import HubOptions
 from .plan import DTYPES, Source, Tower, find_encoder
 from .preprocessing import set_up_preprocessing
-from .snapshot import Located, with_headers, with_located
-from .sources import open_source
+from .snapshot import Located, Snapshot
+from .source import with_checkpoint
 from .tensor_file import read_into
 
 MOST_READERS = 4
-"""Threads that read at once: reading and CRC-32 both let go of Python's lock."""
+"""Threads that read at once; reading and CRC-32 both release Python's lock."""
 
 
 def load_encoder(
@@ -82,22 +81,35 @@ def load_encoder(
         known = ", ".join(str(kind) for kind in DTYPES.values())
         raise ValueError(f"dtype={dtype}: an encoder runs in one of {known}")
     options = HubOptions(
-        revision, subfolder, cache_dir, token, local_files_only, force_download, fetch,
-        max_workers, progress,
-    )  # fmt: skip
+        revision=revision,
+        subfolder=subfolder,
+        cache_dir=cache_dir,
+        token=token,
+        local_files_only=local_files_only,
+        force_download=force_download,
+        fetch=fetch,
+        max_workers=max_workers,
+        progress=progress,
+    )
     target = _check_device(device)
-    snapshot = open_source(repo_id_or_path, options)
-    tower, encoder = with_headers(snapshot, lambda: find_encoder(snapshot))
-    encoder.load_state_dict(read_tensors(tower, dtype or tower.dtype, target), assign=True)
-    everything = chain(encoder.named_parameters(), encoder.named_buffers())
-    left = [name for name, value in everything if value.is_meta]
-    assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
-    set_up_preprocessing(encoder, tower)
-    return encoder.eval().requires_grad_(False)
+
+    def read(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
+        tower, encoder = find_encoder(snapshot)
+        tensors = read_tensors(tower, dtype or tower.dtype, target)
+        encoder.load_state_dict(tensors, assign=True)
+        return tower, encoder
+
+    with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
+        tower, encoder = with_checkpoint(repo_id_or_path, options, read)
+        everything = chain(encoder.named_parameters(), encoder.named_buffers())
+        left = [name for name, value in everything if value.is_meta]
+        assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
+        set_up_preprocessing(encoder, tower)
+        return encoder.eval().requires_grad_(False)
 
 
 def _check_device(device: torch.device | str | None) -> torch.device:
-    """The device that tensors are made on, once it is known to be there."""
+    """Return the device that tensors are made on, once it is known to be there."""
     try:
         target = torch.get_default_device() if device is None else torch.device(device)
         torch.empty(0, device=target)
@@ -115,41 +127,35 @@ def _check_device(device: torch.device | str | None) -> torch.device:
 def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Read every tensor of the tower, by our names, in ``dtype`` on ``device``.
 
-    Each is read into the memory it stays in; one that changes dtype or device, through a copy that
-    lives no longer than it takes. Nothing is mapped, so no page of a file counts as the process's.
+    Each tensor is read into the memory that it stays in; a tensor that changes dtype or device,
+    through a copy that is freed at once. Nothing is mapped, so no page of a file counts as the
+    process's.
 
     Raises:
-        CheckpointError: a file that is not what its header promised, or cannot be fetched.
+        CheckpointError: a file is not what its header promised, or cannot be fetched.
+        DamagedError: a kept copy is damaged.
     """
-    return with_located(
-        tower.contents.snapshot, tower.pieces, lambda found: _read(tower, found, dtype, device)
-    )
-
-
-def _read(
-    tower: Tower, found: Mapping[str, Located], dtype: torch.dtype, device: torch.device
-) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    places = {source.name: (found[source.name], source) for source in tower.sources}
-    rows = {name: _rows(tensors, source, dtype, device) for name, (_, source) in places.items()}
-    order = sorted(places, key=lambda name: (str(places[name][0].path), places[name][0].offset))
-
-    def fill(name: str) -> None:
-        _fill(rows[name], places[name][1], places[name][0], tower.contents.label)
-
+    found = tower.contents.snapshot.locate(tower.wanted)
+    rows = [_rows(tensors, source, dtype, device) for source in tower.sources]
+    jobs = [
+        (found[source.piece.name], source, target)
+        for source, target in zip(tower.sources, rows, strict=True)
+    ]
+    jobs.sort(key=lambda job: (str(job[0].path), job[0].offset))
     with ThreadPoolExecutor(_readers(device)) as pool:
-        for _ in pool.map(fill, order):
+        for _ in pool.map(lambda job: _fill(tower.contents.label, *job), jobs):
             pass
     return tensors
 
 
 def _readers(device: torch.device) -> int:
-    """Threads that read: more are no faster, and one is enough to keep a GPU's copies busy."""
+    """Return how many threads read: more are no faster, and one keeps a GPU's copies busy."""
     return min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
 
 
-def _fill(rows: Tensor, source: Source, place: Located, label: str) -> None:
-    stored = DTYPES[source.entry.dtype]
+def _fill(label: str, place: Located, source: Source, rows: Tensor) -> None:
+    stored = DTYPES[source.piece.entry.dtype]
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
     name, view, checked = f"{label}: {place.path.name}", _bytes_of(buffer), place.crc32 is not None
@@ -161,16 +167,16 @@ def _fill(rows: Tensor, source: Source, place: Located, label: str) -> None:
     except OSError as error:
         raise CheckpointError(f"{label}: {place.path}: {error.strerror}") from error
     if value != place.crc32:
-        raise DamagedError(f"{name}: {source.name} is not what was fetched: damaged on this disk")
+        raise DamagedError(f"{name}: {source.piece.name} is not what was fetched: damaged")
     if not direct:
-        rows.copy_(buffer.to(rows.device))  # a cast then takes memory there, and not twice here
+        rows.copy_(buffer.to(rows.device))  # cast on the device, so that the host holds one copy
 
 
 def _rows(
     tensors: dict[str, Tensor], source: Source, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The memory that ``source`` is read into: a tensor of its own, or its rows of a joined one."""
-    slot, shape = source.slot, source.entry.shape
+    """Return the memory that ``source`` is read into: a whole tensor, or rows of a joined one."""
+    slot, shape = source.slot, source.piece.entry.shape
     if slot.name not in tensors:
         joined = (shape[0] * slot.parts, *shape[1:]) if shape else shape
         tensors[slot.name] = torch.empty(joined, dtype=dtype, device=device)
@@ -179,6 +185,6 @@ def _rows(
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor; numpy has no bfloat16, bytes it has."""
+    """Return the memory of a contiguous CPU tensor, as bytes since numpy has no bfloat16."""
     flat: Any = tensor.view(-1).view(torch.uint8).numpy()
     return memoryview(flat)

@@ -1,7 +1,8 @@
-"""Matching a checkpoint's tensors with an encoder's, strictly, before a byte of them is read."""
+"""Match a checkpoint's tensors with an encoder's, strictly, before a byte of them is read."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,9 +14,9 @@ import torch
 
 from encoders import VisionEncoder
 
-from .contents import Contents, adapter_error, adapter_names, read_contents
+from .contents import PROCESSOR_FILES, Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, shown
-from .families import Family, build_config, find_family
+from .families import Family, build_config, find_family, vision_section
 from .layouts import (
     Layout,
     Place,
@@ -27,8 +28,7 @@ from .layouts import (
     to_ours,
     to_published,
 )
-from .snapshot import Piece, Snapshot
-from .tensor_file import TensorEntry
+from .snapshot import Piece, Published, Snapshot, Wanted
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -39,17 +39,18 @@ DTYPES = {
 """The stored dtypes that a tower is loaded from."""
 
 SHOWN = 8
-"""Names listed of each kind of problem; the count is always given."""
+"""Names that a message lists per kind of problem; the count is always given."""
 
 MOST_NEAR = 10_000
-"""Names among which the nearest is looked for: 0.1 s each; forged checkpoints have more."""
+"""Names that are compared to find the nearest one, 0.1 s per name listed; forged checkpoints have
+more."""
 LONGEST_MATCHED = 256
-"""Characters of a name that has a nearest; matching takes the square of it."""
+"""Characters of a name that are compared; the time grows with their square."""
 MOST_IN_TOWER = 20_000
-"""Names under a tower's prefix; the largest published tower has a thousand, and matching a million
-took 20 s."""
+"""Limit for the names under a tower's prefix; the largest published tower has a thousand, and
+matching a million took 20 s."""
 MOST_IN_LIST = 1024
-"""Entries of a list in a config; each may stand for a module of the tower."""
+"""Limit for the entries of a list in a config; each may stand for a module of the tower."""
 
 _QUANTISED_PARTS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_scale_2",
@@ -60,11 +61,9 @@ _QUANTISED_PARTS = (
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor to read: its place in the checkpoint, and where its rows go."""
+    """One tensor to read, and where its rows go."""
 
-    name: str
-    file: str
-    entry: TensorEntry
+    piece: Piece
     slot: Slot
 
 
@@ -78,28 +77,44 @@ class Tower:
     place: Place
     config: Any
     sources: tuple[Source, ...]
+    published: Published
 
     @property
     def dtype(self) -> torch.dtype:
         """The stored dtype; of several, the one with most bytes."""
         weight: Counter[str] = Counter()
-        for source in self.sources:
-            weight[source.entry.dtype] += source.entry.nbytes
+        for piece in self.pieces:
+            weight[piece.entry.dtype] += piece.entry.nbytes
         return DTYPES[weight.most_common(1)[0][0]] if weight else torch.get_default_dtype()
 
     @property
     def pieces(self) -> list[Piece]:
-        """What to read."""
-        return [Piece(source.name, source.file, source.entry) for source in self.sources]
+        """The tensors to read."""
+        return [source.piece for source in self.sources]
 
     @property
-    def files(self) -> list[str]:
-        """The files that hold the tower."""
-        return list(dict.fromkeys(source.file for source in self.sources))
+    def wanted(self) -> Wanted:
+        """What is to be brought to this disk."""
+        return Wanted(self.pieces, self.published, lambda: tower_files(self))
+
+
+def tower_files(tower: Tower) -> dict[str, bytes]:
+    """Return the files that stand beside the tower's tensors, as the checkpoint has them.
+
+    Omni's ``config.json`` gets a copy of the tower's part at the top level: transformers' class of
+    the tower looks for it there only.
+    """
+    names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
+    files = tower.contents.snapshot.contents(names)
+    config = tower.contents.config
+    section, parents = vision_section(config)
+    if len(parents) > 1:
+        files[names[0]] = json.dumps({**config, "vision_config": section}, indent=2).encode()
+    return files
 
 
 def find_encoder(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
-    """The tower of a checkpoint and its encoder on the meta device, known to fit each other.
+    """Return the tower of a checkpoint and its encoder on the meta device, which fit each other.
 
     Raises:
         CheckpointError: what :func:`find_tower` and :func:`build_encoder` raise.
@@ -124,16 +139,19 @@ def find_tower(contents: Contents) -> Tower:
     if adapter_names(local.values()):
         raise adapter_error(label)
     _refuse_quantised(local, label)
-    entries = _entries(contents, layout, place, local)
-    _refuse_dtypes(entries, label)
-    sources = _sources(contents, layout, local, entries)
+    pieces, shards = _pieces(contents, layout, place, local)
+    _refuse_dtypes(pieces, label)
+    slots = ((piece, to_ours(layout, piece.local)) for piece in pieces)
+    sources = tuple(Source(piece, slot) for piece, slot in slots if slot)
     shapes = {source.slot.name: _joined_shape(source) for source in sources}
     config = build_config(family, contents.config, shapes, label)
-    return Tower(contents, family, layout, place, config, tuple(sources))
+    published = Published(place.prefix, len(contents.files), shards)
+    published = contents.snapshot.published or published
+    return Tower(contents, family, layout, place, config, sources, published)
 
 
 def build_encoder(tower: Tower) -> VisionEncoder:
-    """The tower's encoder on the meta device, once the tensors are known to fit it exactly.
+    """Return the tower's encoder on the meta device, once the tensors are known to fit it.
 
     Raises:
         CheckpointError: tensors missing, left over or of a wrong shape.
@@ -155,7 +173,7 @@ def build_encoder(tower: Tower) -> VisionEncoder:
 def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
     layout, place, label = tower.layout, tower.place, tower.contents.label
-    present = {source.name: source for source in tower.sources}
+    present = {piece.name: piece for piece in tower.pieces}
     wanted: dict[str, tuple[int, ...]] = {}
     for ours, shape in expected.items():
         parts = to_published(layout, ours)
@@ -166,9 +184,9 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     extra = [name for name in names if name not in wanted]
     missing = [name for name in wanted if name not in present]
     wrong = [
-        f"{name} is {list(source.entry.shape)}, the config makes {list(wanted[name])}"
-        for name, source in present.items()
-        if name in wanted and source.entry.shape != wanted[name]
+        f"{name} is {list(piece.entry.shape)}, the config makes {list(wanted[name])}"
+        for name, piece in present.items()
+        if name in wanted and piece.entry.shape != wanted[name]
     ]
     problems = [
         _listed(
@@ -182,12 +200,13 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
             f"{label}: the tensors do not fit the {tower.family.title} tower of its config.json "
             f"(layout {layout.name}, prefix {place.prefix!r}):\n  "
             + "\n  ".join(found)
-            + "\nUse the config.json and weights of one and the same repo, downloaded whole."
+            + "\nUse the config.json and weights of one and the same repo, downloaded whole"
+            + (tower.contents.snapshot.advice or ".")
         )
 
 
 def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str) -> dict[str, str]:
-    """Full name -> name after the prefix, of the tower's and projector's tensors that matter."""
+    """Return the name after the prefix by full name, of tower and projector tensors that matter."""
     found: dict[str, str] = {}
     for name in names:
         local = local_name(layout, place, name)
@@ -201,37 +220,34 @@ def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str)
     return found
 
 
-def _entries(
+def _pieces(
     contents: Contents, layout: Layout, place: Place, local: Mapping[str, str]
-) -> dict[str, TensorEntry]:
-    """The header entry of each tower tensor; index and headers must tell the same story."""
-    entries: dict[str, TensorEntry] = {}
-    for file, header in contents.headers({contents.files[name] for name in local}).items():
-        tensors = header.tensors
+) -> tuple[list[Piece], dict[str, int]]:
+    """Return each tower tensor and the bytes of each file that holds some.
+
+    Raises:
+        CheckpointError: index and headers do not tell the same story.
+    """
+    pieces: dict[str, Piece] = {}
+    headers = contents.headers({contents.files[name] for name in local})
+    for file, header in headers.items():
         named = {name for name in local if contents.files[name] == file}
-        inside = set(_tower_names(tensors, layout, place, contents.label))
+        inside = set(_tower_names(header.tensors, layout, place, contents.label))
         if strays := sorted(named ^ inside):
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
                 f"{contents.label}: the index and {file} disagree about {len(strays)} tensors, the "
                 f"first {shown(strays[0])} ({found}): download both again from one revision"
+                f"{contents.snapshot.advice}"
             )
-        entries.update((name, tensors[name]) for name in named)
-    return entries
-
-
-def _sources(
-    contents: Contents,
-    layout: Layout,
-    local: Mapping[str, str],
-    entries: Mapping[str, TensorEntry],
-) -> list[Source]:
-    slots = ((name, to_ours(layout, rest)) for name, rest in local.items())
-    return [Source(name, contents.files[name], entries[name], slot) for name, slot in slots if slot]
+        for name in named:
+            pieces[name] = Piece(name, local[name], file, header.tensors[name])
+    sizes = {file: header.file_bytes for file, header in headers.items()}
+    return [pieces[name] for name in local], sizes
 
 
 def _joined_shape(source: Source) -> tuple[int, ...]:
-    shape = source.entry.shape
+    shape = source.piece.entry.shape
     return (shape[0] * source.slot.parts, *shape[1:]) if shape else shape
 
 
@@ -244,9 +260,11 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
         )
 
 
-def _refuse_dtypes(entries: Mapping[str, TensorEntry], label: str) -> None:
+def _refuse_dtypes(pieces: Iterable[Piece], label: str) -> None:
     wrong = [
-        f"{name} is {entry.dtype}" for name, entry in entries.items() if entry.dtype not in DTYPES
+        f"{piece.name} is {piece.entry.dtype}"
+        for piece in pieces
+        if piece.entry.dtype not in DTYPES
     ]
     if wrong:
         raise CheckpointError(

@@ -12,7 +12,6 @@ from encoders.inputs import PatchPreprocessor, Preprocessor, TilePreprocessor
 
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError
-from .hub import HubSnapshot
 from .plan import Tower
 from .snapshot import Snapshot
 
@@ -56,7 +55,7 @@ def _describe_images(files: Mapping[str, Mapping[str, Any]]) -> bool:
 def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
     """The warning where no file speaks: model.save_pretrained, for one, writes none."""
     snapshot = tower.contents.snapshot
-    offline = isinstance(snapshot, HubSnapshot) and snapshot.repo.offline
+    offline = snapshot.offline
     values, keyword = _shown(preprocessor, tower.contents.config)
     fix = "copy preprocessor_config.json from the original repo"
     if keyword:

@@ -1,4 +1,4 @@
-"""A checkpoint's files wherever they are: the interface, and a folder or file on this disk."""
+"""A checkpoint's files, wherever they are: the interface, and a folder or file on this disk."""
 
 from __future__ import annotations
 
@@ -6,26 +6,50 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
-from .errors import CheckpointError, DamagedError
+from .errors import CheckpointError, shown
 from .tensor_file import Header, TensorEntry, parse_json, read_header
 
 MAX_JSON_BYTES = 100_000_000
-"""Of an index; that of the largest published checkpoint is about 20 MB."""
+"""Limit for an index; the index of the largest published checkpoint has about 20 MB."""
 MAX_CONFIG_BYTES = 16_000_000
-"""Of any other JSON file; published ones stay under 1 MB."""
-
-_T = TypeVar("_T")
+"""Limit for any other JSON file; published ones stay under 1 MB."""
+LONGEST_PART = 255
+"""Bytes of the name of one file or folder."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor that is wanted, and where in the checkpoint it lies."""
+    """One tensor of the tower, and where the checkpoint holds it."""
 
     name: str
+    local: str
+    """The name without the tower's prefix."""
     file: str
     entry: TensorEntry
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the whole checkpoint is, as published; a kept tower remembers it."""
+
+    prefix: str
+    """What stands before the tower's names."""
+    tensors: int
+    """Tensors in all files."""
+    shards: Mapping[str, int]
+    """Bytes of each file that holds a part of the tower."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The tower that is to be brought to this disk."""
+
+    pieces: Sequence[Piece]
+    published: Published
+    files: Callable[[], Mapping[str, bytes]]
+    """Reads the config and processor files, as :func:`~weights.extract_encoder` writes them."""
 
 
 @dataclass(frozen=True)
@@ -39,111 +63,92 @@ class Located:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What fetching some tensors transfers, either way, and what is here already."""
+    """What bringing a tower to this disk would transfer, and what is here already."""
 
-    ranges: int
-    """Bytes as byte ranges."""
-    shards: int
-    """Bytes of the whole files that hold them."""
     cached: str
-    """``tower``, ``shards``, ``some shards``, ``nothing``, or ``local`` for a folder."""
+    """``local`` for a folder; else ``tower``, ``shards``, ``some shards`` or ``nothing``."""
+    fetch: str
+    """What would be fetched: ``nothing``, ``ranges`` or ``shards``."""
+    ranges: int
+    """Bytes of the tower as byte ranges."""
+    unfinished: bool = False
+    """Whether an earlier fetch of ranges was cut off, and would be continued."""
 
 
 class Snapshot(ABC):
     """The files of one checkpoint at one revision, fetched as they are asked for."""
 
     label: str
-    """What messages call it: ``repo@revision``, or the folder."""
+    """What messages call the checkpoint: ``repo@revision``, or the folder."""
     commit: str | None = None
     """The commit that every file is read at; None for a folder."""
+    offline: bool = False
+    """Whether files that are not on this disk count as absent, since no request may be sent."""
+    folder: Path | None = None
+    """The folder on this disk that holds all files, if there is one."""
+    weights: str | None = None
+    """The one safetensors file to use, where it is known beforehand."""
+    published: Published | None = None
+    """What the whole checkpoint is, where the files here no longer tell."""
+    advice: str = ""
+    """Appended to errors about tensors that do not fit: what to try if the files are damaged."""
 
     @abstractmethod
-    def path(self, name: str) -> Path:
-        """The file ``name`` on this disk, fetched if need be.
+    def content(self, name: str) -> bytes | None:
+        """The bytes of the small file ``name``, or None if the checkpoint has no such file.
 
         Raises:
-            CheckpointError: there is no such file, or it cannot be had.
+            CheckpointError: the file cannot be had or read, or is too large.
         """
 
-    @abstractmethod
-    def optional(self, name: str) -> Path | None:
-        """The file ``name`` on this disk, or None if the checkpoint has none."""
+    def contents(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The bytes of those of the small files ``names`` that the checkpoint has."""
+        found = {name: self.content(name) for name in names}
+        return {name: content for name, content in found.items() if content is not None}
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has the file ``name``, without fetching it."""
-
-    @abstractmethod
-    def header(self, name: str) -> Header:
-        """The header of the safetensors file ``name``, if possible without fetching its tensors."""
-
-    def headers(
-        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
-    ) -> dict[str, Header]:
-        """The headers of several files; ``lengths`` are guesses of how long each is."""
-        return {name: self.header(name) for name in names}
-
-    def locate(self, pieces: Sequence[Piece]) -> dict[str, Located]:
-        """Bring tensors to this disk if need be, and say where each lies.
-
-        Raises:
-            CheckpointError: they cannot be had, or a file is not what its header promised.
-        """
-        found: dict[str, Located] = {}
-        for file in dict.fromkeys(piece.file for piece in pieces):
-            header, label = self._header_here(file), f"{self.label}: {file}"
-            path = self.path(file)
-            for piece in (piece for piece in pieces if piece.file == file):
-                if header.tensors.get(piece.name) != piece.entry:
-                    raise CheckpointError(f"{label}: changed while it was being loaded; load again")
-                found[piece.name] = Located(path, header.data_start + piece.entry.begin)
-        return found
-
-    def _header_here(self, name: str) -> Header:
-        """The header of a file on this disk, as it is there now."""
-        return read_header(self.path(name), f"{self.label}: {name}")
-
-    def mend(self) -> bool:
-        """Replace files whose headers make no sense if they are damaged; whether any was.
-
-        Raises:
-            CheckpointError: one cannot be replaced.
-        """
-        return False
-
-    def repair(self, error: DamagedError) -> None:
-        """Drop a kept copy that turned out damaged, so that ``locate`` fetches it again.
-
-        Raises:
-            CheckpointError: it cannot be fetched.
-        """
-        raise error
-
-    @abstractmethod
-    def traffic(self, pieces: Sequence[Piece]) -> Traffic:
-        """What ``locate`` would transfer, without transferring it."""
+        """Whether the checkpoint has the file ``name``, without fetching the file."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Every file the checkpoint has, as far as is known without fetching any."""
+        """Every file of the checkpoint, as far as is known without fetching any."""
+
+    @abstractmethod
+    def headers(
+        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
+    ) -> dict[str, Header]:
+        """The headers of safetensors files, if possible without fetching their tensors.
+
+        Args:
+            names: the files.
+            lengths: guesses of the headers' lengths in bytes.
+        """
+
+    @abstractmethod
+    def locate(self, wanted: Wanted) -> dict[str, Located]:
+        """Bring the tower to this disk if need be, and say where each tensor lies, by its name.
+
+        Raises:
+            CheckpointError: tensors cannot be had, or a file is not what its header promised.
+            DamagedError: a kept copy is damaged; open the checkpoint again.
+        """
+
+    def traffic(self, wanted: Wanted) -> Traffic:
+        """What :meth:`locate` would transfer, without transferring it."""
+        return Traffic("local", "nothing", sum(piece.entry.nbytes for piece in wanted.pieces))
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """The JSON object in the file ``name``, or None if there is no such file.
 
         Raises:
-            CheckpointError: not a JSON object, or of unbelievable size.
+            CheckpointError: the file is not a JSON object, or too large.
         """
-        path = self.optional(name)
-        if path is None:
-            return None
-        label = f"{self.label}: {name}"
+        content = self.content(name)
         try:
-            size, most = path.stat().st_size, json_limit(name)
-            if size > most:
-                raise CheckpointError(f"{label}: {size} bytes, at most {most} are read")
-            return parse_json(path.read_bytes(), label)
-        except OSError as error:
-            raise CheckpointError(f"{label}: cannot be read ({error})") from error
+            return None if content is None else parse_json(content, f"{self.label}: {name}")
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{self.advice}") from error
 
 
 class FolderSnapshot(Snapshot):
@@ -151,69 +156,83 @@ class FolderSnapshot(Snapshot):
 
     def __init__(self, folder: Path, weights: str | None = None) -> None:
         """``weights`` names the one safetensors file to use, when the user pointed at it."""
-        self.folder = folder
+        self.folder: Path = folder
         self.weights = weights
-        self.inside = _allowed_folders(folder)
         self.label = str(folder if weights is None else folder / weights)
+        self._inside = _allowed_folders(folder)
 
-    def path(self, name: str) -> Path:
-        path = self.optional(name)
+    def content(self, name: str) -> bytes | None:
+        path = self._path(name)
         if path is None:
-            raise CheckpointError(f"{self.label}: the folder has no file {name}")
-        return path
-
-    def optional(self, name: str) -> Path | None:
-        path = self.folder / check_name(name, self.label)
-        if not path.is_file():
             return None
-        real = path.resolve()
-        if name != self.weights and not any(real.is_relative_to(place) for place in self.inside):
-            raise CheckpointError(
-                f"{self.label}: {name} is a link that leaves the checkpoint (to {real}); nothing "
-                "was read: put the file itself there, or pass the folder it is in"
-            )
-        return path
+        label = f"{self.label}: {name}"
+        try:
+            check_size_of_json(name, path.stat().st_size, label)
+            return path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{label}: cannot be read ({error})") from error
 
     def has(self, name: str) -> bool:
-        return self.optional(name) is not None
-
-    def header(self, name: str) -> Header:
-        return read_header(self.path(name), f"{self.label}: {name}")
-
-    def traffic(self, pieces: Sequence[Piece]) -> Traffic:
-        headers = self.headers({piece.file for piece in pieces})
-        wanted = sum(piece.entry.nbytes for piece in pieces)
-        return Traffic(wanted, sum(header.file_bytes for header in headers.values()), "local")
+        return self._path(name) is not None
 
     def names(self) -> list[str]:
         if self.weights is not None:
             return [self.weights]
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
+    def headers(
+        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
+    ) -> dict[str, Header]:
+        paths = {name: self._path(name) for name in names}
+        if missing := [name for name, path in paths.items() if path is None]:
+            listed = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
+            raise CheckpointError(
+                f"{self.label}: the folder has no file {listed}, which its index names: download "
+                "it again, whole"
+            )
+        return {
+            name: read_header(path, f"{self.label}: {name}") for name, path in paths.items() if path
+        }
 
-def with_located(
-    snapshot: Snapshot, pieces: Sequence[Piece], use: Callable[[Mapping[str, Located]], _T]
-) -> _T:
-    """Let ``use`` read located tensors; again if a kept copy is damaged and can be repaired.
+    def locate(self, wanted: Wanted) -> dict[str, Located]:
+        found: dict[str, Located] = {}
+        for file in dict.fromkeys(piece.file for piece in wanted.pieces):
+            pieces = [piece for piece in wanted.pieces if piece.file == file]
+            found |= locate_in(self.folder / file, pieces, f"{self.label}: {file}")
+        return found
 
-    Twice at most: there are two copies, the kept tower and the shards that it was taken from.
+    def _path(self, name: str) -> Path | None:
+        path = self.folder / check_name(name, self.label)
+        if not path.is_file():
+            return None
+        real = path.resolve()
+        if name != self.weights and not any(real.is_relative_to(place) for place in self._inside):
+            raise CheckpointError(
+                f"{self.label}: {name} is a link that leaves the checkpoint (to {real}); nothing "
+                "was read: put the file itself there, or pass the folder it is in"
+            )
+        return path
+
+
+def locate_in(path: Path, pieces: Iterable[Piece], label: str) -> dict[str, Located]:
+    """Where the tensors ``pieces`` lie in the safetensors file ``path``, which ``label`` names.
+
+    Raises:
+        CheckpointError: the file's header is not the one that the tower was planned with.
     """
-    for _ in range(2):
-        try:
-            return use(snapshot.locate(pieces))
-        except DamagedError as error:
-            snapshot.repair(error)
-    return use(snapshot.locate(pieces))
+    header = read_header(path, label)
+    found: dict[str, Located] = {}
+    for piece in pieces:
+        if header.tensors.get(piece.name) != piece.entry:
+            raise CheckpointError(f"{label}: changed while it was being loaded; load again")
+        found[piece.name] = Located(path, header.data_start + piece.entry.begin)
+    return found
 
 
-def with_headers(snapshot: Snapshot, find: Callable[[], _T]) -> _T:
-    """Let ``find`` make sense of headers; once more if one of them was damaged and is mended."""
-    try:
-        return find()
-    except CheckpointError:
-        if not snapshot.mend():
-            raise
-    return find()
+def check_size_of_json(name: str, size: int, label: str) -> None:
+    """Raise a :class:`CheckpointError` if a JSON file of this name and size is not to be read."""
+    if size > json_limit(name):
+        raise CheckpointError(f"{label}: {size} bytes, at most {json_limit(name)} are read")
 
 
 def json_limit(name: str) -> int:
@@ -222,7 +241,7 @@ def json_limit(name: str) -> int:
 
 
 def _allowed_folders(folder: Path) -> list[Path]:
-    """Where links may lead: inside the folder and, in the hub client's cache, to its blobs."""
+    """Where links may lead: inside the folder and, in the Hub client's cache, to its blobs."""
     real = folder.resolve()
     caches = [
         parent.parent for parent in (real, *real.parents) if parent.parent.name == "snapshots"
@@ -230,32 +249,11 @@ def _allowed_folders(folder: Path) -> list[Path]:
     return [real, *(cache.parent / "blobs" for cache in caches)]
 
 
-def open_folder(path: Path, subfolder: str | None) -> FolderSnapshot:
-    """The checkpoint at an existing ``path``: a folder, or a safetensors file beside its config.
-
-    Raises:
-        CheckpointError: a file that is not safetensors, or no such subfolder.
-    """
-    if path.is_file():
-        if path.suffix != ".safetensors":
-            raise CheckpointError(
-                f"{path}: not a .safetensors file; pass the folder of a checkpoint, one "
-                ".safetensors file or a repo id (pickle files are never opened)"
-            )
-        if subfolder is not None:
-            raise CheckpointError(f"{path}: subfolder={subfolder!r} needs a folder, this is a file")
-        return FolderSnapshot(path.parent, path.name)
-    folder = path / check_name(subfolder, str(path)) if subfolder else path
-    if not folder.is_dir():
-        raise CheckpointError(f"{path}: has no folder {subfolder!r}")
-    return FolderSnapshot(folder)
-
-
 def check_name(name: str, label: str) -> str:
-    """A file name of a checkpoint, which must stay inside it.
+    """Return ``name``, the relative name of a file that must stay inside the checkpoint.
 
     Raises:
-        CheckpointError: an absolute name, one that climbs, or one no file can have.
+        CheckpointError: the name is absolute, climbs, or is one that no file can have.
     """
     parts = PurePosixPath(name).parts
     if (
@@ -270,5 +268,10 @@ def check_name(name: str, label: str) -> str:
         raise CheckpointError(
             f"{label}: the file name {name[:200]!r} leaves the checkpoint or is not a plain "
             "relative name; nothing was read"
+        )
+    if any(len(part.encode()) > LONGEST_PART for part in parts):
+        raise CheckpointError(
+            f"{label}: names the file {shown(name)!r}; no disk takes a name of over "
+            f"{LONGEST_PART} bytes"
         )
     return name

@@ -1,4 +1,4 @@
-"""Reading safetensors files: the header checked against the file, tensors straight into memory.
+"""Safetensors files: the header checked against the file, tensors read straight into memory.
 
 Our own reader rather than ``safetensors.safe_open`` for two reasons. Bytes are read into the tensor
 they end up in, so that no page of a mapped file counts towards the process and nothing is copied
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from io import RawIOBase
 from math import prod
 from pathlib import Path
@@ -22,18 +22,18 @@ from zlib import crc32
 from .errors import CheckpointError, shown
 
 LFS_POINTER = b"version https://git-lfs"
-"""What a file begins with that a clone without Git LFS has in place of the content."""
+"""The beginning of the file that a clone without Git LFS has in place of the content."""
 CHECKED_BYTES = 1 << 19
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit; the largest published checkpoints stay under 10 MB."""
 MOST_CONTAINERS = 1_500_000
-"""Objects and lists in a JSON file: three a tensor, so that half a million tensors may lie in one
-file. Published checkpoints have a fifth of that in all their files."""
+"""Limit for objects and lists in a JSON file: three per tensor, so that half a million tensors may
+lie in one file. Published checkpoints have a fifth of that in all their files."""
 MOST_VALUES = 6_000_000
-"""Commas and colons, which bound all that is made of a file. With the limit above, 100 MB of JSON
+"""Limit for commas and colons, which bounds what parsing makes. With both limits, 100 MB of JSON
 take at most 5 s and 1 GB; without, 100 MB of ``[],`` took 16 s and 2.2 GB."""
 MOST_WIDE_BYTES = 16_000_000
-"""Of JSON that is not all ASCII: one wide character makes Python hold four bytes for each."""
+"""Limit for JSON that is not all ASCII: one wide character makes Python hold four bytes each."""
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -41,7 +41,7 @@ DTYPE_BITS = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "BF16": 16, "F16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
-"""Bits an element, by the name a header gives the dtype."""
+"""Bits per element, by the name that a header gives the dtype."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Header:
 
     tensors: Mapping[str, TensorEntry]
     data_start: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def file_bytes(self) -> int:
@@ -107,7 +108,7 @@ def check_size(header: Header, size: int, label: str) -> None:
 
 
 def header_length(raw: bytes, label: str) -> int:
-    """The length of the JSON part, from the beginning of a file: 8 bytes, more for a better error.
+    """Return the length of the JSON part, from the first 8 bytes of a file or more.
 
     Raises:
         CheckpointError: fewer than 8 bytes, a length over the limit of the format, or a pointer.
@@ -139,7 +140,7 @@ def parse_header(raw: bytes, label: str) -> Header:
         CheckpointError: not JSON, a name twice, a wrong entry, or offsets that overlap or gape.
     """
     table = parse_json(raw, label)
-    table.pop("__metadata__", None)
+    metadata = table.pop("__metadata__", None)
     tensors = {name: _entry(name, value, label) for name, value in table.items()}
     position = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -150,7 +151,26 @@ def parse_header(raw: bytes, label: str) -> Header:
                 f"(which ends at {position}): a damaged or forged header"
             )
         position = entry.end
-    return Header(tensors, 8 + len(raw))
+    return Header(tensors, 8 + len(raw), metadata if isinstance(metadata, dict) else {})
+
+
+def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:
+    """Return the beginning of a file that holds ``tensors`` one after the other.
+
+    Args:
+        tensors: names and entries, of which dtype, shape and length count.
+        metadata: what the header holds beside the tensors.
+    """
+    table: dict[str, Any] = {"__metadata__": metadata}
+    position = 0
+    for name, entry in tensors:
+        end = position + entry.nbytes
+        offsets = [position, end]
+        table[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        position = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def parse_json(raw: bytes, label: str) -> dict[str, Any]:
@@ -176,7 +196,7 @@ def parse_json(raw: bytes, label: str) -> dict[str, Any]:
 
 
 def _refuse_bulk(raw: bytes, label: str) -> None:
-    """Raise unless what ``raw`` makes is bounded; counting takes 0.1 s for 100 MB."""
+    """Raise a :class:`CheckpointError` for JSON of too many parts; counting 100 MB takes 0.1 s."""
     if len(raw) > MOST_WIDE_BYTES and not raw.isascii():
         raise CheckpointError(
             f"{label}: {len(raw)} bytes that are not all ASCII, at most {MOST_WIDE_BYTES} of such "

@@ -17,15 +17,17 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from .errors import CheckpointError
+from ..errors import CheckpointError
+from .http import BUSY, Unreachable
 
 OFFLINE = "offline, or local_files_only=True"
+KEPT = "what has arrived is kept: load again to go on"
 _SPACE = "free some space or pass a cache_dir on another disk"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def explain(error: BaseException, label: str, revision: str, name: str, page: str) -> str:
-    """One line that says what went wrong with ``name`` of a repo, and what to do about it.
+    """Return one line that says what went wrong with a file of a repo, and what to do about it.
 
     Args:
         error: what was raised.
@@ -52,13 +54,16 @@ def explain(error: BaseException, label: str, revision: str, name: str, page: st
             f"the repo has no revision {revision!r}: pass a branch, tag or commit that exists",
         ),
         (RemoteEntryNotFoundError, f"the repo has no file {name}"),
-        (LocalEntryNotFoundError, not_here(name, _obstacle(error))),
+        (LocalEntryNotFoundError, not_here(name, obstacle(error))),
         (HFValidationError, f"not a repo id: {error}"),
+        (Unreachable, f"{name}: given up after {error}; {KEPT}"),
     ]
     for kind, reason in reasons:
         if isinstance(error, kind):
             return f"{label}: {reason}"
-    if _status(error) in (401, 403):
+    if status(error) in BUSY:
+        return f"{label}: {name}: given up after several tries ({obstacle(error)}); {KEPT}"
+    if status(error) in (401, 403):
         return (
             f"{label}: access to {name} is refused ({_one_line(error)}): log in (hf auth login) or "
             "pass a token= that may read the repo"
@@ -68,10 +73,22 @@ def explain(error: BaseException, label: str, revision: str, name: str, page: st
     return f"{label}: {name} could not be fetched ({type(error).__name__}: {_one_line(error)})"
 
 
-def not_here(name: str, obstacle: str) -> str:
-    """What to say of a file that is not on this disk and cannot be had."""
+def obstacle(error: BaseException) -> str:
+    """Return in a few words why the Hub cannot be reached."""
+    if isinstance(error, HfHubHTTPError):
+        return f"the server answers {status(error)}"
+    if isinstance(error, Unreachable):
+        return _one_line(error)
+    cause = error.__cause__
+    if cause is None or isinstance(cause, OfflineModeIsEnabled):
+        return OFFLINE
+    return f"{type(cause).__name__}: {_one_line(cause)}"
+
+
+def not_here(name: str, why: str) -> str:
+    """Return what to say of a file that is not on this disk and cannot be fetched."""
     return (
-        f"{name} is not in the cache and the Hub cannot be reached ({obstacle}): load once with a "
+        f"{name} is not in the cache and the Hub cannot be reached ({why}): load once with a "
         "connection, or pass the cache_dir it is in"
     )
 
@@ -82,7 +99,7 @@ def is_absence(error: BaseException | None) -> bool:
     The Hub says so by a header; mirrors and plain servers just answer 404.
     """
     return isinstance(error, RemoteEntryNotFoundError) or (
-        _status(error) == 404
+        status(error) == 404
         and isinstance(error, HfHubHTTPError)
         and "x-error-code" not in error.response.headers
     )
@@ -94,22 +111,16 @@ def is_full(error: OSError) -> bool:
 
 
 def disk_full(label: str, what: str, needed: int, folder: Path, left: str) -> CheckpointError:
-    """The error once :func:`is_full`; ``left`` says what remains on the disk."""
+    """Return the error for :func:`is_full`; ``left`` says what remains on the disk."""
     return CheckpointError(
         f"{label}: the disk is full: {what} needs {needed / 1e6:,.1f} MB in {folder}; "
         f"{_SPACE}; {left}"
     )
 
 
-def _status(error: BaseException | None) -> int | None:
+def status(error: BaseException | None) -> int | None:
+    """Return the HTTP status that ``error`` reports, if it reports one."""
     return int(error.response.status_code) if isinstance(error, HfHubHTTPError) else None
-
-
-def _obstacle(error: BaseException) -> str:
-    cause = error.__cause__
-    if cause is None or isinstance(cause, OfflineModeIsEnabled):
-        return OFFLINE
-    return f"{type(cause).__name__}: {_one_line(cause)}"
 
 
 def _one_line(error: BaseException) -> str:

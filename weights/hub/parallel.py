@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, Timer
 from time import monotonic
 from typing import TypeVar
 
 GRACE = 1.0
 """Seconds that threads have to end once they are told to; one in a stalled read is left behind."""
+SILENCE = 2.0
+"""Seconds of waiting after which the user is told what is waited for."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Stopped(Exception):
-    """Somebody else failed, or the user interrupted: what this thread was doing is not wanted."""
+    """Another thread failed or the user interrupted, so this thread's work is not wanted."""
 
 
 def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_workers: int) -> list[_R]:
-    """``task(item, stop)`` of every item, in order; the first failure sets ``stop`` and is raised.
+    """Return ``task(item, stop)`` of every item, in order.
 
-    The threads are daemons: neither this call nor the end of the process waits for a connection
-    that hangs. A task that changes anything must look at ``stop`` right before it does.
+    The first failure sets ``stop`` and is raised. The threads are daemons: neither this call nor
+    the end of the process waits for a connection that hangs. A task that changes anything must
+    look at ``stop`` right before it does.
     """
     stop, lock, pending = Event(), Lock(), iter(enumerate(items))
     finished: SimpleQueue[tuple[int, _R | None, BaseException | None]] = SimpleQueue()
@@ -52,11 +57,23 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
         return [results[number] for number in range(len(items))]
     finally:
         stop.set()
-        _join(threads)
+        end = monotonic() + GRACE
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, end - monotonic()))
 
 
-def _join(threads: Sequence[Thread]) -> None:
-    end = monotonic() + GRACE
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, end - monotonic()))
+@contextmanager
+def said_if_slow(text: str) -> Iterator[Callable[[], None]]:
+    """Log ``text`` (by default to stderr) if what is waited for takes over two seconds.
+
+    Yields:
+        What is to be called once the wait is over; the end of the block does so too.
+    """
+    timer = Timer(SILENCE, lambda: logging.getLogger("vitgraph").warning("vitgraph: %s", text))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .errors import CheckpointError
+from ..errors import CheckpointError, shown
 
 FETCH_WAYS = ("auto", "ranges", "shards")
+LONGEST_PART = 255
+"""Bytes of the name of one file or folder."""
 
 
 @dataclass(frozen=True)
 class HubOptions:
-    """How to talk to the Hub; most fields are keywords of ``hf_hub_download``.
+    """How to talk to the Hub; the fields are keywords of :func:`~weights.load_encoder`.
 
     A ``subfolder`` is kept in its plain spelling, a ``token`` without space around it.
     """
@@ -34,15 +36,21 @@ class HubOptions:
             raise ValueError(f"max_workers={self.max_workers!r}: must be an integer from 1 to 64")
         if self.cache_dir == "":
             raise ValueError("cache_dir='': pass a folder, or None for the Hub client's own cache")
+        parts = Path(self.cache_dir or ".").parts
+        if any(len(part.encode(errors="replace")) > LONGEST_PART for part in parts):
+            raise ValueError(
+                f"cache_dir={shown(str(self.cache_dir))!r}: has a name of over {LONGEST_PART} "
+                "bytes, which no disk takes; pass another folder"
+            )
         object.__setattr__(self, "subfolder", _plain_folder(self.subfolder))
         object.__setattr__(self, "token", _plain_token(self.token))
 
 
 def _plain_folder(subfolder: str | None) -> str | None:
-    """``a/b`` for ``./a//b/``; None for the top.
+    """Return ``a/b`` for ``./a//b/``, and None for the top.
 
     Raises:
-        CheckpointError: it is absolute or climbs.
+        CheckpointError: the folder is absolute or climbs.
     """
     if subfolder is None:
         return None

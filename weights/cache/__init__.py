@@ -1,0 +1,1 @@
+"""What fetching keeps on this disk: towers, small files, and the commits of branches."""

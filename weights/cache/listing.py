@@ -1,0 +1,179 @@
+"""Listing, checking and removing the towers that fetching has kept on this disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CheckpointError, DamagedError
+from .kept import KeptTower
+from .store import TOWERS, Store, cache_root, disk_bytes, drop, sweep
+
+OLD_FORMAT = "kept by vitgraph 0.1, not read"
+
+
+@dataclass(frozen=True)
+class CachedTower:
+    """One tower, or what has arrived of one."""
+
+    repo_id: str
+    commit: str
+    subfolder: str | None
+    bytes: int
+    """On the disk, small files included."""
+    tensors: int
+    state: str
+    """``whole``, ``unfinished``, ``configs only``, ``kept by vitgraph 0.1, not read``, or
+    ``damaged: `` and how."""
+    folder: Path
+
+
+def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) -> list[CachedTower]:
+    """Return what is kept, by repo and commit.
+
+    Args:
+        cache_dir: the Hub client's cache, if not its default.
+        verify: read every tensor and small file and hold it against its CRC-32; else headers
+            alone are checked.
+
+    Raises:
+        CheckpointError: the cache is there and cannot be read.
+    """
+    return list(_describe_all(cache_root(cache_dir), verify=verify))
+
+
+def remove_cached(
+    repo_id: str, cache_dir: str | Path | None = None, *, commit: str | None = None
+) -> int:
+    """Remove the kept towers of a repo.
+
+    Args:
+        repo_id: the repo.
+        cache_dir: the Hub client's cache, if not its default.
+        commit: remove the towers of this commit alone; its beginning is enough.
+
+    Returns:
+        The bytes that were freed.
+
+    Raises:
+        CheckpointError: nothing of that repo or commit is kept, several commits begin so, or what
+            is kept cannot be removed.
+    """
+    try:
+        return _remove(repo_id, cache_root(cache_dir), commit)
+    except OSError as error:
+        raise CheckpointError(
+            f"{repo_id}: cannot be removed ({error.strerror}: {error.filename}): remove it as the "
+            "user who owns the cache"
+        ) from error
+
+
+def _remove(repo_id: str, root: Path, commit: str | None) -> int:
+    repos = [repo for repo in _repos(root) if _repo_id(repo) == repo_id]
+    if not repos:
+        known = sorted({_repo_id(repo) for repo in _repos(root)})
+        raise CheckpointError(
+            f"{repo_id}: no tower of it is kept in {root}; kept are: {', '.join(known) or 'none'}"
+        )
+    folders = [folder for repo in repos for folder in _folders(repo)]
+    if commit is not None:
+        commits = sorted({_commit(folder) for folder in folders})
+        found = [name for name in commits if commit and name.startswith(commit)]
+        if len(found) != 1:
+            count = "several commits begin so" if found else "no tower of that commit is kept"
+            raise CheckpointError(
+                f"{repo_id}@{commit}: {count}; kept are: "
+                f"{', '.join(name[:10] for name in commits) or 'none'}. A branch is not kept under "
+                "its name: `vitgraph cache list` shows commits"
+            )
+        folders = [folder for folder in folders if _commit(folder) == found[0]]
+    freed = sum(sweep(repo) for repo in repos)
+    for folder in folders:
+        freed += disk_bytes(folder)
+        with Store(folder).lock():
+            drop(folder)
+    for repo in repos if commit is None else ():
+        drop(repo / "refs")
+        with suppress(OSError):  # another load may be filling it again
+            repo.rmdir()
+    return freed
+
+
+def _describe_all(root: Path, *, verify: bool) -> Iterator[CachedTower]:
+    for repo in _repos(root):
+        sweep(repo)
+        try:
+            folders = _folders(repo)
+        except OSError as error:
+            state = f"damaged: {_unreadable(error)}"
+            yield CachedTower(_repo_id(repo), "", None, 0, 0, state, repo)
+            continue
+        for folder in folders:
+            sweep(folder)
+            if repo.parent.name == TOWERS:
+                yield _describe(folder, verify=verify)
+            else:
+                size = disk_bytes(folder)
+                repo_id, commit = _repo_id(repo), _commit(folder)
+                yield CachedTower(repo_id, commit, None, size, 0, OLD_FORMAT, folder)
+
+
+def _describe(folder: Path, *, verify: bool) -> CachedTower:
+    store, subfolder, tensors = Store(folder), None, 0
+    try:
+        if verify:
+            store.verify_small_files()
+        state = "unfinished" if store.partial.is_dir() else "configs only"
+        if store.tower.is_dir():
+            kept = KeptTower(store.tower)
+            if verify:
+                kept.verify()
+            subfolder, tensors, state = kept.record["subfolder"], len(kept.sums), "whole"
+    except DamagedError as error:
+        state = f"damaged: {error}"
+    except OSError as error:
+        state = f"damaged: {_unreadable(error)}"
+    repo_id, size = _repo_id(folder.parent), disk_bytes(folder)
+    return CachedTower(repo_id, _commit(folder), subfolder, size, tensors, state, folder)
+
+
+def _repos(root: Path) -> list[Path]:
+    """Return the folders of all repos, those that vitgraph 0.1 kept last."""
+    found: list[Path] = []
+    for place in (root / TOWERS, root):
+        try:
+            found += _subfolders(place, r"models--.+--.+")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(
+                f"what is kept in {root} is not known: {_unreadable(error)}: make it readable, or "
+                "pass another cache_dir"
+            ) from error
+    return found
+
+
+def _folders(repo: Path) -> list[Path]:
+    return _subfolders(repo, r"[0-9a-f].*")
+
+
+def _subfolders(folder: Path, pattern: str) -> list[Path]:
+    """Return folders by name; unlike a glob, this raises if ``folder`` cannot be read."""
+    paths = [folder / name for name in os.listdir(folder) if re.fullmatch(pattern, name)]
+    return sorted(path for path in paths if path.is_dir())
+
+
+def _unreadable(error: OSError) -> str:
+    return f"{error.filename} cannot be read ({error.strerror})"
+
+
+def _repo_id(repo: Path) -> str:
+    return repo.name.removeprefix("models--").replace("--", "/", 1)
+
+
+def _commit(folder: Path) -> str:
+    return folder.name.partition("-")[0]

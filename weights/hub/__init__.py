@@ -1,0 +1,1 @@
+"""A repo of the Hub: resolving its revision, reading files by HTTP, fetching tensors."""

@@ -1,0 +1,287 @@
+"""One remote file, read by byte range over the Hub client's own HTTP session, token and retries.
+
+The Hub redirects weights to a storage host. The redirect is followed once per file and remembered
+(and asked for again when it expires), so that a range costs one request. Busy servers are asked
+again by the client's ``http_stream_backoff``; connections that break are continued here at the
+byte. The ETag of every answer must be that of the first.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+import huggingface_hub
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's library
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked public
+    get_token_to_send,
+    hf_raise_for_status,
+    http_stream_backoff,
+)
+
+from ..errors import CheckpointError
+from ..tensor_file import Header, check_size, header_length, parse_header
+from .parallel import Stopped, said_if_slow
+
+AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.python_version()}"
+"""Our user agent. The client's ``build_hf_headers`` may send a request of its own first, to name
+the program that runs it; a load is to send exactly one request for a branch."""
+ATTEMPTS = 6
+"""Tries without a megabyte of progress before a file is given up."""
+FIRST_WAIT = 0.5
+"""Seconds before the second try; each further one waits twice as long."""
+CHUNK = 1 << 20
+BUSY = (408, 429, 500, 502, 503, 504)
+"""What a server answers that may well answer rightly a little later."""
+_EXPIRED = (400, 401, 403, 404, 410)
+"""What a storage host answers when a signed address is too old."""
+_PORTS = {"http": 80, "https": 443}
+
+
+class RangesUnsupported(Exception):
+    """The server ignores byte ranges, or answers other bytes than it was asked for."""
+
+
+class Unreachable(Exception):
+    """The connection broke too often, or could not be made."""
+
+
+class _Expired(Exception):
+    """A signed address expired; the Hub has to be asked for another."""
+
+
+class _Broken(Exception):
+    """An answer ended before the bytes that it promised."""
+
+
+class RemoteFile:
+    """A file of a repo at one commit.
+
+    Args:
+        url: of the file on the Hub.
+        token: access token, as the Hub client takes it.
+        label: what messages call the file.
+    """
+
+    def __init__(self, url: str, token: bool | str | None, label: str) -> None:
+        self.url = url
+        self.token = token
+        self.label = label
+        self.etag: str | None = None
+        """The Hub's name for the content, known after the first answer."""
+        self.commit: str | None = None
+        """The commit that the Hub says the file is of, known after the first answer."""
+        self.size: int | None = None
+        """Bytes of the whole file, known after the first range."""
+        self.ranges = True
+        """Whether the server has not ignored a range yet."""
+        self._linked: str | None = None
+        """The ETag that the Hub tells of a file that it redirects."""
+        self._stored: str | None = None
+        """The ETag of the host that sends the bytes."""
+        self._comparing = Lock()
+        self._direct: str | None = None
+
+    def header(self, length: int) -> Header:
+        """Read and check the header of a safetensors file, in one request if ``length`` suffices.
+
+        Raises:
+            RangesUnsupported: the server answers other bytes than it was asked for.
+            CheckpointError: the file is not what its header says.
+        """
+        raw = b"".join(self.stream(0, length))
+        end = 8 + header_length(raw, self.label)
+        if end > len(raw) == length:
+            start = len(raw) if self.ranges else 0
+            raw = raw[:start] + b"".join(self.stream(start, end))
+        if end > len(raw):
+            raise CheckpointError(f"{self.label}: ends inside its header: truncated on the Hub")
+        header = parse_header(raw[8:end], self.label)
+        if self.size is not None:
+            check_size(header, self.size, self.label)
+        return header
+
+    def stream(self, start: int, end: int, stop: Event | None = None) -> Iterator[bytes]:
+        """Yield the bytes from ``start`` up to ``end``, fewer if the file ends before.
+
+        Raises:
+            RangesUnsupported: the server does not do byte ranges.
+            Unreachable: the connection broke too often.
+            Stopped: ``stop`` is set.
+        """
+        position, failures = start, 0
+        while position < (end if self.size is None else min(end, self.size)):
+            began = position
+            try:
+                for chunk in self._range(position, end, stop):
+                    position += len(chunk)
+                    yield chunk
+            except _Expired:
+                continue
+            except (HTTPError, _Broken) as error:
+                failures = 1 if position - began >= CHUNK else failures + 1
+                self._wait(failures, ATTEMPTS, error, stop)
+
+    def whole(self, limit: int, *, patient: bool = True) -> bytes:
+        """Return the whole of a small file.
+
+        Args:
+            limit: the most bytes that the file may have.
+            patient: whether to ask busy servers again; if not, broken connections are tried twice.
+
+        Raises:
+            CheckpointError: the file has more than ``limit`` bytes.
+            Unreachable: the connection broke too often.
+        """
+        failures = 0
+        while True:
+            try:
+                with self._open(None, None, patient=patient) as response:
+                    return self._collect(response, limit)
+            except HTTPError as error:
+                failures += 1
+                self._wait(failures, ATTEMPTS if patient else 2, error, None)
+
+    def _wait(self, failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
+        """Sleep before the next try, or raise what stands in the way of one."""
+        if isinstance(error, HfHubHTTPError):
+            raise error
+        if failures >= attempts:
+            raise Unreachable(f"{failures} tries, {type(error).__name__}: {error}") from error
+        if (stop or Event()).wait(FIRST_WAIT * 2 ** (failures - 1)):
+            raise Stopped
+
+    def _collect(self, response: Any, limit: int) -> bytes:
+        said = response.headers.get("content-length", "")
+        if said.isdecimal() and int(said[:19]) > limit:
+            raise CheckpointError(f"{self.label}: {said[:19]} bytes, at most {limit} are read")
+        content = bytearray()
+        for chunk in response.iter_bytes(CHUNK):
+            content += chunk
+            if len(content) > limit:
+                raise CheckpointError(f"{self.label}: more than the {limit} bytes that are read")
+        return bytes(content)
+
+    def _range(self, start: int, end: int, stop: Event | None) -> Iterator[bytes]:
+        with self._open(f"bytes={start}-{end - 1}", stop) as response:
+            left = self._promised(response, start, end)
+            for chunk in response.iter_raw():
+                if not self.ranges:  # the answer is the whole file; we hang up
+                    chunk = chunk[:left]
+                if len(chunk) > left:
+                    raise RangesUnsupported(f"{self.label}: more bytes than were asked for")
+                left -= len(chunk)
+                yield chunk
+                if not left and not self.ranges:
+                    return
+        if left and self.ranges:
+            raise _Broken("the answer ended early")
+        if left:
+            self.size = end - left
+
+    def _promised(self, response: Any, start: int, end: int) -> int:
+        """Return how many bytes the answer says it brings; they must be those asked for."""
+        headers = response.headers
+        said, length = headers.get("content-range", ""), headers.get("content-length", "")
+        if response.status_code == 416 and said in (f"bytes */{self.size}", "bytes */0"):
+            self.size = int(said[8:])
+            return 0
+        encoded = "content-encoding" in headers
+        if response.status_code == 200 and start == 0 and not encoded:
+            self.ranges = False
+            self.size = int(length) if length.isdecimal() and len(length) < 19 else None
+            return end
+        if response.status_code != 206 or encoded:
+            raise RangesUnsupported(f"{self.label}: the server ignores byte ranges")
+        match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", said)
+        if match is None:
+            raise RangesUnsupported(f"{self.label}: the server answers the range {said[:60]!r}")
+        first, last, size = map(int, match.groups())
+        self.size = size if self.size is None else self.size
+        wanted = min(end, size) - start
+        if (first, last + 1, size) != (start, min(end, size), self.size) or (
+            length and length != str(wanted)
+        ):
+            raise RangesUnsupported(
+                f"{self.label}: asked for bytes {start} to {end - 1}, the server answers "
+                f"{said!r} with {length} bytes"
+            )
+        return wanted
+
+    @contextmanager
+    def _open(
+        self, wanted: str | None, stop: Event | None, *, patient: bool = True
+    ) -> Iterator[Any]:
+        """Send one request, asked again while the server is busy and ``patient``."""
+        if stop is not None and stop.is_set():
+            raise Stopped
+        direct = self._direct
+        headers = {"user-agent": AGENT, "accept-encoding": "identity"}
+        token = get_token_to_send(self.token)
+        if token and (direct is None or _origin(direct) == _origin(self.url)):
+            headers["authorization"] = f"Bearer {token}"  # the token is for the Hub alone
+        if wanted is not None:
+            headers["range"] = wanted
+        with (
+            said_if_slow(f"{self.label}: waiting for an answer") as answered,
+            http_stream_backoff(
+                "GET",
+                direct or self.url,
+                headers=headers,
+                follow_redirects=True,
+                timeout=huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                max_retries=ATTEMPTS - 1,
+                base_wait_time=FIRST_WAIT,
+                retry_on_exceptions=(),  # else it would catch those of the block below
+                retry_on_status_codes=BUSY if patient else (),
+            ) as response,
+        ):
+            answered()
+            if direct and response.status_code in _EXPIRED:
+                self._direct = None
+                raise _Expired
+            if response.status_code != 416 or wanted is None:
+                hf_raise_for_status(response)
+            self._compare(response)
+            if direct is None:
+                self._direct = str(response.url) if response.history else None
+            yield response
+
+    def _compare(self, response: Any) -> None:
+        """Remember the ETags of the first answer; those of any other must be the same."""
+        answers = [answer.headers for answer in (*response.history, response)]
+        linked = _first(answers, "x-linked-etag")
+        stored = _plain(response.headers.get("etag"))
+        self.commit = self.commit or _first(answers, "x-repo-commit")
+        with self._comparing:
+            both = linked and self._linked  # the Hub's name counts more than a storage host's
+            before, after = (self._linked, linked) if both else (self._stored, stored)
+            if before and after and before != after:
+                raise CheckpointError(
+                    f"{self.label}: changed on the Hub while it was being fetched (its ETag was "
+                    f"{before[:80]!r}, now it is {after[:80]!r}): load again"
+                )
+            self._linked = self._linked or linked
+            self._stored = stored or self._stored
+            self.etag = self.etag or linked or stored
+
+
+def _first(answers: list[Any], header: str) -> str | None:
+    return _plain(next((headers[header] for headers in answers if header in headers), None))
+
+
+def _plain(etag: str | None) -> str | None:
+    """Return an ETag without quotes and without the mark of a weak one."""
+    return etag.strip().removeprefix("W/").strip('"') if etag else None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port: all three decide whom a token is sent to."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)

@@ -1,0 +1,143 @@
+"""From what a caller points at to a checkpoint's files: a repo id, a folder or one file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote
+
+from .errors import CheckpointError, DamagedError, shown
+from .hub.options import HubOptions
+from .hub.snapshot import open_repo
+from .snapshot import FolderSnapshot, Snapshot, check_name
+
+_ADDRESS = re.compile(r"(https?://[^/]+/|hf://|(?:www\.)?(?:huggingface|hf)\.co/)([^?#]*).*")
+_PAGE = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+?)(\.git)?"
+    r"(/(?P<view>tree|blob|resolve)/(?P<revision>[^/]+)(/(?P<inside>.+))?)?/?"
+)
+_WITH_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]+)")
+_T = TypeVar("_T")
+
+
+def with_checkpoint(
+    repo_id_or_path: str | os.PathLike[str], options: HubOptions, use: Callable[[Snapshot], _T]
+) -> _T:
+    """Open a checkpoint and return what ``use`` makes of it.
+
+    A kept copy that turns out damaged while ``use`` reads it is repaired, and ``use`` called
+    again.
+
+    Args:
+        repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file. An
+            existing path wins over a repo id of the same spelling.
+        options: how to talk to the Hub.
+        use: reads the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is not there or cannot be read, or what ``use`` raises.
+        TypeError: ``repo_id_or_path`` is neither text nor a path.
+    """
+    damage: DamagedError | None = None
+    for _ in range(2):
+        try:
+            return use(_open(repo_id_or_path, options, damage))
+        except DamagedError as error:
+            damage = error
+    return use(_open(repo_id_or_path, options, damage))
+
+
+def _open(
+    repo_id_or_path: str | os.PathLike[str], options: HubOptions, damage: DamagedError | None
+) -> Snapshot:
+    text = _text(repo_id_or_path)
+    if _is_here(text):
+        if options.revision is not None:
+            raise CheckpointError(
+                f"{shown(text)}: revision={options.revision!r}, but this is a path on this disk, "
+                "which has no revisions and wins over a repo id: leave revision out, or rename "
+                "the path"
+            )
+        return _open_path(Path(text).expanduser(), options.subfolder)
+    _refuse_other_spellings(text)
+    if not isinstance(repo_id_or_path, str) or _looks_like_path(text):
+        raise CheckpointError(
+            f"{shown(text)}: no such file or folder (and not a repo id, which reads owner/name)"
+        )
+    return open_repo(text, options, damage)
+
+
+def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
+    text = os.fspath(repo_id_or_path) if isinstance(repo_id_or_path, os.PathLike | str) else None
+    if not isinstance(text, str):
+        raise TypeError(
+            f"repo_id_or_path={shown(repr(repo_id_or_path))}: must be text or a path: owner/name, "
+            "a folder or a .safetensors file"
+        )
+    if not text:
+        raise CheckpointError(
+            "an empty name: pass owner/name, a folder ('.' is the current one) or a .safetensors "
+            "file"
+        )
+    return text
+
+
+def _open_path(path: Path, subfolder: str | None) -> FolderSnapshot:
+    """Open a folder, or a safetensors file beside its config."""
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise CheckpointError(
+                f"{path}: not a .safetensors file; pass the folder of a checkpoint, one "
+                ".safetensors file or a repo id (pickle files are never opened)"
+            )
+        if subfolder is not None:
+            raise CheckpointError(f"{path}: subfolder={subfolder!r} needs a folder, this is a file")
+        return FolderSnapshot(path.parent, path.name)
+    folder = path / check_name(subfolder, str(path)) if subfolder else path
+    if not folder.is_dir():
+        raise CheckpointError(f"{path}: has no folder {subfolder!r}")
+    return FolderSnapshot(folder)
+
+
+def _refuse_other_spellings(text: str) -> None:
+    """Raise a :class:`CheckpointError` for an address of a repo, or an id with its revision."""
+    if match := _WITH_REVISION.fullmatch(text):
+        raise CheckpointError(
+            f"{text}: no such folder here, and a repo id has no @: pass {match[1]!r} and "
+            f"revision={match[2]!r} (--revision)"
+        )
+    address = _ADDRESS.fullmatch(text)
+    page = _PAGE.fullmatch(address[2]) if address else None
+    if address is None or page is None or page["repo"].startswith(("datasets/", "spaces/")):
+        return
+    wanted = [repr(page["repo"])]
+    if page["revision"]:
+        wanted.append(f"revision={unquote(page['revision'])!r}")
+    inside = page["inside"] or ""
+    folder = inside if page["view"] == "tree" else inside.rpartition("/")[0]
+    if folder.strip("/"):
+        wanted.append(f"subfolder={unquote(folder.strip('/'))!r}")
+    raise CheckpointError(
+        f"{shown(text)}: the address of a repo, not its id: drop {shown(address[1])} and pass "
+        + ", ".join(wanted)
+    )
+
+
+def _looks_like_path(text: str) -> bool:
+    return (
+        text.startswith((".", "/", "~"))
+        or "\\" in text
+        or text.count("/") != 1
+        or text.endswith((".safetensors", "/"))
+    )
+
+
+def _is_here(text: str) -> bool:
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, ~ of nobody
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{shown(text)}: neither a path nor a repo id ({reason})") from error
