@@ -291,7 +291,7 @@ def test_bench_prints_a_table_a_tower_and_what_it_was_measured_on(cli: Cli, tmp_
 def test_file_of_another_kind_is_not_read_as_figures(cli: Cli, tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     error = refusal(cli("bench", "graphs", "--results", tmp_path / "r.json"))
-    assert "benchmarks/graphs.py --json" in error
+    assert "python -m benchmarks.graphs --json" in error
 
 
 def test_figures_that_are_not_there_are_one_line(cli: Cli, tmp_path: Path) -> None:

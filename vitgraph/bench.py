@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .bench_speed import add_speed
-from .tables import format_table
+from .terminal import format_table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 """Where a source checkout has them."""
@@ -124,9 +124,11 @@ def read_graphs(path: Path | None = None) -> dict[str, Any]:
     try:
         body = json.loads(path.read_text())
         table(body)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        # `str`, because the `repr` of a UnicodeDecodeError holds the whole file.
         raise ValueError(
-            f"{path}: not what `python benchmarks/graphs.py --json FILE` writes ({error!r})"
+            f"{path}: is no file that `python -m benchmarks.graphs --json FILE` writes "
+            f"({type(error).__name__}: {error})"
         ) from error
     return body
 
@@ -134,7 +136,7 @@ def read_graphs(path: Path | None = None) -> dict[str, Any]:
 def _missing() -> str:
     if RESULTS.is_dir():
         return (
-            f"; on a CUDA device, `python benchmarks/graphs.py --json {RESULTS / GRAPHS}` makes it"
+            f"; on a CUDA device, `python -m benchmarks.graphs --json {RESULTS / GRAPHS}` makes it"
         )
     return f"; {_NO_CHECKOUT}: pass a results file with --results"
 

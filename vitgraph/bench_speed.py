@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .source import add_source, read_source
-from .tables import format_table
+from .terminal import format_table
 
 if TYPE_CHECKING:
     import torch

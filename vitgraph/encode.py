@@ -1,14 +1,18 @@
-"""``vitgraph encode``: files in, features out, and a table of what happened."""
+"""``vitgraph encode``: reads images and videos, encodes them and describes the results.
+
+Files are decoded when their turn comes, so that memory holds one item, or one batch with graphs.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
@@ -16,11 +20,7 @@ from encoders.vision_encoder import VisionEncoder
 from encoders.images import Video, to_rgb
 
 from .features import Item, is_features_file
-from .tables import format_table
-from .video import read_video
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from .video import read_video, require_av
 
 DTYPES = {
     "float32": torch.float32,
@@ -59,14 +59,16 @@ def image_medium(name: str, image: Any) -> Media:
 
 
 class Encoded(NamedTuple):
-    """What came out for one item, on the CPU."""
+    """The results for one item, on the CPU."""
 
     item: Item
     output: EncoderOutput
     feature_map: Tensor
-    """[t, h, w, D] of ``last_hidden_state``."""
+    """``last_hidden_state`` laid out in space, [t, h, w, D]."""
+    still: Tensor
+    """The picture that a plot shows beside the map, uint8 [3, H, W]."""
     milliseconds: float
-    """Preprocessing and encoding, wall clock."""
+    """Wall-clock time of preprocessing and encoding."""
 
 
 def check_checkpoint(repo: str) -> None:
@@ -117,18 +119,47 @@ def _check_plot(plot: Path, others: Sequence[Path]) -> None:
             raise ValueError(f"--plot {plot}: would replace {path}; give another name")
 
 
-def open_media(images: Sequence[Path], videos: Sequence[Path]) -> list[Media]:
-    """Open all files, images first.
+def check_media(images: Sequence[Path], videos: Sequence[Path]) -> None:
+    """Look at every file without decoding it, before anything is fetched.
+
+    Args:
+        images: image files; the header of each is read.
+        videos: video files; each must exist.
 
     Raises:
-        ValueError: a file that cannot be decoded or is not there, or no file at all.
+        ValueError: there is no file at all, or one is missing, a folder or not an image, or videos
+            are given and PyAV is not installed.
     """
     if not images and not videos:
         raise ValueError("nothing to encode: name at least one image, or a --video")
-    return [
-        *(image_medium(str(path), path) for path in images),
-        *(Media(str(path), read_video(path), "video") for path in videos),
-    ]
+    for path in images:
+        if not _has_image_header(path):
+            to_rgb(path)  # raises the error that says what is wrong
+    if videos:
+        require_av()
+    for path in videos:
+        if not path.is_file():
+            read_video(path)  # raises the error that says what is wrong
+
+
+def _has_image_header(path: Path) -> bool:
+    try:
+        with Image.open(path):
+            return True
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False
+
+
+def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media]:
+    """Open the files one after another, images first, each when it is asked for.
+
+    Raises:
+        ValueError: a file that cannot be decoded or is not there.
+    """
+    for path in images:
+        yield image_medium(str(path), path)
+    for path in videos:
+        yield Media(str(path), read_video(path), "video")
 
 
 def read_dtype(name: str | None) -> torch.dtype | None:
@@ -175,23 +206,26 @@ def _can_compute(device: torch.device) -> bool:
     return device.type != "meta"
 
 
-@torch.inference_mode()
 def encode_media(
     encoder: VisionEncoder, media: Iterable[Media], limits: Mapping[str, Any]
-) -> list[Encoded]:
-    """Encode one item at a time, so that memory is bounded by the largest.
+) -> Iterator[Encoded]:
+    """Encode one item at a time, each when it is asked for.
 
     Args:
-        encoder: any.
-        media: what to encode.
+        encoder: the encoder to use.
+        media: the items to encode; with :func:`open_media` only one is in memory at a time.
         limits: keywords of ``encoder.preprocess``.
 
+    Yields:
+        The results for each item, in order.
+
     Raises:
-        ValueError: an item that cannot be encoded, by its name.
+        ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    return [_encode_one(encoder, medium, limits) for medium in media]
+    return (_encode_one(encoder, medium, limits) for medium in media)
 
 
+@torch.inference_mode()
 def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:
     start = time.perf_counter()
     with named(medium):
@@ -261,7 +295,7 @@ def describe(
     tiles = inputs.tiles[0] if inputs.tiles else None
     frames = len(medium.video.frames)
     item = Item(medium.name, medium.kind, medium.size, frames, (t, h, w), tiles)
-    return Encoded(item, output, feature_map, milliseconds)
+    return Encoded(item, output, feature_map, medium.still, milliseconds)
 
 
 def to_cpu(output: EncoderOutput) -> EncoderOutput:
@@ -272,13 +306,8 @@ def to_cpu(output: EncoderOutput) -> EncoderOutput:
     return EncoderOutput(hidden.cpu(), pooled.cpu(), tuple(x.cpu() for x in deepstack or ()))
 
 
-def table(encoded: Sequence[Encoded]) -> str:
-    """One line an item: name, size, ``grid_thw``, tokens, output shape, milliseconds."""
-    return format_table(HEADER, [row(one) for one in encoded])
-
-
 def row(encoded: Encoded) -> tuple[str, ...]:
-    """The cells of one item under :data:`HEADER`."""
+    """Return the cells of one item's row in a table with the titles :data:`HEADER`."""
     item, pooled = encoded.item, encoded.output.pooler_output
     assert pooled is not None
     size = "x".join(map(str, item.size)) + (f" x {item.frames}" if item.kind == "video" else "")
