@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
-import pytest
 
 from hub_server import HubServer
+
+if TYPE_CHECKING:
+    import pytest  # a notebook imports this file where pytest is not installed
 
 REPO = "owner/tower"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,14 +300,15 @@ def test_figures_that_are_not_there_are_one_line(cli: Cli, tmp_path: Path) -> No
     assert "there is no such file" in error
 
 
-def test_installed_without_a_checkout_bench_says_so(
+def test_bench_prints_the_installed_figures_without_a_clone(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "RESULTS", tmp_path / "nowhere")
-    for arguments in (["bench"], ["bench", "graphs"]):
-        error = refusal(cli(*arguments))
-        assert "source checkout" in error
-        assert "--results" in error
+    _, committed, _ = cli("bench", "graphs")
+    shutil.copytree(bench.results_folder(), tmp_path / "results")
+    monkeypatch.setattr(bench, "CLONE", tmp_path / "nowhere")
+    monkeypatch.setattr(bench, "INSTALLED", tmp_path / "results")
+    assert cli("bench", "graphs") == (0, committed, "")
+    assert "graphs_h200" in cli("bench")[1]
 
 
 def test_bench_lists_every_results_file_with_its_script(cli: Cli) -> None:
@@ -314,13 +316,12 @@ def test_bench_lists_every_results_file_with_its_script(cli: Cli) -> None:
     assert code == 0
     lines = out.splitlines()[2:]
     assert [line.split()[0] for line in lines] == sorted(
-        path.stem for path in bench.RESULTS.glob("*.json")
+        path.stem for path in bench.results_folder().glob("*.json")
     )
     for line in lines:
-        assert (bench.RESULTS.parents[1] / line.split()[1]).is_file(), line
+        assert (bench.CLONE / line.split()[1]).is_file(), line
 
 
-@pytest.mark.skipif(not (bench.RESULTS / bench.GRAPHS).is_file(), reason="not measured yet")
 def test_committed_figures_are_printed_whole(cli: Cli) -> None:
     code, out, err = cli("bench", "graphs")
     assert (code, err) == (0, "")
@@ -367,7 +368,7 @@ def test_short_table_has_the_accelerated_column_only_where_it_was_measured(
 
 
 def test_docs_show_the_padding_that_was_printed() -> None:
-    results = json.loads((bench.RESULTS / "ladder_waste.json").read_text())
+    results = json.loads((bench.results_folder() / "ladder_waste.json").read_text())
     text = (ROOT / "docs" / "graphs.md").read_text()
     header, _, *rows = text[text.index("| preprocessing of |") :].split("\n\n")[0].splitlines()
     ladders = [cell.strip() for cell in header.split("|")[2:-1]]
