@@ -135,6 +135,14 @@ def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:
     assert text[:end].count("\n") <= 45
 
 
+def test_comparison_with_transformers_and_timm_ends_by_line_40() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (header,) = [number for number, line in enumerate(lines, 1) if line.startswith("| | vitgraph")]
+    assert "transformers" in lines[header - 1]
+    assert "timm" in lines[header - 1]
+    assert lines.index("", header) <= 40
+
+
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text()
