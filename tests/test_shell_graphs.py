@@ -189,6 +189,7 @@ def test_batch_size_by_default_is_one_one_and_two() -> None:
     assert {GraphOptions(name, None, 5).items for name in MODALITIES} == {5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_graphs_for_images_hold_one_segment_an_item_and_those_for_clips_many(
     checkpoints: dict[str, Path], family: str
@@ -205,6 +206,7 @@ def test_graphs_for_images_hold_one_segment_an_item_and_those_for_clips_many(
     assert not all(budget.refuses(clip) for budget in budgets["video"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_listed_family_replays_images_and_video(
     checkpoints: dict[str, Path], media: Path, family: str

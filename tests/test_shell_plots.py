@@ -196,6 +196,7 @@ def test_sampling_a_video_file_decodes_to_memory_only_the_frames_it_keeps(
     assert len(converted) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 def test_an_open_video_can_be_copied_and_sent_to_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: bool
