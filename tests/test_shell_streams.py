@@ -54,9 +54,16 @@ def test_file_names_that_stdout_cannot_print_are_escaped(
     names = photos(tmp_path, "\u5199.png", "\udcff.png", "a\nb\x1b[31m.png", "$\\foo$.png")
     plot = tmp_path / "maps.png"
     run = shell(
-        '{vitgraph} encode "$@"', checkpoint, *names, "--out", out, "--plot", plot,
-        PYTHONIOENCODING="ascii:strict", PYTHONUTF8="0",
-    )  # fmt: skip
+        '{vitgraph} encode "$@"',
+        checkpoint,
+        *names,
+        "--out",
+        out,
+        "--plot",
+        plot,
+        PYTHONIOENCODING="ascii:strict",
+        PYTHONUTF8="0",
+    )
     assert run.returncode == 0, run.stderr
     assert [item.name for item in load_features(out).items] == names
     assert plot.stat().st_size > 10_000
@@ -142,9 +149,13 @@ def test_figures_from_a_file_of_another_kind_are_refused_in_one_short_line(
     ("options", "most"), [((), 1), (("--graph", "--budgets", "64", "--max-batch-size", "3"), 3)]
 )
 def test_no_more_images_are_decoded_ahead_than_a_batch_holds(
-    checkpoint: Path, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...], most: int,
-) -> None:  # fmt: skip
+    checkpoint: Path,
+    tmp_path: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    most: int,
+) -> None:
     opened, waiting = 0, []
 
     def counted(call: Callable[..., Any], step: int) -> Callable[..., Any]:
@@ -196,6 +207,9 @@ def test_memory_does_not_grow_with_the_number_of_photographs(
         name.hardlink_to(names[0])
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, *map(str, (checkpoint, out, *names))],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(run.stdout.splitlines()[-1]) < 200, "MiB; decoded, they are 16 x 35"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .source import add_source, read_source
+from .arguments import add_source, read_source
 from .terminal import format_table
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .source import add_source, read_source
+from .arguments import Parser, add_source, before_dashes, parse, read_source
 from .terminal import format_table, make_streams_safe, one_line, printable, show_warning
 
 if TYPE_CHECKING:
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
     from encoders.contract import EncoderOutput
 
     from .features import Item
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line; argparse would print the whole usage first."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see `{self.prog} --help`)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     make_streams_safe()
     try:
-        options = parse(arguments)
+        options = parse(build_parser(), arguments)
         command: Callable[[argparse.Namespace], None] = options.command
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
@@ -59,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `vitgraph list | head`: the reader has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
-        if "--debug" in _before_dashes(arguments):
+        if "--debug" in before_dashes(arguments):
             traceback.print_exc()
         print(f"vitgraph: error: {one_line(error)}", file=sys.stderr)
         return 2
@@ -69,42 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the arguments.
-
-    Unlike argparse alone, it takes images after options as well, and after ``--`` images whose
-    names begin with a dash.
-
-    Args:
-        arguments: the arguments of the process, without its name.
-
-    Returns:
-        The options of the command; ``command`` is the function to call.
-
-    Raises:
-        ValueError: an unknown command or option, or an argument that is missing or too many.
-    """
-    head = _before_dashes(arguments)
-    # "./-a.jpg" names the same file as "-a.jpg" and is never taken for an option.
-    tail = [f"./{name}" if name.startswith("-") else name for name in arguments[len(head) + 1 :]]
-    dashes = ["--"] * (len(head) < len(arguments))
-    options, rest = build_parser().parse_known_args([*head, *dashes, *tail])
-    rest = [argument for argument in rest if argument != "--"]
-    strangers = [argument for argument in rest if argument.startswith("-")]
-    if strangers or (rest and "images" not in options):
-        options.parser.error(f"unrecognized arguments: {' '.join(strangers or rest)}")
-    if rest:
-        options.images += map(Path, rest)
-    return options
-
-
-def _before_dashes(arguments: Sequence[str]) -> list[str]:
-    return list(takewhile(lambda argument: argument != "--", arguments))
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    parser = _Parser(prog="vitgraph", description="Vision encoders from a repo id or a folder.")
+    parser = Parser(prog="vitgraph", description="Vision encoders from a repo id or a folder.")
     parser.add_argument("--version", action="version", version=f"vitgraph {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_encode(commands)
@@ -159,9 +118,10 @@ def _add_graphs(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
     group.add_argument("--max-batch-size", type=int, metavar="N", help="items a replay")
     group.add_argument(
-        "--modality", metavar="image|video|image+video",
+        "--modality",
+        metavar="image|video|image+video",
         help="what to capture for; by default what the files are",
-    )  # fmt: skip
+    )
 
 
 def _add_list(commands: Any) -> None:
@@ -208,16 +168,28 @@ def encode(options: argparse.Namespace) -> None:
     from weights import load_encoder
 
     from .encode import (
-        HEADER, check_checkpoint, check_media, check_targets, encode_media, enough_memory,
-        open_media, read_device, read_dtype, row,
-    )  # fmt: skip
+        HEADER,
+        check_checkpoint,
+        check_media,
+        check_targets,
+        encode_media,
+        enough_memory,
+        open_media,
+        read_device,
+        read_dtype,
+        row,
+    )
     from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
 
     limits = _limits(options)
     graphs = read_graph_options(
-        graph=options.graph, budgets=options.budgets, max_batch_size=options.max_batch_size,
-        modality=options.modality, images=options.images, videos=options.video,
-    )  # fmt: skip
+        graph=options.graph,
+        budgets=options.budgets,
+        max_batch_size=options.max_batch_size,
+        modality=options.modality,
+        images=options.images,
+        videos=options.video,
+    )
     dtype, device = read_dtype(options.dtype), read_device(options.device)
     check_checkpoint(options.repo)
     check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
@@ -306,9 +278,15 @@ def list_families(options: argparse.Namespace) -> None:
         for model in PUBLISHED
     ]
     header = (
-        "family", "repo id", "layout", "million parameters", "images", "video",
-        "image graphs", "video graphs",
-    )  # fmt: skip
+        "family",
+        "repo id",
+        "layout",
+        "million parameters",
+        "images",
+        "video",
+        "image graphs",
+        "video graphs",
+    )
     print(format_table(header, rows))
     print("\nOthers load where config and tensors fit: base models, fine-tunes, folders, files.")
 

@@ -283,9 +283,14 @@ def _dot(axes: Axes, at: tuple[float, float], colour: Any, label: str) -> None:
     axes.plot(*at, "o", color=colour, markeredgecolor="white", markersize=8)
     if label:
         axes.annotate(
-            label, at, xytext=(6, 6), textcoords="offset points", color="white", fontsize=8,
+            label,
+            at,
+            xytext=(6, 6),
+            textcoords="offset points",
+            color="white",
+            fontsize=8,
             bbox={"facecolor": "black", "alpha": 0.5, "pad": 1},
-        )  # fmt: skip
+        )
 
 
 def _centre(point: Sequence[int], shape: Sequence[int], axes: Axes) -> tuple[float, float]:
