@@ -97,11 +97,11 @@ def _add_encode(commands: Any) -> None:
         metavar="PNG",
         help="also draw the feature maps; memory then holds every image",
     )
-    parser.add_argument("--fps", type=float, help="sample videos to this many frames a second")
+    parser.add_argument("--fps", type=float, help="sample videos to this many frames per second")
     parser.add_argument("--num-frames", type=int, help="sample videos to this many frames")
     parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
-    parser.add_argument("--max-tiles", type=int, help="most tiles an image (InternViT)")
+    parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
     _add_graphs(parser)
@@ -116,7 +116,7 @@ def _add_graphs(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("graphs")
     group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
-    group.add_argument("--max-batch-size", type=int, metavar="N", help="items a replay")
+    group.add_argument("--max-batch-size", type=int, metavar="N", help="items per replay")
     group.add_argument(
         "--modality",
         metavar="image|video|image+video",
@@ -125,11 +125,11 @@ def _add_graphs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    _add_command(commands, "list", list_families, "Families, published repo ids, layouts.")
+    _add_command(commands, "list", list_families, "List families, published repo ids and layouts.")
 
 
 def _add_inspect(commands: Any) -> None:
-    summary = "What a checkpoint holds and what loading would fetch; downloads no tensor."
+    summary = "Say what a checkpoint holds and loading would fetch, without downloading a tensor."
     parser = _add_command(commands, "inspect", inspect, summary)
     add_source(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -146,7 +146,7 @@ def _add_extract(commands: Any) -> None:
 def _add_cache(commands: Any) -> None:
     from .cache_command import add_cache
 
-    summary = "The towers that were fetched and kept: list, verify, remove."
+    summary = "List, verify or remove the towers that were fetched and kept."
     add_cache(commands.add_parser("cache", help=summary, description=summary))
 
 
@@ -249,7 +249,7 @@ def _plot_text(name: str) -> str:
 
 
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of ``preprocess`` that were given."""
+    """Return the keywords of ``preprocess`` that the options give."""
     names = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     for name in ("fps", "num_frames"):
@@ -259,7 +259,7 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def list_families(options: argparse.Namespace) -> None:
-    """Print what can be loaded: a line a published checkpoint."""
+    """Print what can be loaded, with one line per published checkpoint."""
     from weights import FAMILIES, PUBLISHED
 
     from .graphs import REPLAYS
@@ -288,7 +288,7 @@ def list_families(options: argparse.Namespace) -> None:
         "video graphs",
     )
     print(format_table(header, rows))
-    print("\nOthers load where config and tensors fit: base models, fine-tunes, folders, files.")
+    print("\nOthers load too if config and tensors fit: base models, fine-tunes, folders, files.")
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}
@@ -324,7 +324,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def extract(options: argparse.Namespace) -> None:
-    """Write the tower alone."""
+    """Write the files of the tower alone."""
     from weights import extract_encoder
 
     extract_encoder(options.repo, options.out, overwrite=options.force, **read_source(options))

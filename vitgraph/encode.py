@@ -32,7 +32,7 @@ HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 
 
 class Media(NamedTuple):
-    """One image, decoded, or one video, open."""
+    """One decoded image or one open video."""
 
     name: str
     video: Video
@@ -48,13 +48,13 @@ class Media(NamedTuple):
 
     @property
     def still(self) -> Tensor:
-        """What a plot shows, uint8 [3, H, W]: the image, or the middle frame of the clip."""
+        """The image, or the middle frame of the clip, for plots; uint8 [3, H, W]."""
         middle: Tensor = self.video.frames[len(self.video.frames) // 2]
         return middle
 
 
 def image_medium(name: str, image: Any) -> Media:
-    """An image, in any form that ``encoder.encode`` takes."""
+    """Decode an image, given in any form that ``encoder.encode`` takes."""
     return Media(name, Video(to_rgb(image)[None]), "image")
 
 
@@ -72,7 +72,7 @@ class Encoded(NamedTuple):
 
 
 def check_checkpoint(repo: str) -> None:
-    """Raise if the first argument is a file to encode, the checkpoint having been forgotten.
+    """Raise if the first argument is a file to encode, because the checkpoint was forgotten.
 
     Raises:
         ValueError: a file that cannot be a checkpoint.
@@ -86,15 +86,15 @@ def check_checkpoint(repo: str) -> None:
 
 
 def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
-    """Before anything is fetched: what is asked for can be written, and costs nobody a file.
+    """Check before anything is fetched that the targets can be written and replace no other file.
 
     Args:
         out: the features file.
-        plot: the picture, if one is wanted.
-        inputs: files that are read.
+        plot: the picture, or None.
+        inputs: the files that are read.
 
     Raises:
-        ValueError: a target that cannot be written, or that is not to be written over.
+        ValueError: a target cannot be written, or would replace a file of another kind.
     """
     for path in filter(None, (out, plot)):
         if path.is_dir() or not path.parent.is_dir():
@@ -163,10 +163,10 @@ def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media
 
 
 def read_dtype(name: str | None) -> torch.dtype | None:
-    """The torch dtype of that name.
+    """Return the torch dtype of a name, None for None.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
     """
     if name is not None and name not in DTYPES:
         raise ValueError(f"--dtype {name}: must be one of {', '.join(DTYPES)}")
@@ -174,10 +174,10 @@ def read_dtype(name: str | None) -> torch.dtype | None:
 
 
 def read_device(name: str | None) -> torch.device:
-    """The torch device of that name, if this machine has it.
+    """Return the torch device of a name, the CPU for None.
 
     Raises:
-        ValueError: not a device, or one that is not here.
+        ValueError: the name is no device, or this machine does not have the device.
     """
     try:
         device = torch.device(name or "cpu")
@@ -198,7 +198,7 @@ def read_device(name: str | None) -> torch.device:
 
 
 def _can_compute(device: torch.device) -> bool:
-    """Whether tensors can be made there; what torch says otherwise runs to a page."""
+    """Return whether tensors can be made on the device; torch's own error would fill a page."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError):
@@ -236,10 +236,10 @@ def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]
 
 @contextmanager
 def named(*media: Media) -> Iterator[None]:
-    """What goes wrong inside is told under the items' own names.
+    """Prefix errors raised in the block with the items' file names.
 
     Raises:
-        ValueError: what went wrong, running out of memory too.
+        ValueError: for a ValueError in the block, and if memory ran out.
     """
     names = ", ".join(medium.name for medium in media)
     fix = (
@@ -256,10 +256,10 @@ def named(*media: Media) -> Iterator[None]:
 
 @contextmanager
 def enough_memory(what: str, fix: str) -> Iterator[None]:
-    """Running out of memory inside is told of ``what``, with the ``fix``.
+    """Turn running out of memory in the block into an error that names ``what`` and the ``fix``.
 
     Raises:
-        ValueError: it ran out.
+        ValueError: memory ran out.
     """
     try:
         yield
@@ -274,7 +274,7 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
 
 
 def prepare(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> VisionInputs:
-    """Preprocess one item; keywords that are for videos are kept from images."""
+    """Preprocess one item; an image is not given the keywords for videos."""
     if medium.kind == "video":
         return encoder.preprocess(videos=[medium.video], **limits)
     still = {name: limits[name] for name in limits if name not in ("fps", "num_frames")}
@@ -288,7 +288,7 @@ def describe(
     output: EncoderOutput,
     milliseconds: float,
 ) -> Encoded:
-    """One item's output, which lies on the CPU, with its map and where it comes from."""
+    """Return one item's output, which lies on the CPU, with its feature map and its description."""
     assert output.last_hidden_state is not None
     (feature_map,) = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
     t, h, w = inputs.grid_thw[0].tolist()
@@ -299,7 +299,7 @@ def describe(
 
 
 def to_cpu(output: EncoderOutput) -> EncoderOutput:
-    """The same output on the CPU; every field is there."""
+    """Return a copy of ``output`` on the CPU; it must have every field."""
     hidden, pooled, deepstack = output
     assert hidden is not None
     assert pooled is not None

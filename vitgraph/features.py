@@ -35,23 +35,23 @@ from . import __version__
 
 
 class Item(NamedTuple):
-    """Where the features of one image or video come from."""
+    """The description of one image or video whose features are in the file."""
 
     name: str
-    """As given on the command line."""
+    """The path as given on the command line."""
     kind: str
     """"image" or "video"."""
     size: tuple[int, int]
     """(width, height) in pixels, before any resizing."""
     frames: int
-    """Frames of the file; 1 for an image."""
+    """The number of frames of the file; 1 for an image."""
     grid_thw: tuple[int, int, int]
     tiles: tuple[int, int, bool] | None
     """(columns, rows, thumbnail) for tiled families."""
 
 
 class Features(NamedTuple):
-    """A features file, read back."""
+    """The contents of a features file."""
 
     repo: str
     revision: str | None
@@ -176,11 +176,11 @@ class _Spool:
 def load_features(path: str | Path) -> Features:
     """Read a file that :func:`save_features` wrote.
 
-    A field that was left out is None again; of DeepStack features, an empty tuple.
+    A field that was left out is None again; for DeepStack features it is an empty tuple.
 
     Raises:
-        ValueError: not a features file, or a damaged one.
-        OSError: no such file.
+        ValueError: the file is no features file, or is damaged.
+        OSError: there is no such file.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -201,7 +201,7 @@ def load_features(path: str | Path) -> Features:
 
 
 def is_features_file(path: Path) -> bool:
-    """Whether :func:`save_features` wrote it; only the header is read."""
+    """Return whether ``path`` is a features file; only its header is read."""
     try:
         with safe_open(str(path), framework="pt") as file:
             return "vitgraph" in (file.metadata() or {})
