@@ -1,11 +1,13 @@
-# Everything a fresh machine needs is Python >= 3.10: each target sets up .venv by itself, once.
+# A fresh machine needs nothing but Python >= 3.10: each target sets up .venv by itself, once.
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+CONSTRAINTS ?= constraints.txt
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip
-# One process a core (four at most), one torch thread each, so that processes do not fight for cores.
+INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
+# One process per core (four at most), with one torch thread each: processes do not fight for cores.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
@@ -31,7 +33,7 @@ fast: $(VENV)/.test ## the tests of a plain `pytest`
 	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
-	$(PYTEST) -m "not gpu" tests/test_shell_notebooks.py
+	$(PYTEST) -m "not gpu" tests/test_shell_notebooks.py tests/test_shell_bare.py -k notebook
 
 clean: ## remove the environment and all that was built
 	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
@@ -42,10 +44,10 @@ $(VENV)/.pip:
 	$(PIP) install --quiet --upgrade "pip>=25.1"
 	@touch $@
 
-$(VENV)/.demo: pyproject.toml | $(VENV)/.pip
-	$(PIP) install --quiet --editable ".[demo]"
+$(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
+	$(INSTALL) --editable ".[demo]"
 	@touch $@
 
-$(VENV)/.test: pyproject.toml | $(VENV)/.pip
-	$(PIP) install --quiet --editable ".[demo]" --group test --group lint
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
+	$(INSTALL) --editable ".[demo]" --group test --group lint
 	@touch $@ $(VENV)/.demo

@@ -1,7 +1,7 @@
 """Encoding against transformers' own towers (sdpa): same weights and inputs, one CPU thread,
 medians.
 
-    python benchmarks/encode_cpu.py --json benchmarks/results/encode_cpu.json
+    python -m benchmarks.encode_cpu --json benchmarks/results/encode_cpu.json  (in a clone)
 
 True widths, depth 4, float32. Both sides run in turn, at least nine times; a ratio is our median
 over theirs, below 1 where we are faster. A/A is our own median over that of a second, interleaved
@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402

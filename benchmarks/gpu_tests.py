@@ -1,6 +1,6 @@
 """The report of the GPU tests: runs them and writes what passed, on what, in how many seconds.
 
-python benchmarks/gpu_tests.py --json benchmarks/results/gpu_tests_h200.json
+python -m benchmarks.gpu_tests --json benchmarks/results/gpu_tests_h200.json  (in a clone)
 """
 
 from __future__ import annotations

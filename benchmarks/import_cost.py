@@ -1,6 +1,6 @@
 """What ``import encoders`` costs on top of ``import torch``: fresh processes, interleaved, medians.
 
-python benchmarks/import_cost.py
+python -m benchmarks.import_cost  (in a clone)
 """
 
 from __future__ import annotations

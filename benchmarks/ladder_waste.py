@@ -1,6 +1,6 @@
 """How much of a replay is padding, by ladder: sum(padded) / sum(real) - 1, one image a replay.
 
-    python benchmarks/ladder_waste.py --json benchmarks/results/ladder_waste.json
+    python -m benchmarks.ladder_waste --json benchmarks/results/ladder_waste.json  (in a clone)
 
 Over the 1,000 fixed sizes of ``sizes.py``, by size class too, and over its nine lists drawn
 differently, each image resized as the family's own preprocessing does. Counted are images within
@@ -15,29 +15,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-import torch  # noqa: E402
-from sizes import Size, fixed_sizes, other_lists  # noqa: E402
+import torch
+from benchmarks.sizes import Size, fixed_sizes, other_lists
 
-from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder  # noqa: E402
-from encoders.contract import EncoderItemSpec, Grid  # noqa: E402
-from encoders.vision_encoder import VisionEncoder  # noqa: E402
-from encoders.inputs import best_tiling, smart_resize  # noqa: E402
-from encoders.inputs import PatchPreprocessor, TilePreprocessor  # noqa: E402
-from encoders.intern_vit import InternViTConfig  # noqa: E402
-from encoders.inputs.processor_files import PixelRules  # noqa: E402
-from encoders.qwen2_5_vl import Qwen2_5VLConfig  # noqa: E402
-from encoders.qwen2_vl import Qwen2VLConfig  # noqa: E402
-from encoders.qwen3_vl import Qwen3VLConfig  # noqa: E402
-from graphwrap import Budget, fit_budgets  # noqa: E402
-from graphwrap.budgets import Load, plan_ladder  # noqa: E402
+from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
+from encoders.contract import EncoderItemSpec, Grid
+from encoders.vision_encoder import VisionEncoder
+from encoders.inputs import best_tiling, smart_resize
+from encoders.inputs import PatchPreprocessor, TilePreprocessor
+from encoders.intern_vit import InternViTConfig
+from encoders.inputs.processor_files import PixelRules
+from encoders.qwen2_5_vl import Qwen2_5VLConfig
+from encoders.qwen2_vl import Qwen2VLConfig
+from encoders.qwen3_vl import Qwen3VLConfig
+from graphwrap import Budget, fit_budgets
+from graphwrap.budgets import Load, plan_ladder
 
 MOST = 48
 QWEN2_5 = {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584}

@@ -1,6 +1,6 @@
 """How exact half precision is on this GPU, beside transformers' own sdpa run in the same dtype.
 
-    python benchmarks/parity_gpu.py --out benchmarks/results/parity_gpu_h200.json
+    python -m benchmarks.parity_gpu --out benchmarks/results/parity_gpu_h200.json  (in a clone)
 
 Published widths, six blocks, weights and pixels rounded to the dtype; the truth is transformers in
 float64 with its float32 casts lifted. ``ours`` and ``theirs`` are relative L2 errors pooled over
@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers

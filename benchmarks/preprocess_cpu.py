@@ -1,6 +1,6 @@
 """Preprocessing against both Hugging Face backends: same images, interleaved, one thread, medians.
 
-    python benchmarks/preprocess_cpu.py --json benchmarks/results/preprocess_cpu.json
+    python -m benchmarks.preprocess_cpu --json benchmarks/results/preprocess_cpu.json  (in a clone)
 
 A ratio is our median over the median of the *faster* backend, below 1 where we are faster. A/A is
 our own median over that of a second, interleaved series of ours: what the machine's noise does.
@@ -17,7 +17,6 @@ import os
 import platform
 import random
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.simplefilter("ignore")
 
 import matplotlib.cbook  # noqa: E402

@@ -1,8 +1,10 @@
-"""What tests share: which tier runs by default, how hypothesis behaves, a hub and a checkpoint."""
+"""Shared by the tests: the default tier, tests in processes of their own, and fixtures."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +16,15 @@ from fetching import point_client_at
 from hub_server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 
+OWN_PROCESS = "VITGRAPH_TEST_IN_OWN_PROCESS"
+"""The environment variable of a process that runs one test of a third-party package."""
+
 settings.register_profile("vitgraph", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("vitgraph")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A plain ``pytest`` is the fast tier; ``-m slow`` and ``-m gpu`` ask for the others.
+    """Run the fast tier by default; ``-m slow``, ``-m gpu``, ``-m integrations`` ask for others.
 
     Without a GPU, Triton kernels run in Triton's interpreter, on CPU tensors. Triton reads the
     variable when it is first imported, which no import above does.
@@ -27,7 +32,28 @@ def pytest_configure(config: pytest.Config) -> None:
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     if not config.option.markexpr:
-        config.option.markexpr = "not slow and not gpu"
+        config.option.markexpr = "not slow and not gpu and not integrations"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test of a third-party package in a process of its own.
+
+    What such a package patches, starts or leaves behind then reaches no other test.
+    """
+    if not pyfuncitem.get_closest_marker("integrations") or OWN_PROCESS in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-m", "integrations", "-rs", pyfuncitem.nodeid]
+    environment = {**os.environ, OWN_PROCESS: "1"}
+    run = subprocess.run(
+        command, cwd=pyfuncitem.config.rootpath, env=environment, capture_output=True, text=True
+    )
+    if run.returncode:
+        pytest.fail(run.stdout + run.stderr, pytrace=False)
+    for line in run.stdout.splitlines():
+        if line.startswith("SKIPPED"):
+            pytest.skip(line)
+    return True
 
 
 @pytest.fixture

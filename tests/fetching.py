@@ -6,12 +6,14 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
-import pytest
 
 from hub_server import HubServer
+
+if TYPE_CHECKING:
+    import pytest  # a notebook imports this file where pytest is not installed
 
 REPO = "owner/tower"
 

@@ -13,7 +13,7 @@ from encoders.accelerated.attention_kernels import KERNELS
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.integrations
 @pytest.mark.skipif(sys.platform != "linux", reason="flash-attn-4 is for Linux alone")
 def test_the_flash_extra_can_be_installed(tmp_path: Path) -> None:
     """``pip`` resolves it beside what is installed; nothing is installed."""

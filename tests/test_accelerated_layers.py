@@ -222,6 +222,7 @@ def test_a_wrapped_position_table_is_called() -> None:
 
 
 @fused
+@pytest.mark.integrations
 @pytest.mark.parametrize("name", OURS)
 def test_peft_adapters_take_effect(name: str) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -110,6 +110,7 @@ def run(code: str, hub: HubServer, home: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_killed_at_any_moment_the_next_fetch_finishes(
     hub: HubServer, folder: Path, tmp_path: Path

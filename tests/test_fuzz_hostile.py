@@ -191,6 +191,7 @@ except CheckpointError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB")
 @pytest.mark.parametrize("place", ["header", "index"])
 @pytest.mark.parametrize("part", ["[],", '"ab",'])

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import ladder_waste
-import sizes
+from benchmarks import ladder_waste, sizes
 
 FAMILIES = list(ladder_waste.towers())
 

@@ -345,6 +345,7 @@ def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path)
     assert offline.stdout == "loaded\n", offline.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fetch", ["ranges", "shards"])
 def test_a_fresh_process_asks_once_for_a_branch_and_not_at_all_for_a_commit(
     hub: HubServer, checkpoint: Path, tmp_path: Path, fetch: str

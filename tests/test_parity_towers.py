@@ -128,6 +128,7 @@ def assert_within(worst: dict[str, float], bound: float) -> None:
     assert max(worst.values()) <= bound, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_published_widths_match_transformers(family: Family) -> None:
     worst = worst_distances(family, family.shallow, grids_of(family, "fast"))

@@ -36,6 +36,22 @@ def test_make_test_sets_up_lints_checks_types_and_runs_both_tiers() -> None:
 
 
 @needs_make
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_make_installs_the_versions_of_the_constraints(target: str) -> None:
+    project = [line for line in plan(target).splitlines() if '".[demo]"' in line]
+    assert project
+    assert all("--constraint constraints.txt" in line for line in project)
+
+
+def test_linters_of_ci_are_those_of_the_constraints() -> None:
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    (group,) = re.findall(r"^lint = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
+    pins = re.findall(r'"([^"]+)"', group)
+    assert {pin.split("==")[0] for pin in pins} == {"ruff", "mypy", "types-tqdm"}
+    assert set(pins) <= set(constraints)
+
+
+@needs_make
 def test_make_demo_installs_no_test_tools() -> None:
     commands = plan("demo")
     assert '".[demo]"' in commands

@@ -23,7 +23,7 @@ from vitgraph.plots import (
     plot_nearest_patches,
     principal_components,
 )
-from vitgraph.tables import format_table
+from vitgraph.terminal import format_table
 
 
 def noise(*shape: int) -> Tensor:
@@ -197,10 +197,27 @@ def test_failed_write_leaves_the_old_features_file(
 
     path = tmp_path / "f.safetensors"
     path.write_bytes(b"old")
-    monkeypatch.setattr("vitgraph.features.save_file", full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(OSError, match="No space left"):
         save_features(path, some_features())
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"f.safetensors": b"old"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_features_of_mixed_dtypes_and_odd_sizes_are_aligned(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    outputs = [
+        EncoderOutput(noise(rows, 3).to(dtype), noise(rows, 5).bfloat16(), (noise(rows, 1),))
+        for rows in (1, 3, 0, 7)
+    ]
+    items = [Item("a.jpg", "image", (40, 30), 1, (1, 4, 6), None)] * len(outputs)
+    written = Features("owner/name", "c0ffee", "Qwen3VLEncoder", items, outputs)
+    save_features(tmp_path / "f.safetensors", written)
+    read = load_features(tmp_path / "f.safetensors")
+    assert read[:4] == written[:4]
+    for one, other in zip(read.outputs, outputs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_file_of_another_kind_is_not_read_as_features(tmp_path: Path) -> None:

@@ -135,6 +135,14 @@ def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:
     assert text[:end].count("\n") <= 45
 
 
+def test_comparison_with_transformers_and_timm_ends_by_line_40() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (header,) = [number for number, line in enumerate(lines, 1) if line.startswith("| | vitgraph")]
+    assert "transformers" in lines[header - 1]
+    assert "timm" in lines[header - 1]
+    assert lines.index("", header) <= 40
+
+
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text()
@@ -155,21 +163,21 @@ def test_readme_names_every_encoder() -> None:
             assert name == "VisionEncoder" or f"`{name}`" in text, name
 
 
-@pytest.mark.parametrize("encoder", ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_an_encoder_works_copied_out_with_the_files_that_the_readme_names(
-    encoder: str, tmp_path: Path
-) -> None:
+def test_encoders_work_copied_out_with_the_files_that_the_readme_names(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (sentence,) = re.findall(r"can be copied out with ([^.]+)\.", text)
     named = re.findall(r"`(\w+)`", sentence)
-    (tmp_path / "mine").mkdir()
-    for name in [encoder, *named]:
-        source = ROOT / "encoders" / name
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / "mine" / name)
-        else:
-            shutil.copy(source.with_suffix(".py"), tmp_path / "mine")
-    code = f"import sys, mine.{encoder}; assert 'encoders' not in sys.modules"
+    encoders = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+    for encoder in encoders:
+        (tmp_path / f"my_{encoder}").mkdir()
+        for name in [encoder, *named]:
+            source = ROOT / "encoders" / name
+            if source.is_dir():
+                shutil.copytree(source, tmp_path / f"my_{encoder}" / name)
+            else:
+                shutil.copy(source.with_suffix(".py"), tmp_path / f"my_{encoder}")
+    imports = ", ".join(f"my_{encoder}.{encoder}" for encoder in encoders)
+    code = f"import sys, {imports}; assert 'encoders' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, check=True)
 
 

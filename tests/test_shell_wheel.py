@@ -1,9 +1,10 @@
-"""The wheel holds the four packages, their type markers and the licence, and nothing else."""
+"""The wheel holds the four packages, the measured figures and the licence, and nothing else."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 from email import message_from_string
 from email.message import Message
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_wheel_holds_every_source_file_and_nothing_else(wheel: ZipFile) -> None:
         for path in (ROOT / package).rglob("*")
         if path.suffix == ".py" or path.name == "py.typed"
     }
+    sources |= {f"vitgraph/results/{path.name}" for path in (ROOT / "benchmarks/results").iterdir()}
     assert {name for name in wheel.namelist() if name.split("/")[0] in PACKAGES} == sources
 
 
@@ -59,12 +61,25 @@ def test_each_package_is_marked_as_typed(wheel: ZipFile, package: str) -> None:
     assert f"{package}/py.typed" in wheel.namelist()
 
 
-def test_wheel_carries_licence_readme_and_command(wheel: ZipFile, metadata: Message) -> None:
+def test_wheel_carries_licence_notice_readme_and_command(wheel: ZipFile, metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+    for file in ("LICENSE", "NOTICE"):
+        assert any(name.endswith(f"licenses/{file}") for name in wheel.namelist()), file
     assert str(metadata.get_payload()).startswith("# vitgraph")
     (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     assert "vitgraph = vitgraph.cli:main" in wheel.read(name).decode()
+
+
+@pytest.mark.slow
+def test_sdist_carries_what_a_wheel_is_built_of(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path)]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)  # wheel from the sdist
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names >= {"LICENSE", "NOTICE", "README.md", "Makefile", "constraints.txt"}
+    (built,) = tmp_path.glob("*.whl")
+    assert "vitgraph/results/graphs_h200.json" in ZipFile(built).namelist()
 
 
 def test_transformers_is_not_a_dependency_of_any_extra(metadata: Message) -> None:

@@ -1,7 +1,7 @@
 """``vitgraph bench``: prints the figures that the scripts in ``benchmarks/`` measured.
 
-The scripts and their results are part of a source checkout, not of the wheel. ``vitgraph bench
-speed`` measures here and now instead: :mod:`vitgraph.bench_speed`.
+The results are installed with the package; the scripts that print them again are part of a clone.
+``vitgraph bench speed`` measures on this machine instead: :mod:`vitgraph.bench_speed`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from .bench_speed import add_speed
-from .tables import format_table
+from .terminal import format_table
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-"""Where a source checkout has them."""
+CLONE = Path(__file__).parents[1]
+INSTALLED = Path(__file__).parent / "results"
+"""Where the wheel has what a clone has in ``benchmarks/results``."""
 GRAPHS = "graphs_h200.json"
 _SHORT = ("1x224", "8x448", "mix8", "1 tile", "13 tiles")
 _TIMES = {
@@ -26,15 +27,21 @@ _TIMES = {
     "graphed_ms": "graphed",
     "bare_replay_ms": "bare replay",
 }
-"""What was measured, and its column. Results from before there were accelerated towers lack one."""
+"""The measured times and their columns; results older than the accelerated towers lack one."""
+
+
+def results_folder() -> Path:
+    """Return the folder of the results files: of the clone, or else of the installed package."""
+    folder = CLONE / "benchmarks" / "results"
+    return folder if folder.is_dir() else INSTALLED
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    """The grammar of the command."""
+    """Add the options and figures of the command to its parser."""
     _add_table_options(parser, None)
     figures = parser.add_subparsers(title="figures", metavar="NAME")
     for name, summary, add in (
-        ("graphs", "Print what graphs gained on an H200 (source checkout).", _add_graphs),
+        ("graphs", "Print what graphs gained on an H200.", _add_graphs),
         ("speed", "Measure your own checkpoint on this machine.", add_speed),
     ):
         figure = figures.add_parser(name, help=summary, description=summary)
@@ -58,10 +65,10 @@ def _add_graphs(parser: argparse.ArgumentParser) -> None:
 
 
 def print_list(options: argparse.Namespace) -> None:
-    """Print which figures there are.
+    """Print the list of results files.
 
     Raises:
-        ValueError: options of a table without its name.
+        ValueError: an option of a table is given without the name of the table.
     """
     if options.results or options.markdown:
         raise ValueError("--results and --markdown are for a table: vitgraph bench graphs")
@@ -69,35 +76,28 @@ def print_list(options: argparse.Namespace) -> None:
 
 
 def print_graphs(options: argparse.Namespace) -> None:
-    """Print the figures on graphs."""
+    """Print what graphs gained."""
     print((markdown if options.markdown else table)(read_graphs(options.results)))
 
 
 def list_results() -> str:
-    """A line a results file: its name, and the script that printed it.
-
-    Raises:
-        ValueError: there is no such folder: this is not a source checkout.
-    """
-    if not RESULTS.is_dir():
-        raise ValueError(f"{RESULTS}: {_NO_CHECKOUT}; see `vitgraph bench graphs --results FILE`")
-    rows = [
-        (path.stem, _script(path), _measured_on(path)) for path in sorted(RESULTS.glob("*.json"))
-    ]
+    """Return a table of the results files with the scripts that printed them."""
+    paths = sorted(results_folder().glob("*.json"))
+    rows = [(path.stem, _script(path), _measured_on(path)) for path in paths]
     return format_table(("results", "printed by", "measured on"), rows)
 
 
-_NO_CHECKOUT = "the figures are part of a source checkout, which this is not"
-
-
 def _script(path: Path) -> str:
-    """The script of the same name or of the name before the device's, or what the file names."""
+    """Return the script that a results file names, or else the one that its own name begins with.
+
+    The script is a dash where there is no clone to look for it.
+    """
     about = json.loads(path.read_text()).get("about")
     if isinstance(about, Mapping) and "printed_by" in about:
         return str(about["printed_by"])
     names = (path.stem, path.stem.rpartition("_")[0])
-    scripts = [path.parents[1] / f"{name}.py" for name in names if name]
-    return next((f"benchmarks/{script.name}" for script in scripts if script.is_file()), "-")
+    scripts = [f"benchmarks/{name}.py" for name in names if name]
+    return next((script for script in scripts if (CLONE / script).is_file()), "-")
 
 
 def _measured_on(path: Path) -> str:
@@ -110,37 +110,35 @@ def _measured_on(path: Path) -> str:
 
 
 def read_graphs(path: Path | None = None) -> dict[str, Any]:
-    """The results of ``benchmarks/graphs.py``.
+    """Read the results of ``benchmarks/graphs.py``.
 
     Args:
-        path: a results file; by default the source checkout's.
+        path: a results file; by default the one that was measured on an H200.
+
+    Returns:
+        The results: ``about``, and per entry of ``towers`` its ``workloads``, ``latency`` and
+        ``memory_by_budgets``, in milliseconds and MiB.
 
     Raises:
-        ValueError: no such file, or a file of another kind.
+        ValueError: there is no such file, or it is a file of another kind.
     """
-    given, path = path is not None, path or RESULTS / GRAPHS
+    path = path or results_folder() / GRAPHS
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file" + ("" if given else _missing()))
+        raise ValueError(f"{path}: there is no such file; pass a results file with --results")
     try:
         body = json.loads(path.read_text())
         table(body)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        # `str`, because the `repr` of a UnicodeDecodeError holds the whole file.
         raise ValueError(
-            f"{path}: not what `python benchmarks/graphs.py --json FILE` writes ({error!r})"
+            f"{path}: is no file that `python -m benchmarks.graphs --json FILE` writes "
+            f"({type(error).__name__}: {error})"
         ) from error
     return body
 
 
-def _missing() -> str:
-    if RESULTS.is_dir():
-        return (
-            f"; on a CUDA device, `python benchmarks/graphs.py --json {RESULTS / GRAPHS}` makes it"
-        )
-    return f"; {_NO_CHECKOUT}: pass a results file with --results"
-
-
 def table(body: Mapping[str, Any]) -> str:
-    """What was measured on what; then a table a tower, with what capture took."""
+    """Return a line about the machine, then one table per tower with the cost of capture."""
     about = body["about"]
     head = (
         f"{about['gpu']}, torch {about['torch']}, transformers {about['transformers']}, "
@@ -150,7 +148,7 @@ def table(body: Mapping[str, Any]) -> str:
 
 
 def markdown(body: Mapping[str, Any]) -> str:
-    """A short table: a small load of each tower, a middling one and a mixed one."""
+    """Return a short table in Markdown: a small, a medium and a mixed workload of each tower."""
     header = ("tower", "workload", "transformers eager", "vitgraph eager", "vitgraph graphs")
     names = ("hf_eager_ms", "eager_ms", "graphed_ms")
     rows = [
@@ -190,5 +188,5 @@ def _row(row: Mapping[str, Any], measured: Sequence[str]) -> list[str]:
 
 
 def _number(value: float | None, form: str) -> str:
-    """A dash where nothing was measured: no graph ran, or none could be captured by hand."""
+    """Format a number; None, for a workload that no graph ran, becomes a dash."""
     return "-" if value is None else f"{value:{form}}"

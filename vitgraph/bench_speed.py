@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .source import add_source, read_source
-from .tables import format_table
+from .arguments import add_source, read_source
+from .terminal import format_table
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,7 @@
-"""The command line: its grammar, and a short function a command.
+"""The command line: its grammar, and one short function per command.
 
-Torch and the packages are imported inside the commands: ``--help`` and mistyped ones cost nothing.
+Torch and the packages are imported inside the commands, so that ``--help`` and mistyped commands
+answer at once.
 """
 
 from __future__ import annotations
@@ -12,47 +13,47 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .source import add_source, read_source
+from .arguments import Parser, add_source, before_dashes, parse, read_source
+from .terminal import format_table, make_streams_safe, one_line, printable, show_warning
 
 if TYPE_CHECKING:
-    from .encode import Encoded, Media
+    from torch import Tensor
 
+    from encoders.contract import EncoderOutput
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; argparse would print the whole usage first."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see `{self.prog} --help`)")
+    from .features import Item
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the arguments, by default those of the process.
+        argv: the arguments; by default those of the process.
 
     Returns:
-        The exit code: 0, 2 for anything the user can mend, 130 when interrupted.
+        The exit code: 0 for success, 2 for an error that the user can mend, 130 for an interrupt.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    make_streams_safe()
     try:
-        options = parse(arguments)
+        options = parse(build_parser(), arguments)
         command: Callable[[argparse.Namespace], None] = options.command
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = show_warning
             command(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # `vitgraph list | head`: whoever read has had enough
+    except BrokenPipeError:  # `vitgraph list | head`: the reader has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
-        if "--debug" in arguments:
+        if "--debug" in before_dashes(arguments):
             traceback.print_exc()
-        print(f"vitgraph: error: {_one_line(error)}", file=sys.stderr)
+        print(f"vitgraph: error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vitgraph: interrupted", file=sys.stderr)
@@ -60,42 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """One line; the source line it comes from is no help at a prompt."""
-    print(f"vitgraph: warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the arguments; images may stand after options, too, which argparse alone would refuse.
-
-    Raises:
-        ValueError: arguments that make no sense.
-    """
-    options, rest = build_parser().parse_known_args(arguments)
-    strangers = [argument for argument in rest if argument.startswith("-")]
-    if strangers or (rest and "images" not in options):
-        options.parser.error(f"unrecognized arguments: {' '.join(strangers or rest)}")
-    if rest:
-        options.images += map(Path, rest)
-    return options
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror.lower()}"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """The whole grammar of the command line."""
-    parser = _Parser(prog="vitgraph", description="Vision encoders from a repo id or a folder.")
+    """Build the parser of the whole command line."""
+    parser = Parser(prog="vitgraph", description="Vision encoders from a repo id or a folder.")
     parser.add_argument("--version", action="version", version=f"vitgraph {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_encode(commands)
@@ -123,12 +91,17 @@ def _add_encode(commands: Any) -> None:
     parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE")
     parser.add_argument("--video", action="append", default=[], type=Path, metavar="CLIP")
     parser.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw the feature maps")
-    parser.add_argument("--fps", type=float, help="sample videos to this many frames a second")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PNG",
+        help="also draw the feature maps; memory then holds every image",
+    )
+    parser.add_argument("--fps", type=float, help="sample videos to this many frames per second")
     parser.add_argument("--num-frames", type=int, help="sample videos to this many frames")
     parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
-    parser.add_argument("--max-tiles", type=int, help="most tiles an image (InternViT)")
+    parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
     _add_graphs(parser)
@@ -143,19 +116,20 @@ def _add_graphs(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("graphs")
     group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
-    group.add_argument("--max-batch-size", type=int, metavar="N", help="items a replay")
+    group.add_argument("--max-batch-size", type=int, metavar="N", help="items per replay")
     group.add_argument(
-        "--modality", metavar="image|video|image+video",
+        "--modality",
+        metavar="image|video|image+video",
         help="what to capture for; by default what the files are",
-    )  # fmt: skip
+    )
 
 
 def _add_list(commands: Any) -> None:
-    _add_command(commands, "list", list_families, "Families, published repo ids, layouts.")
+    _add_command(commands, "list", list_families, "List families, published repo ids and layouts.")
 
 
 def _add_inspect(commands: Any) -> None:
-    summary = "What a checkpoint holds and what loading would fetch; downloads no tensor."
+    summary = "Say what a checkpoint holds and loading would fetch, without downloading a tensor."
     parser = _add_command(commands, "inspect", inspect, summary)
     add_source(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -172,7 +146,7 @@ def _add_extract(commands: Any) -> None:
 def _add_cache(commands: Any) -> None:
     from .cache_command import add_cache
 
-    summary = "The towers that were fetched and kept: list, verify, remove."
+    summary = "List, verify or remove the towers that were fetched and kept."
     add_cache(commands.add_parser("cache", help=summary, description=summary))
 
 
@@ -190,69 +164,92 @@ def _add_demo(commands: Any) -> None:
 
 
 def encode(options: argparse.Namespace) -> None:
-    """Check everything, load, encode, write, draw, print the table."""
+    """Check everything, load the encoder, encode item by item, write, draw and print the table."""
     from weights import load_encoder
 
     from .encode import (
-        check_checkpoint, check_targets, encode_media, enough_memory, open_media, read_device,
-        read_dtype, table,
-    )  # fmt: skip
+        HEADER,
+        check_checkpoint,
+        check_media,
+        check_targets,
+        encode_media,
+        enough_memory,
+        open_media,
+        read_device,
+        read_dtype,
+        row,
+    )
     from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
 
     limits = _limits(options)
     graphs = read_graph_options(
-        graph=options.graph, budgets=options.budgets, max_batch_size=options.max_batch_size,
-        modality=options.modality, images=options.images, videos=options.video,
-    )  # fmt: skip
+        graph=options.graph,
+        budgets=options.budgets,
+        max_batch_size=options.max_batch_size,
+        modality=options.modality,
+        images=options.images,
+        videos=options.video,
+    )
     dtype, device = read_dtype(options.dtype), read_device(options.device)
     check_checkpoint(options.repo)
     check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
-    media = open_media(options.images, options.video)
+    check_media(options.images, options.video)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=device)
     graphed = graph_encoder(encoder, graphs) if graphs else None
+    media = open_media(options.images, options.video)
     if graphed is not None:
         encoded = encode_graphed(graphed, encoder, media, limits)
     else:
         encoded = encode_media(encoder, media, limits)
-    _save(options, encoded)
+    rows, drawn = [], []
+    with _writing(options) as write:
+        for one in encoded:
+            write(one.item, one.output)
+            rows.append(row(one))
+            if options.plot:
+                drawn.append((one.still, one.feature_map, _plot_text(Path(one.item.name).name)))
     if options.plot:
-        _plot(options, media, encoded)
-    print(table(encoded))
+        _plot(options, *zip(*drawn, strict=True))
+    print(format_table(HEADER, rows))
     if graphed is not None:
         print(summary(graphed.stats()))
     for path in filter(None, (options.out, options.plot)):
-        print(f"wrote {path}")
+        print(f"wrote {printable(str(path))}")
 
 
-def _save(options: argparse.Namespace, encoded: Sequence[Encoded]) -> None:
+def _writing(
+    options: argparse.Namespace,
+) -> AbstractContextManager[Callable[[Item, EncoderOutput], None]]:
     from weights import inspect_checkpoint
 
-    from .features import Features, save_features
+    from .features import writing_features
 
     # The commit that a branch stood for is in the cache by now: no request is sent.
     known = {**read_source(options), "local_files_only": True, "force_download": False}
     source = inspect_checkpoint(options.repo, **known)
-    items, outputs = [one.item for one in encoded], [one.output for one in encoded]
-    save_features(
-        options.out, Features(options.repo, source.commit, source.encoder, items, outputs)
-    )
+    return writing_features(options.out, options.repo, source.commit, source.encoder)
 
 
-def _plot(options: argparse.Namespace, media: Sequence[Media], encoded: Sequence[Encoded]) -> None:
+def _plot(
+    options: argparse.Namespace,
+    stills: Sequence[Tensor],
+    maps: Sequence[Tensor],
+    titles: Sequence[str],
+) -> None:
     from .plots import plot_feature_maps
 
-    figure = plot_feature_maps(
-        [medium.still for medium in media],
-        [one.feature_map for one in encoded],
-        titles=[Path(medium.name).name for medium in media],
-        title=options.repo,
-    )
+    figure = plot_feature_maps(stills, maps, titles=titles, title=_plot_text(options.repo))
     figure.savefig(options.plot, dpi=150)
 
 
+def _plot_text(name: str) -> str:
+    """Escape a name for matplotlib, which would read text between ``$`` as a formula."""
+    return printable(name).replace("$", r"\$")
+
+
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of ``preprocess`` that were given."""
+    """Return the keywords of ``preprocess`` that the options give."""
     names = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     for name in ("fps", "num_frames"):
@@ -262,10 +259,8 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def list_families(options: argparse.Namespace) -> None:
-    """Print one line per published checkpoint that can be loaded."""
+    """Print what can be loaded, with one line per published checkpoint."""
     from weights import FAMILIES
-
-    from .tables import format_table
 
     rows = [
         (
@@ -282,11 +277,17 @@ def list_families(options: argparse.Namespace) -> None:
         for model in family.published
     ]
     header = (
-        "family", "repo id", "layout", "million parameters", "images", "video",
-        "image graphs", "video graphs",
-    )  # fmt: skip
+        "family",
+        "repo id",
+        "layout",
+        "million parameters",
+        "images",
+        "video",
+        "image graphs",
+        "video graphs",
+    )
     print(format_table(header, rows))
-    print("\nOthers load where config and tensors fit: base models, fine-tunes, folders, files.")
+    print("\nOthers load too if config and tensors fit: base models, fine-tunes, folders, files.")
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}
@@ -322,7 +323,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def extract(options: argparse.Namespace) -> None:
-    """Write the tower alone."""
+    """Write the files of the tower alone."""
     from weights import extract_encoder
 
     extract_encoder(options.repo, options.out, overwrite=options.force, **read_source(options))

@@ -20,7 +20,7 @@ from weights import families, load_encoder
 from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
 from .plots import plot_feature_maps, require_matplotlib
 from .seeded import write_seeded_checkpoint
-from .tables import format_table
+from .terminal import format_table
 from .video import read_video, require_av, write_video
 
 FAMILIES = {
@@ -112,7 +112,7 @@ def run_demo(out: Path) -> Path:
 def _encode_family(folder: Path, family: str, seed: int, media: list[Media]) -> list[Encoded]:
     write_seeded_checkpoint(folder, family, depth=4, width=160, seed=seed)
     encoder = load_encoder(folder, progress=False, dtype=torch.float32)
-    return encode_media(encoder, media, {})
+    return list(encode_media(encoder, media, {}))
 
 
 def _draw(media: list[Media], encoded: dict[str, list[Encoded]], picture: Path) -> None:

@@ -1,14 +1,18 @@
-"""``vitgraph encode``: files in, features out, and a table of what happened."""
+"""``vitgraph encode``: reads images and videos, encodes them and describes the results.
+
+Files are decoded when their turn comes, so that memory holds one item, or one batch with graphs.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
@@ -16,11 +20,7 @@ from encoders.vision_encoder import VisionEncoder
 from encoders.inputs import Video, to_rgb
 
 from .features import Item, is_features_file
-from .tables import format_table
-from .video import read_video
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from .video import read_video, require_av
 
 DTYPES = {
     "float32": torch.float32,
@@ -32,7 +32,7 @@ HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 
 
 class Media(NamedTuple):
-    """One image, decoded, or one video, open."""
+    """One decoded image or one open video."""
 
     name: str
     video: Video
@@ -48,29 +48,31 @@ class Media(NamedTuple):
 
     @property
     def still(self) -> Tensor:
-        """What a plot shows, uint8 [3, H, W]: the image, or the middle frame of the clip."""
+        """The image, or the middle frame of the clip, for plots; uint8 [3, H, W]."""
         middle: Tensor = self.video.frames[len(self.video.frames) // 2]
         return middle
 
 
 def image_medium(name: str, image: Any) -> Media:
-    """An image, in any form that ``encoder.encode`` takes."""
+    """Decode an image, given in any form that ``encoder.encode`` takes."""
     return Media(name, Video(to_rgb(image)[None]), "image")
 
 
 class Encoded(NamedTuple):
-    """What came out for one item, on the CPU."""
+    """The results for one item, on the CPU."""
 
     item: Item
     output: EncoderOutput
     feature_map: Tensor
-    """[t, h, w, D] of ``last_hidden_state``."""
+    """``last_hidden_state`` laid out in space, [t, h, w, D]."""
+    still: Tensor
+    """The picture that a plot shows beside the map, uint8 [3, H, W]."""
     milliseconds: float
-    """Preprocessing and encoding, wall clock."""
+    """Wall-clock time of preprocessing and encoding."""
 
 
 def check_checkpoint(repo: str) -> None:
-    """Raise if the first argument is a file to encode, the checkpoint having been forgotten.
+    """Raise if the first argument is a file to encode, because the checkpoint was forgotten.
 
     Raises:
         ValueError: a file that cannot be a checkpoint.
@@ -84,15 +86,15 @@ def check_checkpoint(repo: str) -> None:
 
 
 def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
-    """Before anything is fetched: what is asked for can be written, and costs nobody a file.
+    """Check before anything is fetched that the targets can be written and replace no other file.
 
     Args:
         out: the features file.
-        plot: the picture, if one is wanted.
-        inputs: files that are read.
+        plot: the picture, or None.
+        inputs: the files that are read.
 
     Raises:
-        ValueError: a target that cannot be written, or that is not to be written over.
+        ValueError: a target cannot be written, or would replace a file of another kind.
     """
     for path in filter(None, (out, plot)):
         if path.is_dir() or not path.parent.is_dir():
@@ -117,25 +119,54 @@ def _check_plot(plot: Path, others: Sequence[Path]) -> None:
             raise ValueError(f"--plot {plot}: would replace {path}; give another name")
 
 
-def open_media(images: Sequence[Path], videos: Sequence[Path]) -> list[Media]:
-    """Open all files, images first.
+def check_media(images: Sequence[Path], videos: Sequence[Path]) -> None:
+    """Look at every file without decoding it, before anything is fetched.
+
+    Args:
+        images: image files; the header of each is read.
+        videos: video files; each must exist.
 
     Raises:
-        ValueError: a file that cannot be decoded or is not there, or no file at all.
+        ValueError: there is no file at all, or one is missing, a folder or not an image, or videos
+            are given and PyAV is not installed.
     """
     if not images and not videos:
         raise ValueError("nothing to encode: name at least one image, or a --video")
-    return [
-        *(image_medium(str(path), path) for path in images),
-        *(Media(str(path), read_video(path), "video") for path in videos),
-    ]
+    for path in images:
+        if not _has_image_header(path):
+            to_rgb(path)  # raises the error that says what is wrong
+    if videos:
+        require_av()
+    for path in videos:
+        if not path.is_file():
+            read_video(path)  # raises the error that says what is wrong
+
+
+def _has_image_header(path: Path) -> bool:
+    try:
+        with Image.open(path):
+            return True
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False
+
+
+def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media]:
+    """Open the files one after another, images first, each when it is asked for.
+
+    Raises:
+        ValueError: a file that cannot be decoded or is not there.
+    """
+    for path in images:
+        yield image_medium(str(path), path)
+    for path in videos:
+        yield Media(str(path), read_video(path), "video")
 
 
 def read_dtype(name: str | None) -> torch.dtype | None:
-    """The torch dtype of that name.
+    """Return the torch dtype of a name, None for None.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
     """
     if name is not None and name not in DTYPES:
         raise ValueError(f"--dtype {name}: must be one of {', '.join(DTYPES)}")
@@ -143,10 +174,10 @@ def read_dtype(name: str | None) -> torch.dtype | None:
 
 
 def read_device(name: str | None) -> torch.device:
-    """The torch device of that name, if this machine has it.
+    """Return the torch device of a name, the CPU for None.
 
     Raises:
-        ValueError: not a device, or one that is not here.
+        ValueError: the name is no device, or this machine does not have the device.
     """
     try:
         device = torch.device(name or "cpu")
@@ -167,7 +198,7 @@ def read_device(name: str | None) -> torch.device:
 
 
 def _can_compute(device: torch.device) -> bool:
-    """Whether tensors can be made there; what torch says otherwise runs to a page."""
+    """Return whether tensors can be made on the device; torch's own error would fill a page."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError):
@@ -175,23 +206,26 @@ def _can_compute(device: torch.device) -> bool:
     return device.type != "meta"
 
 
-@torch.inference_mode()
 def encode_media(
     encoder: VisionEncoder, media: Iterable[Media], limits: Mapping[str, Any]
-) -> list[Encoded]:
-    """Encode one item at a time, so that memory is bounded by the largest.
+) -> Iterator[Encoded]:
+    """Encode one item at a time, each when it is asked for.
 
     Args:
-        encoder: any.
-        media: what to encode.
+        encoder: the encoder to use.
+        media: the items to encode; with :func:`open_media` only one is in memory at a time.
         limits: keywords of ``encoder.preprocess``.
 
+    Yields:
+        The results for each item, in order.
+
     Raises:
-        ValueError: an item that cannot be encoded, by its name.
+        ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    return [_encode_one(encoder, medium, limits) for medium in media]
+    return (_encode_one(encoder, medium, limits) for medium in media)
 
 
+@torch.inference_mode()
 def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:
     start = time.perf_counter()
     with named(medium):
@@ -202,10 +236,10 @@ def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]
 
 @contextmanager
 def named(*media: Media) -> Iterator[None]:
-    """What goes wrong inside is told under the items' own names.
+    """Prefix errors raised in the block with the items' file names.
 
     Raises:
-        ValueError: what went wrong, running out of memory too.
+        ValueError: for a ValueError in the block, and if memory ran out.
     """
     names = ", ".join(medium.name for medium in media)
     fix = (
@@ -222,10 +256,10 @@ def named(*media: Media) -> Iterator[None]:
 
 @contextmanager
 def enough_memory(what: str, fix: str) -> Iterator[None]:
-    """Running out of memory inside is told of ``what``, with the ``fix``.
+    """Turn running out of memory in the block into an error that names ``what`` and the ``fix``.
 
     Raises:
-        ValueError: it ran out.
+        ValueError: memory ran out.
     """
     try:
         yield
@@ -240,7 +274,7 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
 
 
 def prepare(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> VisionInputs:
-    """Preprocess one item; keywords that are for videos are kept from images."""
+    """Preprocess one item; an image is not given the keywords for videos."""
     if medium.kind == "video":
         return encoder.preprocess(videos=[medium.video], **limits)
     still = {name: limits[name] for name in limits if name not in ("fps", "num_frames")}
@@ -254,31 +288,26 @@ def describe(
     output: EncoderOutput,
     milliseconds: float,
 ) -> Encoded:
-    """One item's output, which lies on the CPU, with its map and where it comes from."""
+    """Return one item's output, which lies on the CPU, with its feature map and its description."""
     assert output.last_hidden_state is not None
     (feature_map,) = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
     t, h, w = inputs.grid_thw[0].tolist()
     tiles = inputs.tiles[0] if inputs.tiles else None
     frames = len(medium.video.frames)
     item = Item(medium.name, medium.kind, medium.size, frames, (t, h, w), tiles)
-    return Encoded(item, output, feature_map, milliseconds)
+    return Encoded(item, output, feature_map, medium.still, milliseconds)
 
 
 def to_cpu(output: EncoderOutput) -> EncoderOutput:
-    """The same output on the CPU; every field is there."""
+    """Return a copy of ``output`` on the CPU; it must have every field."""
     hidden, pooled, deepstack = output
     assert hidden is not None
     assert pooled is not None
     return EncoderOutput(hidden.cpu(), pooled.cpu(), tuple(x.cpu() for x in deepstack or ()))
 
 
-def table(encoded: Sequence[Encoded]) -> str:
-    """One line an item: name, size, ``grid_thw``, tokens, output shape, milliseconds."""
-    return format_table(HEADER, [row(one) for one in encoded])
-
-
 def row(encoded: Encoded) -> tuple[str, ...]:
-    """The cells of one item under :data:`HEADER`."""
+    """Return the cells of one item's row in a table with the titles :data:`HEADER`."""
     item, pooled = encoded.item, encoded.output.pooler_output
     assert pooled is not None
     size = "x".join(map(str, item.size)) + (f" x {item.frames}" if item.kind == "video" else "")

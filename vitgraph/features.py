@@ -1,28 +1,32 @@
-"""The features file that ``vitgraph encode`` writes: a safetensors file, a few tensors an item.
+"""The features file that ``vitgraph encode`` writes: a safetensors file with four or more tensors
+per item.
 
-For item i (0-based; images in the order given, then videos):
+For item i (counted from 0; images in the order given, then videos):
 
-- ``item{i}.pooler_output`` [tokens, out]: merged tokens, what a language model is fed;
-- ``item{i}.last_hidden_state`` [patches, D]: before the merger, in merge-block order
+- ``item{i}.pooler_output`` [tokens, out]: the merged tokens that a language model is fed;
+- ``item{i}.last_hidden_state`` [patches, D]: the features before the merger, in merge-block order
   (InternViT [tiles, 1+h*w, D]);
-- ``item{i}.deepstack.{j}`` [tokens, out]: of DeepStack merger j (Qwen3-VL and Qwen3-Omni only);
+- ``item{i}.deepstack.{j}`` [tokens, out]: the output of DeepStack merger j (Qwen3-VL and Qwen3-Omni
+  only);
 - ``item{i}.grid_thw`` [3] int64: t, h, w in patches (InternViT: tiles, h, w).
 
 The header's metadata has one key, ``vitgraph``: JSON with ``version``, ``repo``, ``revision``,
-``encoder`` and ``items``, a list of what :class:`Item` holds. Tensors keep the encoder's dtype.
+``encoder`` and ``items``, a list of the fields of :class:`Item`. Tensors keep the encoder's dtype.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
@@ -31,23 +35,23 @@ from . import __version__
 
 
 class Item(NamedTuple):
-    """Where the features of one image or video come from."""
+    """The description of one image or video whose features are in the file."""
 
     name: str
-    """As given on the command line."""
+    """The path as given on the command line."""
     kind: str
     """"image" or "video"."""
     size: tuple[int, int]
     """(width, height) in pixels, before any resizing."""
     frames: int
-    """Frames of the file; 1 for an image."""
+    """The number of frames of the file; 1 for an image."""
     grid_thw: tuple[int, int, int]
     tiles: tuple[int, int, bool] | None
     """(columns, rows, thumbnail) for tiled families."""
 
 
 class Features(NamedTuple):
-    """A features file, read back."""
+    """The contents of a features file."""
 
     repo: str
     revision: str | None
@@ -59,38 +63,124 @@ class Features(NamedTuple):
 def save_features(path: str | Path, features: Features) -> None:
     """Write ``features`` to ``path``, whole or not at all.
 
+    Args:
+        path: the file to write or to replace.
+        features: at most one dtype per field; fields that are None are left out.
+
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder cannot be written to, or the disk is full.
     """
-    tensors: dict[str, Tensor] = {}
-    for number, (item, output) in enumerate(zip(features.items, features.outputs, strict=True)):
-        fields = {
-            "grid_thw": torch.tensor(item.grid_thw),
-            "last_hidden_state": output.last_hidden_state,
-            "pooler_output": output.pooler_output,
-            **{f"deepstack.{j}": x for j, x in enumerate(output.deepstack_features or ())},
+    with writing_features(path, features.repo, features.revision, features.encoder) as add:
+        for item, output in zip(features.items, features.outputs, strict=True):
+            add(item, output)
+
+
+@contextmanager
+def writing_features(
+    path: str | Path, repo: str, revision: str | None, encoder: str
+) -> Iterator[Callable[[Item, EncoderOutput], None]]:
+    """Write a features file one item at a time, without holding the items in memory.
+
+    The file appears under its name when the block ends without an error. Until then the tensors lie
+    in unnamed files in the same folder, because a safetensors header stands before the data.
+
+    Args:
+        path: the file to write or to replace.
+        repo: the checkpoint's repo id or folder.
+        revision: its commit; None for a folder.
+        encoder: the class name of the encoder.
+
+    Yields:
+        A function that adds one item and its output.
+
+    Raises:
+        OSError: the folder cannot be written to, or the disk is full.
+    """
+    path, items = Path(path), list[Item]()
+    with ExitStack() as stack:
+        spool = _Spool(path.parent, stack)
+
+        def add(item: Item, output: EncoderOutput) -> None:
+            fields = {
+                "grid_thw": torch.tensor(item.grid_thw),
+                "last_hidden_state": output.last_hidden_state,
+                "pooler_output": output.pooler_output,
+                **{f"deepstack.{j}": x for j, x in enumerate(output.deepstack_features or ())},
+            }
+            for name, tensor in fields.items():
+                if tensor is not None:
+                    spool.add(f"item{len(items)}.{name}", tensor)
+            items.append(item)
+
+        yield add
+        about = {
+            "version": __version__,
+            "repo": repo,
+            "revision": revision,
+            "encoder": encoder,
+            "items": [item._asdict() for item in items],
         }
-        for name, tensor in fields.items():
-            if tensor is not None:
-                tensors[f"item{number}.{name}"] = tensor.detach().cpu().contiguous()
-    about = {
-        "version": __version__,
-        "repo": features.repo,
-        "revision": features.revision,
-        "encoder": features.encoder,
-        "items": [item._asdict() for item in features.items],
-    }
-    _write_atomically(Path(path), tensors, {"vitgraph": json.dumps(about)})
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        stack.callback(temporary.unlink, missing_ok=True)
+        with temporary.open("wb") as file:  # mode 0666 less the umask, unlike a tempfile's 0600
+            spool.write(file, {"vitgraph": json.dumps(about)})
+        temporary.replace(path)  # a reader sees the old file or the new one, never half of one
+
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+}
+"""The dtypes of a features file, and their names in a safetensors header."""
+
+
+class _Spool:
+    """Tensors on their way into a safetensors file, in one unnamed file per element size.
+
+    Readers need each tensor to begin at a multiple of its element size. That holds without gaps,
+    which the format forbids, if the tensors with the widest elements come first.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._files: dict[int, IO[bytes]] = {}
+        self._added: dict[int, list[tuple[str, str, list[int], int]]] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        size = tensor.itemsize
+        if size not in self._files:
+            self._files[size] = self._stack.enter_context(TemporaryFile(dir=self._folder))  # noqa: SIM115
+            self._added[size] = []
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        self._files[size].write(data.numpy().data)
+        self._added[size].append((name, _DTYPES[tensor.dtype], list(tensor.shape), len(data)))
+
+    def write(self, file: IO[bytes], metadata: dict[str, str]) -> None:
+        header: dict[str, object] = {"__metadata__": metadata}
+        widest_first, end = sorted(self._files, reverse=True), 0
+        for size in widest_first:
+            for name, dtype, shape, length in self._added[size]:
+                begin, end = end, end + length
+                header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        file.write(len(text).to_bytes(8, "little") + text)
+        for size in widest_first:
+            self._files[size].seek(0)
+            shutil.copyfileobj(self._files[size], file, 1 << 20)
 
 
 def load_features(path: str | Path) -> Features:
     """Read a file that :func:`save_features` wrote.
 
-    A field that was left out is None again; of DeepStack features, an empty tuple.
+    A field that was left out is None again; for DeepStack features it is an empty tuple.
 
     Raises:
-        ValueError: not a features file, or a damaged one.
-        OSError: no such file.
+        ValueError: the file is no features file, or is damaged.
+        OSError: there is no such file.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -111,7 +201,7 @@ def load_features(path: str | Path) -> Features:
 
 
 def is_features_file(path: Path) -> bool:
-    """Whether :func:`save_features` wrote it; only the header is read."""
+    """Return whether ``path`` is a features file; only its header is read."""
     try:
         with safe_open(str(path), framework="pt") as file:
             return "vitgraph" in (file.metadata() or {})
@@ -139,16 +229,3 @@ def _deepstack_names(tensors: dict[str, Tensor], item: str) -> Sequence[str]:
         (name for name in tensors if name.startswith(prefix)),
         key=lambda name: int(name.removeprefix(prefix)),
     )
-
-
-def _write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Beside the target first, then renamed: a reader sees the old file or the new, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.touch()  # an OSError that names the folder, where safetensors has its own kind
-        save_file(tensors, str(temporary), metadata)
-        temporary.replace(path)
-    except SafetensorError as error:
-        raise OSError(f"{path}: cannot be written ({error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -181,27 +182,28 @@ def _note(text: str) -> None:
 def encode_graphed(
     graphed: GraphedEncoder,
     encoder: VisionEncoder,
-    media: Sequence[Media],
+    media: Iterable[Media],
     limits: Mapping[str, Any],
-) -> list[Encoded]:
-    """Encode through graphs, as many neighbours at a time as one replay takes.
+) -> Iterator[Encoded]:
+    """Encode through graphs, as many items at a time as one replay takes.
 
     Args:
         graphed: ``encoder`` with its graphs.
         encoder: prepares pixels and lays features out.
-        media: what to encode.
+        media: the items to encode; with ``open_media`` only one batch is in memory at a time.
         limits: keywords of ``encoder.preprocess``.
 
-    Returns:
-        One a medium, in order. The milliseconds of neighbours are their own preprocessing and a
-        share of their replay by tokens.
+    Yields:
+        The results for each item, in order. The milliseconds of an item are those of its own
+        preprocessing and a share of its replay in proportion to its tokens.
 
     Raises:
-        ValueError: an item that cannot be encoded, by its name.
+        ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    size = graphed.ladder.max_batch_size
-    groups = [media[start : start + size] for start in range(0, len(media), size)]
-    return [one for group in groups for one in _encode_group(graphed, encoder, group, limits)]
+    remaining, size = iter(media), graphed.ladder.max_batch_size
+    while group := list(islice(remaining, size)):
+        yield from _encode_group(graphed, encoder, group, limits)
+        group.clear()  # or two batches would be in memory while the next one is decoded
 
 
 def _encode_group(

@@ -29,7 +29,7 @@ def require_matplotlib() -> None:
     """Raise unless matplotlib is installed.
 
     Raises:
-        ValueError: it is not; says how to install it.
+        ValueError: matplotlib is not installed; the message says how to install it.
     """
     try:
         import matplotlib  # noqa: F401
@@ -60,10 +60,10 @@ def feature_rgb(maps: Sequence[Tensor]) -> list[Tensor]:
         maps: each [t, h, w, D], as ``encoder.feature_maps`` returns them.
 
     Returns:
-        As many float32 [t, h, w, 3] from 0 to 1, on the CPU.
+        One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU.
 
     Raises:
-        ValueError: no map, maps of different width D, or of another layout.
+        ValueError: there is no map, or maps differ in their width D or have another layout.
     """
     for features in maps:
         _require_map(features)
@@ -116,18 +116,18 @@ def plot_feature_maps(
     """Photographs on the left, their feature maps (PCA to RGB) beside them.
 
     Args:
-        images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W], one a row.
-        maps: one map [t, h, w, D] an image; or, to compare encoders, such a list a name. Of a video
-            the middle frame pair is shown.
-        titles: one an image, written beside it.
-        title: of the whole figure.
+        images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.
+        maps: one map [t, h, w, D] per image; to compare encoders, one such list per name. Of a
+            video the middle frame pair is shown.
+        titles: one per image, written beside it.
+        title: the title of the whole figure.
 
     Returns:
         The figure; ``figure.savefig(path)`` writes it.
 
     Raises:
-        ValueError: matplotlib is missing, images or maps are no list of such, there are not as many
-            maps as images, or none, or they are not laid out in space.
+        ValueError: matplotlib is missing, images or maps are no lists, there are no images, the
+            numbers of images and maps differ, or maps are not laid out in space.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
@@ -157,7 +157,7 @@ def plot_feature_maps(
 def _read_columns(
     maps: Sequence[Tensor] | Mapping[str, Sequence[Tensor]],
 ) -> Mapping[str, Sequence[Tensor]]:
-    """Lists of maps by name; told before the images are read, as they may be each other's."""
+    """Return the lists of maps by name; the check finds swapped images and maps."""
     columns = maps if isinstance(maps, Mapping) else {"feature map": maps}
     for name, column in columns.items():
         if not isinstance(column, Sequence):
@@ -202,10 +202,10 @@ def nearest_patches(
         points: (row, column) of patches in ``source``.
 
     Returns:
-        (row, column, cosine similarity) in ``target``, one a point.
+        (row, column, cosine similarity) in ``target``, one per point.
 
     Raises:
-        ValueError: a point outside of ``source``.
+        ValueError: a point lies outside of ``source``.
     """
     height, width, _ = source.shape
     for row, column in points:
@@ -235,7 +235,7 @@ def plot_nearest_patches(
         images: the two photographs.
         maps: their feature maps [1, h, w, D] or [h, w, D].
         points: (row, column) of patches in the first map.
-        title: of the figure.
+        title: the title of the figure.
 
     Returns:
         The figure.
@@ -283,12 +283,17 @@ def _dot(axes: Axes, at: tuple[float, float], colour: Any, label: str) -> None:
     axes.plot(*at, "o", color=colour, markeredgecolor="white", markersize=8)
     if label:
         axes.annotate(
-            label, at, xytext=(6, 6), textcoords="offset points", color="white", fontsize=8,
+            label,
+            at,
+            xytext=(6, 6),
+            textcoords="offset points",
+            color="white",
+            fontsize=8,
             bbox={"facecolor": "black", "alpha": 0.5, "pad": 1},
-        )  # fmt: skip
+        )
 
 
 def _centre(point: Sequence[int], shape: Sequence[int], axes: Axes) -> tuple[float, float]:
-    """Of a patch of a map of ``shape`` [h, w, D], in the coordinates of the photograph."""
+    """Return the centre of a patch of a map [h, w, D], in the coordinates of the photograph."""
     (_, width), (height, _) = axes.get_xlim(), axes.get_ylim()
     return (point[1] + 0.5) * width / shape[1], (point[0] + 0.5) * height / shape[0]

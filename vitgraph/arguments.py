@@ -1,0 +1,86 @@
+"""Reading the arguments of a command, and the arguments that say where a checkpoint comes from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a mistake as one line; argparse would print the whole usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a ValueError that points to the help of the command."""
+        raise ValueError(f"{message} (see `{self.prog} --help`)")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments.
+
+    Unlike argparse alone, it takes images after options as well, and after ``--`` images whose
+    names begin with a dash.
+
+    Args:
+        parser: the parser of the whole command line.
+        arguments: the arguments of the process, without its name.
+
+    Returns:
+        The options of the command; ``command`` is the function to call.
+
+    Raises:
+        ValueError: an unknown command or option, or an argument that is missing or too many.
+    """
+    head = before_dashes(arguments)
+    # "./-a.jpg" names the same file as "-a.jpg" and is never taken for an option.
+    tail = [f"./{name}" if name.startswith("-") else name for name in arguments[len(head) + 1 :]]
+    dashes = ["--"] * (len(head) < len(arguments))
+    options, rest = parser.parse_known_args([*head, *dashes, *tail])
+    rest = [argument for argument in rest if argument != "--"]
+    strangers = [argument for argument in rest if argument.startswith("-")]
+    if strangers or (rest and "images" not in options):
+        options.parser.error(f"unrecognized arguments: {' '.join(strangers or rest)}")
+    if rest:
+        options.images += map(Path, rest)
+    return options
+
+
+def before_dashes(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments before ``--``, the only ones that may be options."""
+    return list(takewhile(lambda argument: argument != "--", arguments))
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say where a checkpoint comes from to the parser of a command."""
+    parser.add_argument("repo", metavar="REPO_OR_FOLDER", help="Hugging Face repo id, or a folder")
+    parser.add_argument("--revision", help="branch, tag or commit")
+    parser.add_argument("--subfolder", help="folder inside the repo that holds the checkpoint")
+    parser.add_argument("--cache-dir", type=Path, help="where downloads are kept")
+    parser.add_argument("--token", help="access token; by default the one you are logged in with")
+    parser.add_argument("--local-files-only", action="store_true", help="never touch the network")
+    parser.add_argument(
+        "--fetch",
+        choices=("auto", "ranges", "shards"),
+        default="auto",
+        help="the tower's byte ranges or the whole files that hold it; by default what is less",
+    )
+    parser.add_argument("--force-download", action="store_true", help="fetch what is cached again")
+    parser.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bars")
+
+
+def read_source(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the keywords of ``weights.load_encoder`` for the arguments of :func:`add_source`."""
+    return {
+        "revision": options.revision,
+        "subfolder": options.subfolder,
+        "cache_dir": options.cache_dir,
+        "token": options.token,
+        "local_files_only": options.local_files_only,
+        "fetch": options.fetch,
+        "force_download": options.force_download,
+        "max_workers": options.max_workers,
+        "progress": not options.no_progress,
+    }

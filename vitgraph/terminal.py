@@ -1,0 +1,96 @@
+"""Printing to a terminal: streams that cannot fail, messages of one line, and tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import TextIO
+from unicodedata import category
+
+
+def make_streams_safe() -> None:
+    """Make printing to stdout and stderr possible, whatever the streams are.
+
+    A stream that the shell closed (``>&-``) is None in Python; the null device takes its place. A
+    character that the encoding of the stream lacks is printed as its escape sequence.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as one line; it takes the place of ``warnings.showwarning``."""
+    print(f"vitgraph: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error as one line without control characters."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return printable(f"{error.filename}: {error.strerror.lower()}")
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with control characters as escape sequences, so that a line stays one line.
+
+    Args:
+        text: for example a file name, which may hold line breaks, terminal codes, and surrogates
+            in place of bytes that are not UTF-8.
+
+    Returns:
+        The same text with "\\n" for a line break, "\\x1b" for ESC, and so on.
+    """
+    return "".join(
+        character.encode("unicode_escape").decode() if category(character) in _UNSAFE else character
+        for character in text
+    )
+
+
+_UNSAFE = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode categories: control characters, surrogates, line and paragraph separators."""
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table whose columns are as wide as their widest cell.
+
+    Columns whose cells are all numbers are aligned to the right, the others to the left.
+
+    Args:
+        header: one title per column.
+        rows: as many cells per row as the header has titles.
+
+    Returns:
+        The lines of the table, joined by line breaks; control characters in cells are escaped.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(map(_is_number, cells)) and bool(cells) for _, *cells in columns]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(_line(cells, widths, right) for cells in lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    padded = [
+        cell.rjust(width) if to_right else cell.ljust(width)
+        for cell, width, to_right in zip(cells, widths, right, strict=True)
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "", 1).isdigit()
