@@ -1,7 +1,7 @@
 """Fetching a tower by byte ranges against fetching the shards that hold it, on a slow hub.
 
-    python benchmarks/fetch.py [--repeats 3] [--json FILE]
-    python benchmarks/fetch.py --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
+    python -m benchmarks.fetch [--repeats 3] [--json FILE]
+    python -m benchmarks.fetch --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
 
 The hub is ``tests/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a request
 (each redirect too). The checkpoint has random weights for a tower of more than 32 MB over three
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT / "tests"))  # for the small hub and the checkpoints of the tests
 
 RATE, LATENCY = 100e6, 0.02
 REPO = "owner/large"

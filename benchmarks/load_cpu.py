@@ -1,6 +1,6 @@
 """Loading a tower against reading its bytes: interleaved, torch on one thread, medians.
 
-    python benchmarks/load_cpu.py [--repeats 9] [--depth 32] [--json FILE]
+    python -m benchmarks.load_cpu [--repeats 9] [--depth 32] [--json FILE]
 
 The floor is ``safetensors.torch.load_file`` of just the tower's tensors and a ``clone`` of each
 (load_file alone returns a mapping, of which nothing has been read). We read with up to four threads
@@ -31,7 +31,6 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402

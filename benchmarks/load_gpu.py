@@ -1,6 +1,6 @@
 """Loading a tower straight to a GPU: seconds, and host memory on the way.
 
-    python benchmarks/load_gpu.py --json benchmarks/results/load_gpu_h200.json
+    python -m benchmarks.load_gpu --json benchmarks/results/load_gpu_h200.json
 
 A checkpoint with random weights in the published layout, from a folder, from a hub on loopback
 (nothing kept yet) and from the cache. Each load is a fresh process that has a CUDA context; memory
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT / "tests"))  # for the small hub and the checkpoints of the tests
 
 import torch  # noqa: E402
 

@@ -122,7 +122,8 @@ class PatchPreprocessor:
             raise ValueError(
                 f"max_tiles={max_tiles}: a Qwen tower has no tiles; bound the size with max_pixels"
             )
-        check_keywords(fps, min_pixels=min_pixels, max_pixels=max_pixels, num_frames=num_frames)
+        counts = {"min_pixels": min_pixels, "max_pixels": max_pixels, "num_frames": num_frames}
+        check_keywords(counts, fps)
         choose = partial(
             sample_frames,
             rule="qwen3_vl" if self.videos.whole_clip else "qwen2_vl",
