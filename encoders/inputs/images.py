@@ -7,7 +7,7 @@ normalised in float32 with the rescale by 1/255 folded into mean and std. Neithe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any, Protocol, SupportsIndex
@@ -91,12 +91,12 @@ def grid_tensor(grids: Sequence[Grid]) -> Tensor:
     return torch.tensor(grids, dtype=torch.int64, device="cpu").view(-1, 3)
 
 
-def check_keywords(fps: float | None = None, **counts: object) -> None:
+def check_keywords(counts: Mapping[str, object], fps: float | None = None) -> None:
     """Check the keywords of ``preprocess`` that are given.
 
     Args:
+        counts: keywords by name that must be positive integers.
         fps: frames per second to sample.
-        counts: the other keywords by name; each must be a positive integer.
 
     Raises:
         ValueError: a keyword that is out of its range.

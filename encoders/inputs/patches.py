@@ -121,7 +121,8 @@ class PatchPreprocessor:
             raise ValueError(
                 f"max_tiles={max_tiles}: a Qwen tower has no tiles; bound the size with max_pixels"
             )
-        check_keywords(fps, min_pixels=min_pixels, max_pixels=max_pixels, num_frames=num_frames)
+        areas = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+        check_keywords({**areas, "num_frames": num_frames}, fps)
         choose = partial(
             sample_frames,
             rule="qwen3_vl" if self.videos.whole_clip else "qwen2_vl",

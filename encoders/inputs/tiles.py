@@ -117,7 +117,7 @@ class TilePreprocessor:
                     f"{name}={value}: InternViT resizes to tiles of {self.image_size}x"
                     f"{self.image_size} pixels; bound their number with max_tiles"
                 )
-        check_keywords(fps, max_tiles=max_tiles, num_frames=num_frames)
+        check_keywords({"max_tiles": max_tiles, "num_frames": num_frames}, fps)
         stills = read_images(images)
         choose = partial(
             sample_frames,
