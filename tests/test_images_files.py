@@ -1,4 +1,4 @@
-"""Defaults from a repo's processor files: the same as transformers' auto classes take from them."""
+"""Defaults from a repo's processor files equal those of transformers' auto classes."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_tile_values_that_are_not_implemented_are_named(
         ),
     ],
 )
-def test_bad_values_for_videos_are_raised_by_the_first_video(
+def test_bad_values_for_videos_wait_for_the_first_video(
     family: PatchPreprocessor | TilePreprocessor, change: dict[str, Any], message: str
 ) -> None:
     ours = family.with_files({"video_preprocessor_config": change})

@@ -1,4 +1,4 @@
-"""What is taken as an image: modes, layouts, files; and what is refused, with which words."""
+"""Images that are accepted (modes, layouts, files), and the messages for those refused."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_16_bit_grey_is_scaled_to_8_bits(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "wanted"), [("L", 200), ("I;16", 1)])
-def test_small_values_of_mode_i_are_taken_once_their_range_is_said(mode: str, wanted: int) -> None:
-    """As they are they once came out black, taken for 16 bits."""
+def test_mode_i_with_values_below_256_needs_conversion(mode: str, wanted: int) -> None:
+    """Read as 16 bits, they would come out black."""
     image = Image.new("I", (3, 2), 200)
     with pytest.raises(ValueError, match="up to 200"):
         as_array(image)

@@ -1,4 +1,4 @@
-"""Images for the Qwen towers: the same grids and pixels as the torchvision-backed processor."""
+"""Images for the Qwen towers have the grids and pixels of the torchvision-backed processor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def settings(ours: PatchPreprocessor, **size: int) -> dict[str, Any]:
 
 
 def levels(ours: PatchPreprocessor, difference: torch.Tensor) -> float:
-    """The largest difference of two ``pixel_values`` in steps of the 8-bit image."""
+    """Return the largest difference of two ``pixel_values`` in steps of the 8-bit image."""
     return float(difference.abs().max()) * 255 * max(ours.images.std)
 
 

@@ -1,4 +1,4 @@
-"""Images and videos for InternViT: the same tiles as the torchvision-backed processors."""
+"""Images and videos for InternViT have the tiles of the torchvision-backed processors."""
 
 from __future__ import annotations
 

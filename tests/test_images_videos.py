@@ -1,4 +1,4 @@
-"""Videos for the Qwen towers: frame pairs, budgets, sampling, and what is no video."""
+"""Videos for the Qwen towers: frame pairs, bounds on the area, sampling, refused input."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_fps_goes_by_the_rate_of_the_source(ours: PatchPreprocessor, processor: 
         assert torch.equal(got.pixel_values, pixels)
 
 
-def test_the_default_budget_of_qwen2_is_a_frame_s_and_of_qwen3_a_clip_s() -> None:
+def test_areas_are_per_frame_in_qwen2_and_per_clip_in_qwen3() -> None:
     frame = torch.zeros(1, 3, 720, 1280, dtype=torch.uint8)
     eight = frame.expand(8, -1, -1, -1)
     assert QWEN2(videos=[eight]).grid_thw.tolist() == [[4, 40, 72]]
@@ -109,7 +109,7 @@ def test_the_default_budget_of_qwen2_is_a_frame_s_and_of_qwen3_a_clip_s() -> Non
 
 
 @pytest.mark.parametrize("ours", [QWEN2, QWEN3])
-def test_a_one_frame_video_is_a_pair_of_equal_frames(ours: PatchPreprocessor) -> None:
+def test_a_video_of_one_frame_becomes_a_pair(ours: PatchPreprocessor) -> None:
     one, two = panning_clip(1), np.repeat(panning_clip(1), 2, axis=0)
     assert torch.equal(ours(videos=[one]).pixel_values, ours(videos=[two]).pixel_values)
     assert ours(videos=[one]).grid_thw[0, 0] == 1
@@ -194,7 +194,7 @@ def test_videos_without_values_are_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -24.0, float("nan"), float("inf"), "24"])
-def test_a_rate_that_cannot_be_is_refused_where_sampling_goes_by_it(rate: Any) -> None:
+def test_a_bad_source_rate_is_refused_when_sampling_by_fps(rate: Any) -> None:
     clip = Video(panning_clip(4), rate)
     for ours in (QWEN2, QWEN3, TilePreprocessor()):
         with pytest.raises(ValueError, match=rf"video 0: .*fps={rate}: must be .*leave it out"):

@@ -1,4 +1,4 @@
-"""A checkpoint that does not say how images are prepared loads, and that is said once."""
+"""A checkpoint without processor files loads with defaults and one warning; bad files raise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocesso
 
 
 def without_files(folder: Path, family: str) -> Path:
-    """As ``model.save_pretrained`` leaves it."""
+    """Write a checkpoint without processor files, as ``model.save_pretrained`` does."""
     write_seeded_checkpoint(folder, family, width=64)
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def test_defaults_that_stand_in_for_a_missing_file_are_said(
 
 
 def test_what_the_config_says_of_tiles_is_not_called_a_default(tmp_path: Path) -> None:
-    """InternVL's chat repos: the colours alone are the family's then, and no keyword is theirs."""
+    """The config of a chat repo describes tiling, so that only mean and std are defaults."""
     folder = without_files(tmp_path / "tuned", "intern_vit_300m")
     config = read_json(folder / "config.json")
     (folder / "config.json").write_text(json.dumps({**config, "max_dynamic_patch": 3}))
@@ -159,7 +159,7 @@ def test_tiles_over_the_limit_are_a_checkpoint_error(
         load_encoder(folder)
 
 
-def test_bad_rules_for_videos_are_a_checkpoint_error_at_the_first_video(tmp_path: Path) -> None:
+def test_bad_video_rules_are_a_checkpoint_error_at_first_use(tmp_path: Path) -> None:
     folder = write_seeded_checkpoint(tmp_path, "qwen3_vl", width=64)
     large = {"shortest_edge": 4096, "longest_edge": 2**40}
     edit(folder, "video_preprocessor_config.json", size=large)

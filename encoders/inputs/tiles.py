@@ -1,7 +1,7 @@
 """Images and videos to the tiles of InternViT.
 
 Source: ``GotOcr2ImageProcessor``, ``InternVLVideoProcessor`` and ``InternVLProcessor`` of
-transformers 5.23.0; tiling also ``dynamic_preprocess`` of OpenGVLab/InternVL.
+transformers 5.23.0; tiling also ``dynamic_preprocess`` of OpenGVLab/InternVL at commit 1831ceb.
 
 Shapes: S side of a tile.
 
