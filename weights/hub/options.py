@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ..errors import CheckpointError, shown
+from ..snapshot import LONGEST_PART
 
 FETCH_WAYS = ("auto", "ranges", "shards")
-LONGEST_PART = 255
-"""Bytes of the name of one file or folder."""
 
 
 @dataclass(frozen=True)
