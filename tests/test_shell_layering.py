@@ -14,7 +14,9 @@ PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
 # What may be imported besides the standard library; sub-packages included.
 ALLOWED = {
     "encoders": {"torch", "einops", "encoders"},
-    "graphwrap": {"torch", "einops", "numpy", "tqdm", "graphwrap", "encoders.contract"},
+    "graphwrap": {
+        "torch", "einops", "numpy", "tqdm", "graphwrap", "encoders.contract", "encoders.grids",
+    },
     "weights": {
         "torch", "safetensors", "huggingface_hub", "numpy", "tqdm", "weights", "encoders",
     },

@@ -206,7 +206,7 @@ def encode_graphed(
     Raises:
         ValueError: an item that cannot be encoded, by its name.
     """
-    size = graphed.ladder.max_batch_size
+    size = graphed.max_batch_size
     groups = [media[start : start + size] for start in range(0, len(media), size)]
     return [one for group in groups for one in _encode_group(graphed, encoder, group, limits)]
 
