@@ -1,7 +1,7 @@
 """Replay against eager and transformers on a GPU, towers at true size, bfloat16, interleaved
 medians.
 
-    python benchmarks/graphs.py --json benchmarks/results/graphs_h200.json
+    python -m benchmarks.graphs --json benchmarks/results/graphs_h200.json
 
 ``hf_eager_ms`` is transformers' tower (sdpa) in the same process, ``eager_ms`` our reference called
 with a grid, ``accelerated_ms`` the same call of ``encoder.accelerated()``, ``graphed_ms`` a call of
@@ -35,8 +35,8 @@ from torch import Tensor, nn  # noqa: E402
 from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
 from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from graphwrap import GraphedEncoder  # noqa: E402
-from graphwrap.costs import RowCosts  # noqa: E402
 from graphwrap.packing import Packer  # noqa: E402
+from graphwrap.prices import Prices  # noqa: E402
 from tests.oracles import BY_NAME, Grids  # noqa: E402
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
@@ -81,10 +81,10 @@ def host_microseconds(
 ) -> dict[str, float | None]:
     """Median host times: from the call to the launch, and of the launch itself."""
     plan = graphed._plan(grids)
-    session = graphed._session
-    if session is None or plan.steps[0].budget is None:
+    captured = graphed._captured
+    if captured is None or plan.steps[0].budget is None:
         return dict.fromkeys(HOST)
-    runner = session.runners[plan.steps[0].budget]
+    runner = captured.graphs.runners[plan.steps[0].budget]
     stamps: list[float] = []
     graph = runner.graph
 
@@ -186,21 +186,22 @@ def workload(
 
 def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[dict[str, float]]:
     """Accelerated eager runs and forced replays of one image, by tokens."""
-    assert graphed._session is not None
-    chosen = graphed._packer
+    captured = graphed._captured
+    assert captured is not None
+    chosen, prices = captured.packer, Prices.unmeasured(captured.graphs.runners)
     rows = []
     for tokens in LATENCY_TOKENS:
         grids = [list(fast.grid_for(tokens))]
         pixels = draw(fast, grids)
         graphed._plans.clear()
-        graphed._packer = Packer(list(graphed._session.runners), RowCosts(), 64)
+        captured.packer = Packer(prices, 64, chosen.eager_tokens)
         calls = {
             "eager_ms": lambda: fast(pixels, grids),  # noqa: B023
             "replay_ms": lambda: graphed(pixels, grids),  # noqa: B023
         }
         rows.append({"tokens": tokens, **interleaved(calls, runs)})
     graphed._plans.clear()
-    graphed._packer = chosen
+    captured.packer = chosen
     return rows
 
 

@@ -35,7 +35,7 @@ from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
 from graphwrap import Budget, fit_budgets
-from graphwrap.budgets import Load, plan_ladder
+from graphwrap.budgets import Batch, choose_budgets
 
 MOST = 48
 QWEN2_5 = {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584}
@@ -104,7 +104,7 @@ def ladders(encoder: VisionEncoder, specs: Sequence[EncoderItemSpec]) -> dict[st
         "geometric": whole(encoder, geometric),
         "fit_budgets": fit_budgets(seen, MOST),
     }
-    return {name: list(plan_ladder(encoder, tokens).budgets) for name, tokens in given.items()}
+    return {name: list(choose_budgets(encoder, tokens).budgets) for name, tokens in given.items()}
 
 
 def whole(encoder: VisionEncoder, tokens: Sequence[int]) -> list[int]:
@@ -115,8 +115,8 @@ def whole(encoder: VisionEncoder, tokens: Sequence[int]) -> list[int]:
 
 def padded(budgets: Sequence[Budget], spec: EncoderItemSpec) -> int | None:
     """Tokens of the smallest budget that takes the item; None if none does."""
-    load = Load.of([spec])
-    return min((b.tokens for b in budgets if b.refuses(load) is None), default=None)
+    load = Batch.of([spec])
+    return min((b.tokens for b in budgets if b.exceeded_by(load) is None), default=None)
 
 
 def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The measured decision against always eager and always replay, over a fixed list of real sizes.
 
-    python benchmarks/never_slower.py --json benchmarks/results/never_slower_h200.json
+    python -m benchmarks.never_slower --json benchmarks/results/never_slower_h200.json
 
 Every distinct token count of the 1,000 sizes in ``benchmarks/sizes.py`` singly (every tile count of
 InternViT), and the list cut into 125 batches of eight (images over one megapixel are scaled down to
@@ -33,8 +33,8 @@ from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
 from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from encoders.inputs import best_tiling, smart_resize  # noqa: E402
 from graphwrap import GraphedEncoder  # noqa: E402
-from graphwrap.costs import RowCosts  # noqa: E402
 from graphwrap.packing import Packer  # noqa: E402
+from graphwrap.prices import Prices  # noqa: E402
 from tests.oracles import Grids  # noqa: E402
 
 
@@ -57,7 +57,7 @@ def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
 
 
 def singles(tower: Tower, encoder: VisionEncoder) -> list[Grids]:
-    """One grid for every distinct token count within the ladder's range."""
+    """One grid for every distinct token count within the range of budgets."""
     grids = list_grids(tower)
     tokens = [spec.output_tokens for spec in encoder.item_specs(grids)]
     by_tokens = dict(zip(tokens, grids, strict=True))
@@ -79,6 +79,7 @@ def run(tower: Tower, kind: str, runs: int) -> list[dict[str, Any]]:
     rows = []
     for grids in singles(tower, encoder) if kind == "single" else batches(tower):
         pixels = draw(encoder, grids)
+        plan_replays(forced, grids)
         calls = {
             "eager_ms": lambda: fast(pixels, grids),  # noqa: B023
             "chosen_ms": lambda: graphed(pixels, grids),  # noqa: B023
@@ -102,14 +103,21 @@ def run(tower: Tower, kind: str, runs: int) -> list[dict[str, Any]]:
 
 
 def forced_replay(graphed: GraphedEncoder) -> GraphedEncoder:
-    """Another face of the same graphs that replays whatever fits, without looking at times."""
+    """Another object over the same graphs, with plans of its own."""
     forced = GraphedEncoder(graphed.encoder, backend=graphed.backend)
-    session = graphed._session
-    assert session is not None
-    forced._guard = graphed._guard
-    forced._start(Packer(list(session.runners), RowCosts(), graphed.ladder.max_batch_size), session)
-    forced._executor = graphed._executor
+    forced._target, forced._captured = graphed._target, graphed._captured
     return forced
+
+
+def plan_replays(forced: GraphedEncoder, grids: Grids) -> None:
+    """Make and keep a plan by which everything that fits is replayed, without looking at times."""
+    captured = forced._captured
+    assert captured is not None
+    measured = captured.packer
+    prices = Prices.unmeasured(captured.graphs.runners)
+    captured.packer = Packer(prices, measured.max_batch_size, measured.eager_tokens)
+    forced._plan(grids)
+    captured.packer = measured
 
 
 def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, float]:

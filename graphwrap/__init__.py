@@ -1,10 +1,11 @@
-"""CUDA graphs for any encoder that keeps the contract: one graph a token budget, padded exactly.
+"""CUDA graphs for any encoder that keeps the contract: one graph per token budget, padded exactly.
 
 This package knows no model: it asks an encoder what items cost, prepares padded metadata, and
 replays.
 """
 
-from .budgets import Budget, fit_budgets
+from .bucketing import fit_budgets
+from .budgets import Budget
 from .graphed_encoder import GraphedEncoder
 from .stats import BudgetStats, GraphStats
 

@@ -1,10 +1,9 @@
-"""Budgets: how much one captured graph holds, and which budgets a ladder has.
+"""Budgets: how much one captured graph holds, and which budgets are captured.
 
-A budget is named by its output tokens. What a graph bakes in is more: input rows, attention
-segments, the longest segment, attention windows. A kernel launches blocks for segments times
-longest segment, so many segments *and* a long longest segment would launch mostly empty blocks. One
-token count may therefore be captured in two shapes of equal area: few long segments, or many short
-ones.
+A budget is named by its output tokens. A graph also fixes its input rows, attention segments,
+longest segment and attention windows. A kernel launches blocks for segments times longest segment,
+so a budget with many segments and a long longest segment would launch mostly empty blocks. One
+token count may therefore be captured in two shapes: few long segments, and many short ones.
 """
 
 from __future__ import annotations
@@ -15,31 +14,43 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, SupportsIndex
 
-from encoders.contract import EncoderItemSpec, GraphableEncoder
-from encoders.contract import Grid
+from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 
-from .ladder import default_ladder, fit_budgets, positive, positives, square_counts
-
-__all__ = [
-    "LONG_SEGMENTS",
-    "Budget",
-    "Ladder",
-    "Load",
-    "default_ladder",
-    "fit_budgets",
-    "plan_ladder",
-    "read_specs",
-    "square_counts",
-]
+from .bucketing import default_budgets, positive, positives, square_counts
 
 LONG_SEGMENTS = 8
-"""Segments of the long shape, and how many times shorter and more the short shape's are."""
+"""Segments of the long shape; the short shape has this many times more, this many times shorter."""
 SHORT_SHARE = 6
-"""One graph in this many has the short shape: of 48, those for squares from 784 tokens on."""
+"""One graph in this many has the short shape: with 48, those of squares from 784 tokens on."""
+
+
+class Batch(NamedTuple):
+    """Totals over items that run together; a tuple, because packing makes thousands of them."""
+
+    items: int
+    tokens: int
+    rows: int
+    segments: int
+    longest_segment: int
+    windows: int
+
+    @classmethod
+    def of(cls, specs: Iterable[EncoderItemSpec]) -> Batch:
+        """Return the totals over the items."""
+        items = rows = tokens = segments = longest = windows = 0
+        for more_rows, more_tokens, more_segments, length, more_windows in specs:
+            items += 1
+            rows += more_rows
+            tokens += more_tokens
+            segments += more_segments
+            windows += more_windows
+            if length > longest:
+                longest = length
+        return cls(items, tokens, rows, segments, longest, windows)
 
 
 class Budget(NamedTuple):
-    """Capacities of one graph (a tuple: routing hashes and compares thousands)."""
+    """Capacities of one graph; a tuple, because packing compares and hashes thousands of them."""
 
     tokens: int
     rows: int
@@ -49,56 +60,36 @@ class Budget(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Short form for tables and warnings: tokens, segments x longest segment."""
+        """Short form for tables and warnings: tokens (segments x longest segment)."""
         return f"{self.tokens} ({self.segments}x{self.longest_segment})"
 
-    def refuses(self, load: Load) -> str | None:
-        """The first capacity that ``load`` exceeds, or None if it fits."""
-        if load.tokens > self.tokens or load.rows > self.rows:
+    def exceeded_by(self, batch: Batch) -> str | None:
+        """Return the first capacity that a batch exceeds, or None if the batch fits."""
+        _, tokens, rows, segments, longest, windows = batch
+        if tokens > self[0] or rows > self[1]:
             return "tokens"
-        if load.segments > self.segments:
+        if segments > self[2]:
             return "segments"
-        if load.longest_segment > self.longest_segment:
+        if longest > self[3]:
             return "longest segment"
-        return "windows" if load.windows > self.windows else None
+        return "windows" if windows > self[4] else None
 
-
-class Load(NamedTuple):
-    """What a group of items asks for; ``area`` is the sum of squared segment lengths."""
-
-    items: int
-    tokens: int
-    rows: int
-    segments: int
-    longest_segment: int
-    windows: int
-    area: int
-
-    @classmethod
-    def of(cls, specs: Sequence[EncoderItemSpec]) -> Load:
-        """Sum of the items (a loop: a decision sums dozens of groups)."""
-        rows = tokens = segments = longest = windows = area = 0
-        for more_rows, more_tokens, more, length, more_windows in specs:
-            rows += more_rows
-            tokens += more_tokens
-            segments += more
-            windows += more_windows
-            area += more * length * length
-            if length > longest:
-                longest = length
-        return cls(len(specs), tokens, rows, segments, longest, windows, area)
+    def fits(self, batch: Batch) -> bool:
+        """Return whether the graph holds a batch."""
+        return self.exceeded_by(batch) is None
 
 
 @dataclass(frozen=True)
-class Ladder:
+class BudgetSet:
     """The budgets to capture, ascending, and how many items one replay takes."""
 
     budgets: tuple[Budget, ...]
     max_batch_size: int
     inferred: bool
+    """Whether the budgets were inferred, not given by the user."""
 
 
-def plan_ladder(
+def choose_budgets(
     encoder: GraphableEncoder,
     budgets: Iterable[SupportsIndex] | None = None,
     *,
@@ -107,22 +98,22 @@ def plan_ladder(
     min_budget: SupportsIndex | None = None,
     max_budget: SupportsIndex | None = None,
     max_graphs: SupportsIndex = 48,
-) -> Ladder:
-    """Validate the four ways to configure budgets, and infer what is not given.
+) -> BudgetSet:
+    """Check the settings that say which budgets to capture, and infer those that are not given.
 
     Args:
-        encoder: asked for its range, and for what one item of so many tokens costs.
-        budgets: output tokens, any order, any iterable; inferred from the range if None.
-        max_batch_size: items a replay; inferred as min(64, smallest budget).
-        max_frames_per_batch: segments of every budget, by default 8 long or 64 short ones; without
-            effect where segments are tiles of one length, which a budget's tokens decide.
+        encoder: says its range of budgets, and what one item of so many tokens costs.
+        budgets: output tokens in any order; inferred from the range if None.
+        max_batch_size: items per replay; inferred as min(64, smallest budget).
+        max_frames_per_batch: segments per replay, by default 8 long or 64 short ones. It has no
+            effect where segments are tiles of one length: a budget's tokens decide there.
         min_budget: smallest inferred budget; the encoder's smallest by default.
         max_budget: largest inferred budget; the encoder's largest by default.
         max_graphs: how many graphs at most.
 
     Raises:
         ValueError: a number that is not a positive integer, an empty list, bounds that cross,
-            or more items a replay than the smallest budget has tokens.
+            or more items per replay than the smallest budget has tokens.
     """
     items = _given("max_batch_size", max_batch_size)
     frames = _given("max_frames_per_batch", max_frames_per_batch)
@@ -134,9 +125,10 @@ def plan_ladder(
         tokens = _read_budgets(encoder, budgets, most)
     else:
         low, high = _bounds(encoder, low, high, items)
-        segments = _segment_counts(frames, items or min(64, low))
-        count = _long_count(encoder, high, segments, most)
-        tokens = default_ladder(low, high, count, lambda counts: _whole(encoder, counts))
+        few, many = _segment_counts(frames, items or min(64, low))
+        two_shapes = many > few and not _is_tiled(encoder, high)
+        count = most - most // SHORT_SHARE if two_shapes else most
+        tokens = default_budgets(low, high, count, lambda counts: _whole(encoder, counts))
     if items is None:
         items = min(64, tokens[0])
     elif items > tokens[0]:
@@ -146,7 +138,12 @@ def plan_ladder(
             f"(an item makes at least one): use max_batch_size<={tokens[0]} or {smallest}>={items}"
         )
     shapes = _shapes(encoder, tokens, _segment_counts(frames, items), most)
-    return Ladder(tuple(sorted(shapes)), items, inferred=budgets is None)
+    return BudgetSet(tuple(sorted(shapes)), items, inferred=budgets is None)
+
+
+def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[EncoderItemSpec]:
+    """Return what items cost, as Python's integers whichever kind the encoder counts in."""
+    return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
 
 
 def _given(name: str, value: SupportsIndex | None) -> int | None:
@@ -167,25 +164,25 @@ def _read_budgets(
     return whole
 
 
-def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[EncoderItemSpec]:
-    """What items cost, in Python's integers even if the encoder counts in NumPy's or torch's."""
-    return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
-
-
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
-    """What one item of so many tokens costs, for each count."""
+    """Return what one item of so many tokens costs, for each token count."""
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 
 def _whole(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[int]:
-    """Round up to what an item can make (whole tiles)."""
+    """Round token counts up to what an item can make (whole tiles)."""
     return sorted({spec.output_tokens for spec in _specs(encoder, tokens)})
+
+
+def _is_tiled(encoder: GraphableEncoder, tokens: int) -> bool:
+    """Return whether a large image has several segments: tiles, which are all of one length."""
+    return _specs(encoder, [4 * tokens])[0].segments > 1
 
 
 def _bounds(
     encoder: GraphableEncoder, low: int | None, high: int | None, items: int | None
 ) -> tuple[int, int]:
-    """Ends of an inferred ladder; an error names what the user gave, and what the encoder did."""
+    """Return the smallest and largest inferred budget."""
     smallest, largest = map(operator.index, encoder.budget_range)
     start = low if low is not None else max(smallest, items or 1)
     if high is None or start <= high:
@@ -204,26 +201,18 @@ def _bounds(
 
 
 def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
-    """Segments of the long shape and of the short one; equal means that one shape does."""
+    """Return the segments of the long shape and of the short one; if equal, one shape serves."""
     if frames is not None:
         return min(frames, LONG_SEGMENTS), frames
     return LONG_SEGMENTS, max(items, LONG_SEGMENTS**2)
 
 
-def _long_count(encoder: GraphableEncoder, high: int, segments: tuple[int, int], most: int) -> int:
-    """How many token counts leave room for the short shapes."""
-    one_segment = _specs(encoder, [4 * high])[0].segments == 1
-    few, many = segments
-    return most - most // SHORT_SHARE if one_segment and many > few else most
-
-
 def _shapes(
     encoder: GraphableEncoder, tokens: Sequence[int], segments: tuple[int, int], most: int
 ) -> list[Budget]:
-    """A long shape for every token count, and a short one for as many as there is room for."""
+    """Return the long shape of every token count, and short ones while there is room for them."""
     specs = _specs(encoder, tokens)
-    larger = _specs(encoder, [4 * tokens[-1]])[0]
-    if larger.segments > 1:  # tiles: every segment has one length, so one shape serves
+    if _is_tiled(encoder, tokens[-1]):
         return [_budget(spec, spec.segments, spec.longest_segment) for spec in specs]
     few, many = segments
     shapes = [_budget(spec, few, spec.longest_segment) for spec in specs]
@@ -238,6 +227,6 @@ def _shapes(
 
 
 def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
-    """Windows: twice those of one squarish item, and one more a segment for ragged edges."""
-    windows = 2 * spec.windows + segments if spec.windows else 0
+    """Return a budget with twice the windows of one squarish item, and one more per segment."""
+    windows = 2 * spec.windows + segments if spec.windows else 0  # the extra ones: ragged edges
     return Budget(spec.output_tokens, spec.input_size, segments, longest, windows)

@@ -1,7 +1,8 @@
-"""An encoder that replays CUDA graphs, one a token budget, and answers as it would eagerly."""
+"""An encoder that replays CUDA graphs, one per token budget, and answers as it would eagerly."""
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import traceback
@@ -11,14 +12,11 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import Accelerator, EncoderOutput, GraphableEncoder
-from encoders.contract import GridLike
+from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
 
-from .budgets import plan_ladder
-from .buffers import as_output
-from .costs import Costs, RowCosts
-from .executor import Executor
-from .forward import Asked, captured_forward, fast_form
+from .budgets import choose_budgets
+from .buffers import Arena
+from .capture import Capturer, Graphs, Target
 from .guards import (
     BACKENDS,
     WeightGuard,
@@ -27,17 +25,19 @@ from .guards import (
     check_rows,
     find_preprocess,
     find_weights,
-    require_contract,
     read_outputs,
     require_choice,
+    require_contract,
     resolve_backend,
     settled,
 )
-from .packing import Packer, eager_bound
+from .packing import Group, Packer
 from .plans import Cache, Plan, make_plan, quick_key, read_key, refuse_overflow
-from .session import Capturer, Session
+from .prices import Prices, Table, fingerprint
+from .replay import Captured
+from .results import as_output
+from .runner import FormSettings, captured_forward, choose_form
 from .stats import GraphStats
-from .tables import SavedTable, fingerprint
 
 CAPTURES = threading.RLock()
 """One capture at a time in a process: waiting for the device breaks another's."""
@@ -49,12 +49,12 @@ class GraphedEncoder:
     """Wraps any encoder that keeps the contract of :class:`encoders.contract.GraphableEncoder`.
 
     Args:
-        encoder: the module; its weights say device and dtype. Updated in place, the next replay
-            sees it; rebound after capture, the next call raises.
-        budgets: output tokens of each graph, any order; None infers a ladder. A budget may be
+        encoder: the module; its weights say device and dtype. Weights updated in place are seen by
+            the next replay; after weights were rebound, the next call raises.
+        budgets: output tokens of each graph, in any order; None infers them. A budget may be
             captured in two shapes: few long segments, and many short ones.
-        max_batch_size: items a replay; by default min(64, smallest budget).
-        max_frames_per_batch: attention segments a replay; by default 8 long or 64 short ones.
+        max_batch_size: items per replay; by default min(64, smallest budget).
+        max_frames_per_batch: attention segments per replay; by default 8 long or 64 short ones.
         min_budget: smallest inferred budget; by default the smallest of ``encoder.budget_range``.
         max_budget: largest inferred budget, taken as it is; by default the largest of
             ``encoder.budget_range``, lowered (with a warning) to fit a third of free memory.
@@ -66,8 +66,8 @@ class GraphedEncoder:
             "eager" (no padding), or "auto": cudagraph on CUDA, eager elsewhere.
         kernels: attention kernels of the encoder's accelerated form, which replays and eager runs
             take where the encoder has one: "auto" for the fastest of all, a name for one, or
-            "reference" for the encoder as it is, bit for bit. One that is accelerated already
-            keeps its own: leave "auto".
+            "reference" for the encoder as it is, bit for bit. An encoder that is accelerated
+            already keeps its own: leave "auto".
         precision: of the accelerated form; "bf16" is the encoder's own half or full precision.
         compile: for encoders without an accelerated form: replay what ``torch.compile`` makes of
             the encoder as it is. A tower takes about 30 seconds per budget. Eager runs stay eager.
@@ -76,8 +76,9 @@ class GraphedEncoder:
 
     Attributes:
         encoder: the module.
-        ladder: the budgets to capture, and how many items a replay takes.
-        backend: what "auto" came to.
+        budgets: the budgets to capture, ascending.
+        max_batch_size: items per replay.
+        backend: what "auto" means for this encoder.
         device, dtype: where graphs run, and in what.
         outputs, on_overflow, clone: as given.
 
@@ -112,7 +113,7 @@ class GraphedEncoder:
         require_contract(encoder)
         self.encoder = encoder
         self._contract = cast(GraphableEncoder, encoder)
-        self.ladder = plan_ladder(
+        self._wanted = choose_budgets(
             self._contract,
             budgets,
             max_batch_size=max_batch_size,
@@ -121,15 +122,17 @@ class GraphedEncoder:
             max_budget=max_budget,
             max_graphs=max_graphs,
         )
-        self._row_shape = tuple(self._contract.row_shape)
-        self._bounded = self.ladder.inferred and max_budget is None
-        self._asked_backend = backend
-        self._asked = Asked(kernels, precision, compile)
+        self.budgets, self.max_batch_size = self._wanted.budgets, self._wanted.max_batch_size
         self.on_overflow, self.clone = on_overflow, clone
+        self._row_shape = tuple(self._contract.row_shape)
+        self._bounded = self._wanted.inferred and max_budget is None
+        self._backend = backend
+        self._settings = FormSettings(kernels, precision, compile)
         self._lock = threading.RLock()
-        self._table: SavedTable | None = None
+        self._table: Table | None = None
         self._plans: Cache[Plan] = Cache(PLAN_ITEMS)
-        self._clear()
+        self._captured: Captured | None = None
+        self._target: Target | None = None
         self._locate()
 
     def __getstate__(self) -> NoReturn:
@@ -138,26 +141,19 @@ class GraphedEncoder:
             "a copy of its encoder: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
         )
 
-    def _clear(self) -> None:
-        self._plans.clear()
-        self._session: Session | None = None
-        self._packer: Packer | None = None
-        self._guard: WeightGuard | None = None
-        self._executor: Executor | None = None
-        self._place: tuple[torch.device, torch.dtype] | None = None
-        self._form = self._contract  # derived weights go with the accelerated form
-        self._accelerator: Accelerator | None = None
-
-    def _locate(self) -> None:
-        """Where the weights are, and in which dtype: read again until they are captured."""
-        place = find_weights(self.encoder)
-        self.backend = resolve_backend(self._asked_backend, place[0])
-        if place != self._place:
-            self._form, self._accelerator = fast_form(self.encoder, self._asked)
-        self.device, self.dtype = self._place = place
+    def _locate(self) -> Target:
+        """Return the target where the weights are now, with a form of the encoder made there."""
+        device, dtype = place = find_weights(self.encoder)
+        target = self._target
+        if target is None or (target.device, target.dtype) != place:
+            self.backend = resolve_backend(self._backend, device)
+            form, accelerator = choose_form(self.encoder, self._settings)
+            target = Target(form, accelerator, device, dtype, self.outputs, self.backend)
+            self.device, self.dtype, self._target = device, dtype, target
+        return target
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
-        """Capture the whole ladder, largest first, and measure it; does nothing if that is done.
+        """Capture all budgets, largest first, and time them; does nothing if that is done.
 
         Runs without autocast, gradients and inference mode, whatever is set around it.
 
@@ -168,7 +164,7 @@ class GraphedEncoder:
             self.
 
         Raises:
-            ValueError: a table loaded that was measured on something else, or metadata that
+            ValueError: a loaded table that was measured on something else, or metadata that
                 depends on more than the capacities.
             RuntimeError: every budget failed, and not for want of memory: the encoder's own error.
 
@@ -177,52 +173,61 @@ class GraphedEncoder:
         """
         check_alone(self._lock, self.device)
         with self._lock:
-            self._capture_once(progress)
+            self._ready(progress)
         return self
 
-    def _capture_once(self, progress: bool) -> None:
-        if self._packer is not None:
-            return
-        self._locate()
-        try:
-            with CAPTURES, settled(self.device):
-                self._capture(progress)
-        except BaseException as error:  # an interrupt too: leave it as it was before
-            traceback.clear_frames(error.__traceback__)  # they hold the buffers
-            self.release()
-            raise
+    def _ready(self, progress: bool = False) -> Captured:
+        """Return what is captured, and capture it if that has not been done."""
+        if self._captured is None:
+            target = self._locate()
+            try:
+                with CAPTURES, settled(target.device):
+                    self._captured = self._capture(target, progress)
+            except BaseException as error:  # an interrupt too: leave it as it was before
+                traceback.clear_frames(error.__traceback__)  # they hold the buffers
+                self.release()
+                raise
+        return self._captured
 
-    def _capture(self, progress: bool) -> None:
-        self._guard = WeightGuard(self.encoder, attributes=self.backend != "eager")
-        if self.backend == "eager":
-            self._start(Packer((), RowCosts(), self.ladder.max_batch_size), None)
-            return
-        graphs = self.backend == "cudagraph"
-        if self._table is not None and (graphs or self._accelerator is not None):
-            self._table.check(self._fingerprint())
-        if self._table is not None and self._accelerator is not None:
-            self._table.choose(self._accelerator)
-        compiled = self._asked.compiled
+    def _capture(self, target: Target, progress: bool) -> Captured:
+        table = self._table
+        pads = target.backend != "eager"
+        guard = WeightGuard(self.encoder, attributes=pads, hooks=target.has_graphs)
+        if not pads:
+            arena = Arena(0, self._row_shape, target.dtype, target.device, 0)
+            return self._start(target, Graphs(arena), guard)
+        if table is not None and (target.has_graphs or target.accelerator is not None):
+            table.check(self._fingerprint(target))
+            table.choose_kernels(target.accelerator)
+        compile = self._settings.compile
         capturer = Capturer(
-            self._form, captured_forward(self._form, compiled, len(self.ladder.budgets)),
-            self.device, self.dtype, self.outputs, graphs, progress,
-            self._table if graphs else None, self._bounded, self._accelerator, compiled,
-        )  # fmt: skip
-        session = capturer.run(self.ladder)
-        self._guard.forget_rewritten()
-        costs: Costs = session.costs or RowCosts()
-        budgets = list(session.runners)
-        bound = eager_bound(budgets, self.ladder, self._contract.budget_range[1])
-        self._start(Packer(budgets, costs, self.ladder.max_batch_size, bound), session)
+            target,
+            captured_forward(target.encoder, compile, len(self.budgets)),
+            table=table,
+            bounded=self._bounded,
+            progress=progress,
+            action="compile and capture" if compile else "capture",
+        )
+        graphs = capturer.run(self._wanted)
+        guard.forget_rewritten()
+        return self._start(target, graphs, guard)
 
-    def _start(self, packer: Packer, session: Session | None) -> None:
-        self._session, self._packer = session, packer
-        self._executor = Executor(
-            self._form, self.device, self.dtype, self.outputs, self.clone, session,
-            self._fresh_stats(), self._guard if session is not None else None,
-            self._guard.storages if self._guard is not None else frozenset(), self._accelerator,
-        )  # fmt: skip
-        self._executor.mark_stream()
+    def _start(self, target: Target, graphs: Graphs, guard: WeightGuard) -> Captured:
+        """Return what calls need to run on captured graphs."""
+        prices = graphs.prices or Prices.unmeasured(graphs.runners)
+        packer = Packer(prices, self.max_batch_size, self._eager_tokens(graphs))
+        return Captured(target, graphs, packer, guard, clone=self.clone)
+
+    def _eager_tokens(self, graphs: Graphs) -> int:
+        """Return the most tokens of an eager run of several items.
+
+        That is twice what is worth a graph, so that another run costs next to nothing; where memory
+        left out the largest budgets, it is twice what fitted.
+        """
+        most = max((budget.tokens for budget in graphs.runners), default=0)
+        if most in (0, self.budgets[-1].tokens):
+            most = max(most, operator.index(self._contract.budget_range[1]))
+        return 2 * most
 
     def release(self) -> None:
         """Give back graphs, pool, buffers, derived weights and times; the next call captures."""
@@ -230,7 +235,8 @@ class GraphedEncoder:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
                 torch.cuda.synchronize(self.device)  # first: replays may be writing there
-            self._clear()
+            self._plans.clear()
+            self._captured = self._target = None  # derived weights go with the accelerated form
             if on_cuda:
                 torch.cuda.empty_cache()
 
@@ -241,17 +247,20 @@ class GraphedEncoder:
             ValueError: nothing was measured (no capture yet, or a backend without graphs).
         """
         with self._lock:
-            session = self._session
-            if session is None or session.costs is None:
+            captured = self._captured
+            if captured is None or captured.graphs.prices is None:
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
-            chosen = None if self._accelerator is None else self._accelerator.choices()
-            session.saved_table(os.fspath(path), self._fingerprint(), chosen).write()
+            graphs, accelerator = captured.graphs, captured.target.accelerator
+            full_ms = {budget: stats.replay_ms or 0.0 for budget, stats in graphs.stats.items()}
+            kernels = None if accelerator is None else dict(accelerator.choices())
+            made_on = self._fingerprint(captured.target)
+            Table(os.fspath(path), made_on, captured.graphs.prices, full_ms, kernels).write()
 
     def load_table(self, path: str | os.PathLike[str] | None) -> None:
         """Use saved times and kernels instead of measuring; call it before capture.
 
-        The file is read here, once; what it says serves every capture of this object, also after
-        ``release()``, until another is loaded. An inferred ladder ends where the table does.
+        The file is read here, once. It serves every capture of this object, also after
+        ``release()``, until another is loaded. Inferred budgets end where the table does.
 
         Args:
             path: what ``save_table`` wrote; None forgets a table loaded before.
@@ -262,12 +271,19 @@ class GraphedEncoder:
                 that cannot run here.
         """
         with self._lock:
-            if self._packer is not None:
+            if self._captured is not None:
                 raise ValueError("already captured: release() first, then load_table, then capture")
-            self._table = None if path is None else SavedTable.read(path)
+            self._table = None if path is None else Table.read(path)
 
-    def _fingerprint(self) -> dict[str, str]:
-        return fingerprint(self.encoder, self.device, self.dtype, self.outputs, self._asked)
+    def _fingerprint(self, target: Target) -> dict[str, str]:
+        return fingerprint(
+            self.encoder,
+            target.device,
+            target.dtype,
+            self.outputs,
+            self._row_shape,
+            self._settings,
+        )
 
     def __call__(
         self, pixel_values: Tensor, grid_thw: GridLike, *, out: EncoderOutput | None = None
@@ -281,54 +297,41 @@ class GraphedEncoder:
                 the encoder's device. A pinned CPU tensor is read asynchronously: do not overwrite
                 it before the device has done the work.
             grid_thw: [items, 3], as the encoder takes it; read on the host.
-            out: tensors to write the results into, instead of new ones; None where ``outputs`` has
-                no such field.
+            out: tensors to write the results into instead of new ones, each with a storage of its
+                own; None where ``outputs`` has no such field.
 
         Returns:
             :class:`EncoderOutput`, items in the caller's order; fields not in ``outputs`` are None.
 
         Raises:
-            TypeError: pixels that are no tensor, or an ``out`` that is no :class:`EncoderOutput`.
             ValueError: pixels, a grid or an ``out`` that cannot be, gradients wanted, or (with
                 ``on_overflow="raise"``) an item over every budget.
-            RuntimeError: weights were rebound after capture, or this was called from inside its own
-                encoder, or inside a CUDA graph that is being captured.
+            RuntimeError: weights were rebound or (with graphs) a hook was registered after capture,
+                or this was called from inside its own encoder, or inside a CUDA graph that is being
+                captured.
         """
         check_alone(self._lock, self.device)
         with self._lock:
-            self._follow()
+            self._follow_weights()
             check_pixels(pixel_values, self._row_shape, self.device)
-            self._ready().check_gradients(pixel_values)
-            return self._call(pixel_values, grid_thw, out)
+            captured = self._ready()
+            captured.guard.check_gradients(pixel_values)
+            with settled(self.device):
+                plan = self._plan(grid_thw, len(pixel_values))
+                check_rows(len(pixel_values), plan.rows)
+                fields = captured.run(plan, pixel_values, out)
+            return as_output(fields, self.outputs)
 
-    def _follow(self) -> None:
+    def _follow_weights(self) -> None:
         """Go where the weights are, as long as nothing is captured that reads them elsewhere."""
-        if self._packer is None:
+        captured = self._captured
+        if captured is None:
             self._locate()
-        elif self.backend == "eager" and self._guard is not None and not self._guard.holds():
-            counts = self.stats()
-            self._clear()
-            self._locate()
-            if self.backend == "eager":
-                self._ready()
-                assert self._executor is not None
-                self._executor.counts = counts
-
-    def _ready(self) -> WeightGuard:
-        if self._guard is None or self._executor is None:
-            self._capture_once(progress=False)
-        assert self._guard is not None
-        return self._guard
-
-    def _call(
-        self, pixel_values: Tensor, grid_thw: GridLike, out: EncoderOutput | None
-    ) -> EncoderOutput:
-        with settled(self.device):
-            assert self._executor is not None
-            plan = self._plan(grid_thw, len(pixel_values))
-            check_rows(len(pixel_values), plan.rows)
-            fields = self._executor.run(plan, pixel_values, out)
-        return as_output(fields, self.outputs)
+        elif not captured.pads and not captured.guard.holds():
+            self._plans.clear()
+            self._captured = self._target = None
+            if self._locate().backend == "eager":
+                self._ready().counts = captured.counts
 
     def encode(
         self,
@@ -344,57 +347,67 @@ class GraphedEncoder:
         """Encode images and videos, through ``encoder.preprocess``.
 
         Args:
-            images, videos: as ``preprocess`` takes them, and all keywords.
+            images, videos: what ``preprocess`` takes, as are all keywords.
 
         Returns:
-            One :class:`EncoderOutput` an item, images first, then videos, each in the order given
-            and, but with ``clone=False``, in memory of its own.
+            One :class:`EncoderOutput` per item, images first, then videos, each in the order given
+            and, unless ``clone=False``, in memory of its own.
 
         Raises:
             TypeError: the encoder has no ``preprocess``.
             ValueError: what ``preprocess`` or a call raises.
         """
         inputs = find_preprocess(self.encoder)(
-            images, videos, min_pixels=min_pixels, max_pixels=max_pixels, max_tiles=max_tiles,
-            fps=fps, num_frames=num_frames,
-        )  # fmt: skip
+            images,
+            videos,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
         output = self(inputs.pixel_values, inputs.grid_thw)
         items = self._contract.split(output, inputs.grid_thw)
         return [item.clone() for item in items] if self.clone and len(items) > 1 else items
 
     def _plan(self, grid_thw: GridLike, rows: int | None = None) -> Plan:
+        """Return the plan of a grid, kept since it was first seen.
+
+        Args:
+            grid_thw: of the call.
+            rows: input rows of the call, if they are known.
+        """
+        captured = self._ready()
         plan = self._plans.get(quick_key(grid_thw))
         if plan is None:
             key = read_key(grid_thw)
             plan = self._plans.get(key)
         if plan is None:
-            assert self._packer is not None
             specs = self._contract.item_specs(list(key))
-            if rows is not None:  # before packing: sizes that nothing has are no numbers to add
+            if rows is not None:  # before packing, whose arrays hold no numbers of absurd sizes
                 check_rows(rows, sum([spec.input_size for spec in specs]))
-            pack = self._packer.pack if specs and self.backend != "eager" else self._packer.whole
-            plan = make_plan(key, specs, pack(specs))
+            if specs and captured.pads:
+                groups = captured.packer.pack(specs)
+            else:  # everything at once, also where there is nothing
+                groups = [Group(tuple(range(len(specs))), None, ("eager backend",) * len(specs))]
+            plan = make_plan(key, specs, groups)
             self._plans.put(key, plan, max(len(key), 1))
         if self.on_overflow == "raise":
-            refuse_overflow(plan, bool(self._packer and self._packer.budgets))
+            refuse_overflow(plan, bool(captured.graphs.runners))
         return plan
 
     def stats(self) -> GraphStats:
-        """A copy of the counters; prints as a table, ``.to_dict()`` is plain data."""
+        """Return a copy of the counters; it prints as a table, ``.to_dict()`` is plain data."""
         with self._lock:
-            return self._executor.stats() if self._executor else GraphStats(self.backend)
+            return self._captured.stats() if self._captured else GraphStats(self.backend)
 
     def reset_stats(self) -> None:
         """Set the counters to zero; what capture measured stays."""
         with self._lock:
-            if self._executor is not None:
-                self._executor.counts = self._fresh_stats()
-
-    def _fresh_stats(self) -> GraphStats:
-        session = self._session
-        return session.fresh_stats(self.backend) if session else GraphStats(self.backend)
+            if self._captured is not None:
+                self._captured.reset_stats()
 
     def _poison(self) -> None:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""
-        if self._executor is not None:
-            self._executor.poison()
+        if self._captured is not None:
+            self._captured.poison()

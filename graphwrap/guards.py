@@ -1,16 +1,18 @@
-"""What is checked before anything runs: settings, pixels, gradients, weights that moved."""
+"""What is checked before a wrong answer could come: settings, pixels, gradients, weights, hooks."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
+from .results import FIELDS
+
 MEMBERS = (
     "budget_range",
     "row_shape",
@@ -19,37 +21,47 @@ MEMBERS = (
     "prepare_encoder_metadata",
     "split",
 )
-AS_IT_IS = nullcontext()
 BACKENDS = ("auto", "cudagraph", "static", "eager")
+UNCHANGED = nullcontext()
 
 
 class WeightGuard:
-    """Remembers every slot for a parameter, buffer or submodule, and where its tensor lay.
+    """Remembers every parameter, buffer, submodule and hook of an encoder, and where weights lay.
 
     A graph reads addresses. Weights updated in place are seen by the next replay; weights rebound
     (``load_state_dict(assign=True)``, ``.to()``, a submodule replaced) are not, and would be
     answered with the old ones. The old storages are held, so that the check may run while a replay
-    does.
+    does. Hooks registered after capture would be left out by replays.
+
+    Args:
+        encoder: the user's module.
+        attributes: whether to look at tensors in plain attributes, too.
+        hooks: whether hooks registered later are an error.
     """
 
-    def __init__(self, encoder: nn.Module, attributes: bool = True) -> None:
-        """Look at everything; ``attributes`` says whether at tensors in plain attributes, too."""
+    def __init__(self, encoder: nn.Module, *, attributes: bool = True, hooks: bool = False) -> None:
         self._names, self._slots = [], list[dict[str, object]]()
         self._attributes: list[tuple[dict[str, object], str, object]] = []
+        self._hooks: list[dict[int, Any]] = []
         for path, module in encoder.named_modules():
             for slots in (module._parameters, module._buffers, module._modules):
                 self._names.append(path)
                 self._slots.append(slots)
-            self._attributes += [
-                (vars(module), name, value)
-                for name, value in vars(module).items()
-                if attributes and isinstance(value, Tensor)
-            ]
+            if attributes:
+                self._attributes += [
+                    (vars(module), name, value)
+                    for name, value in vars(module).items()
+                    if isinstance(value, Tensor)
+                ]
+            if hooks:
+                self._hooks += [module._forward_hooks, module._forward_pre_hooks]
         self._kept = [dict(slots) for slots in self._slots]
+        self._kept_hooks = {number for number, _ in self._current_hooks()}
         self._parameters = list(encoder.parameters())
         self._hold()
 
     def _hold(self) -> None:
+        """Note where every tensor lies, and hold its storage."""
         tensors = [value for kept in self._kept for value in kept.values()]
         tensors += [value for _, _, value in self._attributes]
         self._tensors = [value for value in tensors if isinstance(value, Tensor)]
@@ -57,7 +69,7 @@ class WeightGuard:
         self._held = [tensor.detach() for tensor in self._tensors]
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
         """Where weights lie: a result there would not be the caller's own."""
-        # Other tensors of one element may compare equal to these: they are told apart one by one.
+        # Other tensors of one element may compare equal to these: each is compared by identity.
         self._plain = self._attributes + [
             (slots, name, value)
             for slots in self._slots
@@ -66,17 +78,19 @@ class WeightGuard:
         ]
 
     def forget_rewritten(self) -> None:
-        """Leave alone the attributes that running the encoder has set, as ``torch.nn.utils.prune``
-        and ``weight_norm`` do: what they are made of is guarded."""
-        self._now = [slots.get(name) for slots, name, _ in self._attributes]  # as graphs read them
+        """Drop the attributes that running the encoder has set: what they are made of is guarded.
+
+        ``torch.nn.utils.prune`` and ``weight_norm`` set a layer's weight in every forward.
+        """
+        self._read_by_graphs = [slots.get(name) for slots, name, _ in self._attributes]
         self._attributes = [each for each in self._attributes if each[0].get(each[1]) is each[2]]
         self._hold()
 
     def holds(self) -> bool:
-        """Whether everything is where it was: some tens of microseconds for thirty blocks.
+        """Return whether every weight is where it was, in tens of microseconds for thirty blocks.
 
-        All slots are compared at once: ``dict`` takes what is the same object for equal, and a
-        tensor that is another one has no truth value.
+        All slots are compared at once: ``dict`` takes the same object for equal, and a tensor that
+        is another one has no truth value.
         """
         try:
             same = self._slots == self._kept
@@ -89,10 +103,11 @@ class WeightGuard:
         )
 
     def check(self) -> None:
-        """Raise if a weight is no longer where the graphs read it.
+        """Raise if replays would not do what the encoder does now.
 
         Raises:
-            RuntimeError: a parameter, buffer or submodule was replaced or moved after capture.
+            RuntimeError: a parameter, buffer or submodule was replaced or moved, or a hook was
+                registered, after capture.
         """
         if not self.holds():
             raise RuntimeError(
@@ -100,9 +115,20 @@ class WeightGuard:
                 "assign=True, .to(), .half(), a module or tensor assigned): its graphs still read "
                 "the old one; call release() and capture() again"
             )
+        for number, hook in self._current_hooks():
+            if number not in self._kept_hooks:
+                raise RuntimeError(
+                    f"forward hook {hook!r} was registered after capture, and replays would leave "
+                    "it out: remove it, call release() and capture() again, or use "
+                    'backend="static" or "eager"'
+                )
+
+    def _current_hooks(self) -> Iterator[tuple[int, Any]]:
+        """Return the number and the function of every forward hook that is registered now."""
+        return chain.from_iterable(hooks.items() for hooks in filter(None, self._hooks))
 
     def _changed(self) -> str:
-        """The first slot that is not as it was, in words."""
+        """Return the first slot that is not as it was, in words."""
         addresses = dict(zip(map(id, self._tensors), self._addresses, strict=True))
         for path, slots, kept in zip(self._names, self._slots, self._kept, strict=True):
             for name in {**kept, **slots}:
@@ -133,23 +159,12 @@ class WeightGuard:
 
 
 def settled(device: torch.device) -> AbstractContextManager[object]:
-    """The modes that graphs are captured in and calls run in, whatever is set around them.
+    """Return the modes that graphs are captured in and calls run in, whatever is set around them.
 
-    No gradients, no autocast (a replay could not follow it, so eager runs do not either), tensors
-    made on the CPU unless told otherwise, and the encoder's GPU as the current one. Only what is
-    set is undone: a call that is launched in tens of microseconds has none to spare.
+    Gradients, inference mode and autocast are off (a replay could not follow autocast, so eager
+    runs do not either), tensors are made on the CPU unless told otherwise, and the encoder's GPU is
+    the current one. Only what is set is undone, because a call takes tens of microseconds in all.
     """
-    undo = _undoing(device)
-    if not undo:
-        return AS_IT_IS
-    stack = ExitStack()
-    for mode in undo:
-        stack.enter_context(mode)
-    return stack
-
-
-def _undoing(device: torch.device) -> list[AbstractContextManager[object]]:
-    """What undoes the modes that are set."""
     undo: list[AbstractContextManager[object]] = []
     if torch.is_inference_mode_enabled():
         undo.append(torch.inference_mode(False))
@@ -160,21 +175,21 @@ def _undoing(device: torch.device) -> list[AbstractContextManager[object]]:
         kinds = ("cpu", "cuda") if on_cuda else ("cpu",)
         on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
         undo += [torch.autocast(kind, enabled=False) for kind in on]
-    if _default_device_may_be_set() and torch.empty(0).device.type != "cpu":
+    # Asking torch for the default device in public takes several times as long as this.
+    if torch._C._len_torch_function_stack() or torch._C._get_default_device() != "cpu":
         undo.append(torch.device("cpu"))
     if on_cuda and torch._C._cuda_getDevice() != device.index:
         undo.append(torch.cuda.device(device))
-    return undo
-
-
-def _default_device_may_be_set() -> bool:
-    """A look that takes a fraction of a microsecond; making a tensor to see takes some."""
-    modes: int = torch._C._len_torch_function_stack()
-    return modes > 0 or torch._C._get_default_device() != "cpu"
+    if not undo:
+        return UNCHANGED
+    stack = ExitStack()
+    for mode in undo:
+        stack.enter_context(mode)
+    return stack
 
 
 def require_contract(encoder: object) -> None:
-    """Raise unless it is a module with the members that graphs use.
+    """Raise unless an object is a module with the members that graphs use.
 
     Raises:
         TypeError: it is not.
@@ -193,7 +208,7 @@ def require_contract(encoder: object) -> None:
 
 
 def _has(encoder: nn.Module, name: str) -> bool:
-    """Whether there is such a member, perhaps of a module that this one wraps."""
+    """Return whether there is such a member, perhaps of a module that this one wraps."""
     try:
         getattr(encoder, name)
     except AttributeError:
@@ -202,7 +217,7 @@ def _has(encoder: nn.Module, name: str) -> bool:
 
 
 def find_preprocess(encoder: nn.Module) -> Callable[..., Any]:
-    """The encoder's ``preprocess``, which the contract does not ask for.
+    """Return the encoder's ``preprocess``, which the contract does not ask for.
 
     Raises:
         TypeError: it has none.
@@ -234,15 +249,16 @@ def check_alone(lock: threading.RLock, device: torch.device) -> None:
 
 
 def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and dtype of the first floating-point parameter of 16 bits or more, else buffer.
+    """Return device and dtype of the first floating-point parameter of 16 bits or more.
+
+    Without such a parameter, the first such buffer counts.
 
     Raises:
         ValueError: the module has neither.
     """
-    for tensors in (encoder.parameters(), encoder.buffers()):
-        for tensor in tensors:
-            if tensor.is_floating_point() and tensor.dtype.itemsize > 1:  # 8 bits hold no pixels
-                return tensor.device, tensor.dtype
+    for tensor in chain(encoder.parameters(), encoder.buffers()):
+        if tensor.is_floating_point() and tensor.dtype.itemsize > 1:  # 8 bits hold no pixels
+            return tensor.device, tensor.dtype
     raise ValueError(
         f"{type(encoder).__name__} has no floating-point parameters or buffers: they say on which "
         "device and in which dtype its graphs run"
@@ -250,10 +266,10 @@ def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:
-    """What "auto" means on a device.
+    """Return the backend that a setting means on a device.
 
     Raises:
-        ValueError: graphs asked for elsewhere than on CUDA, or with an allocator that has no pools.
+        ValueError: graphs were asked for elsewhere than on CUDA, or the allocator has no pools.
     """
     if backend == "cudagraph" and device.type != "cuda":
         raise ValueError(
@@ -281,7 +297,7 @@ def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
-    """The fields asked for, each once.
+    """Return the fields asked for, each once.
 
     Raises:
         ValueError: no list of fields, an empty one, or an unknown field.
@@ -300,11 +316,10 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
     """Raise on pixels that the graphs cannot take.
 
     Raises:
-        TypeError: no tensor.
-        ValueError: integer pixels, a wrong trailing shape, or pixels on another accelerator.
+        ValueError: not a tensor, integer pixels, a wrong trailing shape, or another accelerator.
     """
     if not isinstance(pixel_values, Tensor):
-        raise TypeError(
+        raise ValueError(
             f"pixel_values is a {type(pixel_values).__name__}, not a tensor: pass "
             "torch.as_tensor(pixel_values), or what encoder.preprocess returns"
         )

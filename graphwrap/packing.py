@@ -1,349 +1,242 @@
-"""Packing items into replays: every capacity kept, the cheapest by measured cost, deterministic.
+"""Packing items into replays: every capacity kept, close to the cheapest, deterministic.
 
-One run of everything is taken where no split could cost less. Else, up to ``EXACT_ITEMS`` items,
-the cheapest of all divisions into groups is found; beyond, groups are filled one after another, and
-the last, which may be half empty, is divided so in bundles.
-Items that no budget holds run eagerly, together: each alone would wait for its launches again. But
-no eager run of several items has more than so many tokens, so that memory is bounded however many
-items a call has.
-Inside a group, items keep the caller's order.
+One replay of everything is taken where no split could cost less. Otherwise items are placed by
+first fit decreasing: the largest first, each in the first replay that has room. That is done for a
+few capacities, the cheapest result is taken, and each replay takes the cheapest budget that holds
+it. Items that no budget holds run eagerly together, in runs of bounded length so that memory is
+bounded. Eager runs of everything are taken where they cost less than all of that.
 """
 
 from __future__ import annotations
 
-import operator
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import pairwise
-from math import inf
-from typing import NamedTuple, SupportsIndex
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from encoders.contract import EncoderItemSpec
 
-from .budgets import Budget, Ladder, Load
-from .costs import Costs
-from .filling import UNBOUNDED, Line, read_table, tokens_only
-from .subsets import Floats, Ints, Loads, Shelf, cheapest_division
+from .budgets import Batch, Budget
+from .prices import Prices
 
-EXACT_ITEMS = 12
+CHEAPER = "cheaper"
+FEW_ITEMS = 12
+"""Up to so many items, capacities of all sizes are tried; beyond, those that seem cheapest."""
+CAPACITIES = 12
+"""Capacities tried for few items, which then cost at most 3 % more than the optimum."""
+PLACEMENTS = 200
+"""Placements per decision for many items: the more items, the fewer capacities are tried."""
+OPEN_REPLAYS = 4
+"""Replays that are looked through for room; the oldest is closed when another one opens."""
+SAMPLE = 64
+"""Items of many that tell which capacities seem cheapest."""
+WORTH_A_SPLIT = 1.01
+"""A split is not looked for where it could save less than 1 %."""
 
 
 class Group(NamedTuple):
-    """Items that run together: through one budget, or (None) eagerly, and then why each."""
+    """Items that run together, through one budget or eagerly (None)."""
 
     items: tuple[int, ...]
+    """Their places in the call, ascending."""
+    budget: Budget | None
+    reasons: tuple[str, ...] = ()
+    """Why each item runs eagerly; empty for a replay."""
+
+
+class _Run(NamedTuple):
+    """A group under consideration, with its cost."""
+
+    items: Sequence[int]
     budget: Budget | None
     cost: float
-    reasons: tuple[str, ...] = ()
-
-
-class _Runs(NamedTuple):
-    """Runs with their prices."""
-
-    items: list[tuple[int, ...]]
-    prices: list[float]
 
 
 class Packer:
-    """Packs items for one ladder and one table of prices.
+    """Packs items by one set of prices.
 
     Args:
-        budgets: those captured.
-        costs: prices of replays and eager runs.
-        max_batch_size: items a replay.
-        eager_tokens: tokens of an eager run of several items, at most; the largest budget's, at
-            least.
+        prices: of every budget that was captured.
+        max_batch_size: items per replay, at most.
+        eager_tokens: tokens per eager run of several items, at most.
     """
 
-    def __init__(
-        self,
-        budgets: Sequence[Budget],
-        costs: Costs,
-        max_batch_size: int,
-        eager_tokens: int = UNBOUNDED,
-    ) -> None:
-        self.budgets = tuple(sorted(budgets))
-        self.costs = costs
+    def __init__(self, prices: Prices, max_batch_size: int, eager_tokens: int) -> None:
+        self.prices = prices
+        self.budgets = sorted(prices.replay_ms)
         self.max_batch_size = max_batch_size
-        self._chains = _chains(self.budgets)
-        for chain in self._chains:
-            chain.rank(costs)
-        self._shelf = Shelf([(chain.capacities, chain.empties) for chain in self._chains])
-        self._choices = [each for chain in self._chains for each in chain.choices]
-        self._widest = _widest(self.budgets)
         self.eager_tokens = max([eager_tokens, *[budget.tokens for budget in self.budgets]])
-        cheapest_division(np.zeros(1 << EXACT_ITEMS))  # its tables are made once a process: here
+        self._widest = [one for one in reversed(self.budgets) if not self._is_inside_another(one)]
+        self._capacities = np.array(self.budgets, np.float64).reshape(-1, len(Budget._fields))
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Groups that cover every item once, in the order of their first items.
+        """Return groups that cover every item once, in the order of their first items.
 
         Args:
             specs: what each item costs, in the caller's order.
-
-        Returns:
-            The groups; those that run eagerly have a reason an item. None for no items.
         """
-        if self.budgets and len(specs) <= EXACT_ITEMS:
-            groups = self._divide([[item] for item in range(len(specs))], specs) if specs else []
-        else:
-            groups = self._pack_many(specs)
-        return sorted(groups, key=lambda group: group.items[0])
-
-    def whole(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Everything at once, eagerly (also when there is nothing)."""
-        count = len(specs)
-        return [Group(tuple(range(count)), None, 0.0, ("eager backend",) * count)]
-
-    def overflow(self, spec: EncoderItemSpec) -> str | None:
-        """The capacity that keeps an item out of every budget, or None."""
-        if not self.budgets:
-            return "every budget"
-        load = Load.of([spec])
-        reasons = [budget.refuses(load) for budget in self._widest]
-        if None in reasons:
-            return None
-        return next((reason for reason in reasons if reason != "tokens"), "tokens")
-
-    def best(self, load: Load) -> tuple[float, Budget | None]:
-        """The cheapest way to run a load at once: a budget, or eager (None)."""
-        best, choice = self.costs.eager(load), None
-        if load.tokens > self.eager_tokens and load.items > 1:
-            best = inf
-        if load.items > self.max_batch_size:
-            return best, choice
-        for chain in self._chains:
-            budget = chain.cheapest(load)
-            if budget is not None:
-                cost = self.costs.replay(budget, load)
-                if cost < best:
-                    best, choice = cost, budget
-        return best, choice
-
-    def _pack_many(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """What fits packed, what does not run eagerly; or all of it, where that costs less."""
         if not specs:
             return []
-        table = read_table(specs)
-        fits = self._fitting(table)
-        fitting, over = np.flatnonzero(fits), np.flatnonzero(~fits)
-        whole = self._cut_eager(np.arange(len(specs)), table)
-        if not len(fitting):
-            return self._eager_groups(whole, specs)
-        groups = self._fill_and_divide(fitting, table, specs)
-        rest = self._cut_eager(over, table)
-        if sum(whole.prices) < sum([group.cost for group in groups]) + sum(rest.prices):
-            return self._eager_groups(whole, specs)
-        return groups + self._eager_groups(rest, specs)
-
-    def _fitting(self, table: Ints) -> npt.NDArray[np.bool_]:
-        """Which items some budget holds."""
-        fits = np.zeros(len(table), dtype=bool)
-        for most in self._widest:
-            bounds = (most.rows, most.tokens, most.segments, most.longest_segment, most.windows)
-            fits |= (table <= bounds).all(axis=1)
-        return fits
-
-    def _fill_and_divide(
-        self, items: Ints, table: Ints, specs: Sequence[EncoderItemSpec]
-    ) -> list[Group]:
-        """Groups of items that all fit: full ones, large items first; the last is divided."""
-        ordered = items[np.argsort(-table[items, 1], kind="stable")]
-        line = Line(table[ordered])
-        starts = line.cut(self._widest, self.max_batch_size)
-        loads = line.loads(starts)
-        empty, at = self._shelf.cheapest(loads)
-        replay, eager = self.costs.cheapest(loads, empty), self._eager_prices(loads)
-        chosen = np.where(replay < eager, at, -1).tolist()
-        *runs, last = _stretches(ordered, starts)
-        groups = [
-            Group(run, self._choices[place] if place >= 0 else None, price,
-                  () if place >= 0 else ("cheaper",) * len(run))
-            for run, place, price in zip(runs, chosen[:-1], replay[:-1].tolist(), strict=True)
-        ]  # fmt: skip
-        size = -(-len(last) // EXACT_ITEMS)
-        bundles = [last[at : at + size] for at in range(0, len(last), size)]
-        return groups + self._divide(bundles, specs)
-
-    def _cut_eager(self, items: Ints, table: Ints) -> _Runs:
-        """Eager runs of items in the caller's order, each as long as it may be."""
-        if not len(items):
-            return _Runs([], [])
-        line = Line(table[items])
-        starts = line.cut([tokens_only(self.eager_tokens)], len(items))
-        prices = self._eager_prices(line.loads(starts))
-        return _Runs(_stretches(items, starts), prices.tolist())
-
-    def _eager_groups(self, runs: _Runs, specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        whys = _Whys(self)
-        return [
-            Group(items, None, price, tuple([whys[specs[item]] for item in items]))
-            for items, price in zip(*runs, strict=True)
-        ]
-
-    def _eager_prices(self, loads: Loads) -> Floats:
-        return self.costs.cheapest(loads, np.full(len(loads.longest_segment), np.inf))
-
-    def _divide(
-        self, bundles: Sequence[Sequence[int]], specs: Sequence[EncoderItemSpec]
-    ) -> list[Group]:
-        """The cheapest division of a few bundles of items into groups, of all there are."""
-        load = Load.of([specs[item] for bundle in bundles for item in bundle])
-        price, budget = self.best(load)
-        if price <= self.costs.split(load):
-            every = [item for bundle in bundles for item in bundle]
-            return [self._group(every, budget, price, specs)]
-        each = [(Load.of([specs[item] for item in bundle]), bundle) for bundle in bundles]
-        each.sort(key=_longest)
-        loads = Loads.of_subsets([load for load, _ in each])
-        empty = self._shelf.empties(loads)
-        if load.items > self.max_batch_size:
-            empty[loads.items > self.max_batch_size] = np.inf
-        prices = self.costs.cheapest(loads, empty)
-        if load.tokens > self.eager_tokens:
-            prices[(loads.tokens > self.eager_tokens) & (loads.items > 1)] = np.inf
+        everything, batch = list(range(len(specs))), Batch.of(specs)
+        runs, whys = self._replay(everything, batch), dict[EncoderItemSpec, str]()
+        if not runs or _cost(runs) > WORTH_A_SPLIT * self.prices.least(2, batch.rows):
+            fitting, over = everything, list[int]()
+            if self.why_eager(EncoderItemSpec(*map(max, zip(*specs, strict=True)))) != CHEAPER:
+                whys = {spec: self.why_eager(spec) for spec in set(specs)}
+                fitting = [item for item in everything if whys[specs[item]] == CHEAPER]
+                over = [item for item in everything if whys[specs[item]] != CHEAPER]
+            runs = self._replays(fitting, specs) + self._eager_runs(over, specs)
+        if self.prices.eager(batch.rows) < _cost(runs):
+            runs = min(runs, self._eager_runs(everything, specs), key=_cost)
         groups = []
-        for subset in cheapest_division(prices):
-            taken = [
-                item for k, (_, bundle) in enumerate(each) if subset >> k & 1 for item in bundle
-            ]
-            price, budget = self.best(Load.of([specs[item] for item in taken]))
-            groups.append(self._group(taken, budget, price, specs))
-        return groups
+        for items, budget, _ in runs:
+            eager = () if budget else tuple([whys.get(specs[item], CHEAPER) for item in items])
+            groups.append(Group(tuple(sorted(items)), budget, eager))
+        return sorted(groups)
 
-    def _group(
-        self,
-        items: Sequence[int],
-        budget: Budget | None,
-        cost: float,
-        specs: Sequence[EncoderItemSpec],
-    ) -> Group:
-        """Items in the caller's order; where they run eagerly, with the reason of each."""
-        ordered = tuple(sorted(items))
-        if budget is not None:
-            return Group(ordered, budget, cost)
-        return Group(ordered, None, cost, tuple([self.why(specs[item]) for item in ordered]))
+    def why_eager(self, spec: EncoderItemSpec) -> str:
+        """Return why an item would run eagerly: over a capacity, or because that is cheaper."""
+        batch = Batch.of([spec])
+        reasons = [budget.exceeded_by(batch) for budget in self._widest] or ["every budget"]
+        if None in reasons:
+            return CHEAPER
+        return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
-    def why(self, spec: EncoderItemSpec) -> str:
-        """Why an item would run eagerly."""
-        rows, tokens, segments, longest, windows = spec
-        for most in self._widest:
-            if (
-                tokens <= most.tokens
-                and rows <= most.rows
-                and segments <= most.segments
-                and longest <= most.longest_segment
-                and windows <= most.windows
-            ):
-                return "cheaper"
-        return f"over {self.overflow(spec)}"
-
-
-class _Whys(dict[EncoderItemSpec, str]):
-    """Why items run eagerly, each size asked for once."""
-
-    def __init__(self, packer: Packer) -> None:
-        self._packer = packer
-
-    def __missing__(self, spec: EncoderItemSpec) -> str:
-        self[spec] = self._packer.why(spec)
-        return self[spec]
-
-
-class _Chain:
-    """Budgets of one shape: every capacity grows along the chain, so a look-up is a bisection."""
-
-    def __init__(self, first: Budget) -> None:
-        self.budgets = [first]
-        self._cheapest = [first]
-        self.empties = [0.0]
-        """What a replay of the cheapest budget from each on costs before its first item."""
-
-    def takes(self, budget: Budget) -> bool:
-        """Whether a budget continues the chain."""
-        return all(ours <= its for ours, its in zip(self.budgets[-1], budget, strict=True))
-
-    def rank(self, costs: Costs) -> None:
-        """Note which budget from each on is cheapest: a measured table need not grow with size."""
-        best = self.budgets[-1]
-        self._cheapest = []
-        for budget in reversed(self.budgets):
-            if costs.empty(budget) <= costs.empty(best):
-                best = budget
-            self._cheapest.insert(0, best)
-        self.empties = [costs.empty(budget) for budget in self._cheapest]
-
-    @property
-    def choices(self) -> list[Budget | None]:
-        """The cheapest budget from each on, and None for what is over the last."""
-        return [*self._cheapest, None]
-
-    @cached_property
-    def capacities(self) -> list[tuple[int, ...]]:
-        """Tokens of every budget, rows of every budget, and so on."""
-        return list(zip(*self.budgets, strict=True))
-
-    def cheapest(self, load: Load) -> Budget | None:
-        """The cheapest budget that holds a load: those before the first that fits do not."""
-        tokens, rows, segments, longest, windows = self.capacities
-        at = max(
-            bisect_left(tokens, load.tokens),
-            bisect_left(rows, load.rows),
-            bisect_left(segments, load.segments),
-            bisect_left(longest, load.longest_segment),
-            bisect_left(windows, load.windows),
+    def _is_inside_another(self, budget: Budget) -> bool:
+        return any(
+            other != budget and all(ours <= its for ours, its in zip(budget, other, strict=True))
+            for other in self.budgets
         )
-        return self._cheapest[at] if at < len(self.budgets) else None
 
+    def _replay(self, items: Sequence[int], batch: Batch) -> list[_Run]:
+        """Return items as one replay of the cheapest budget; nothing if no budget holds them."""
+        budget = self.prices.cheapest(batch) if batch.items <= self.max_batch_size else None
+        return [] if budget is None else [_Run(items, budget, self.prices.replay_ms[budget])]
 
-def eager_bound(captured: Sequence[Budget], ladder: Ladder, worth: SupportsIndex) -> int:
-    """Tokens of an eager run of several items, at most.
+    def _eager_runs(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> list[_Run]:
+        """Return eager runs of items in the caller's order, each as long as it may be."""
+        runs, batch = list[_Run](), list[int]()
+        tokens = rows = 0
+        for item in items:
+            spec = specs[item]
+            if batch and tokens + spec.output_tokens > self.eager_tokens:
+                runs.append(_Run(batch, None, self.prices.eager(rows)))
+                batch, tokens, rows = [], 0, 0
+            batch.append(item)
+            tokens += spec.output_tokens
+            rows += spec.input_size
+        return [*runs, _Run(batch, None, self.prices.eager(rows))] if batch else []
 
-    Twice what is worth a graph, so that starting anew costs next to nothing; where memory cut the
-    ladder short, twice what fitted.
-
-    Args:
-        captured: of the ladder.
-        ladder: what was to be captured.
-        worth: the largest number of tokens that is worth a graph.
-    """
-    most = max((budget.tokens for budget in captured), default=0)
-    if most in (0, ladder.budgets[-1].tokens):
-        most = max(most, operator.index(worth))
-    return 2 * most
-
-
-def _chains(budgets: Sequence[Budget]) -> list[_Chain]:
-    """Ascending budgets sorted into as few chains as come naturally: one for each shape."""
-    chains: list[_Chain] = []
-    for budget in budgets:
-        chain = next((chain for chain in chains if chain.takes(budget)), None)
-        if chain is None:
-            chains.append(_Chain(budget))
+    def _replays(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> list[_Run]:
+        """Return the cheapest of a few packings of items that each fit a budget."""
+        ordered = sorted(items, key=lambda item: -specs[item].output_tokens)
+        batch = Batch.of([specs[item] for item in ordered])
+        if len(ordered) > FEW_ITEMS:
+            tried = self._by_estimate([specs[item] for item in ordered])
+            tried = tried[: max(PLACEMENTS // len(ordered), 1)]
         else:
-            chain.budgets.append(budget)
-    return chains
+            tried = self._of_all_sizes([specs[item].output_tokens for item in ordered])
+        best, least = list[_Run](), math.inf
+        for capacity in tried:
+            replays = -(-batch.tokens // capacity.tokens)
+            if WORTH_A_SPLIT * self.prices.least(replays, batch.rows) < least:
+                packing = self._first_fit(ordered, specs, capacity)
+                if _cost(packing) < least:
+                    best, least = packing, _cost(packing)
+        return self._merged(best, specs) if len(ordered) <= FEW_ITEMS else best
+
+    def _of_all_sizes(self, tokens: Sequence[int]) -> list[Budget]:
+        """Return capacities from the tokens of all items down to the largest's, thinned out."""
+        low = bisect_left(self.budgets, (max(tokens, default=0),))
+        high = bisect_left(self.budgets, (sum(tokens),)) + 2
+        between = self.budgets[low:high][::-1]
+        step = max((len(between) - 1) / (CAPACITIES - 1), 1.0)
+        return [between[round(k * step)] for k in range(min(len(between), CAPACITIES))]
+
+    def _by_estimate(self, specs: Sequence[EncoderItemSpec]) -> list[Budget]:
+        """Return all budgets by what a sample of the items would cost with each as the capacity.
+
+        The items that it holds are taken to fill it without a gap, and the others to run alone.
+        """
+        sample = specs[:: -(-len(specs) // SAMPLE)]
+        items = np.array(sample, np.float64)[:, [1, 0, 2, 3, 4]]  # in the order of Budget's fields
+        inside = (items[:, None] <= self._capacities).all(axis=2)
+        shares = inside.T @ items / np.maximum(self._capacities, 1.0)
+        shares[:, 3] = inside.sum(axis=0) / self.max_batch_size  # longest segments are not summed
+        replay_ms = np.array([self.prices.replay_ms[budget] for budget in self.budgets])
+        alone = [_cost(self._replay((), Batch.of([spec]))) for spec in sample]
+        estimate = shares.max(axis=1) * replay_ms + ~inside.T @ np.array(alone)
+        return [self.budgets[place] for place in np.argsort(estimate, kind="stable")]
+
+    def _first_fit(
+        self, ordered: Sequence[int], specs: Sequence[EncoderItemSpec], capacity: Budget
+    ) -> list[_Run]:
+        """Return replays of items in the order given, each item in the first one with room.
+
+        The rule of :meth:`Budget.fits` is applied here to what is left of each capacity: 10,000
+        items take 5 ms that way, and 30 ms by summing each batch and asking the budget.
+        """
+        full = [*capacity, self.max_batch_size, 0]  # the last: the longest segment so far
+        opened: list[list[Any]] = [[*full, []]]  # what is left of each, and its items
+        looked_through = opened.copy()
+        outside = []
+        for item in ordered:
+            rows, tokens, segments, longest, windows = specs[item]
+            for left in looked_through:
+                if (
+                    tokens <= left[0]
+                    and rows <= left[1]
+                    and segments <= left[2]
+                    and longest <= left[3]
+                    and windows <= left[4]
+                    and left[5]
+                ):
+                    break
+            else:
+                outside.append(item)
+                continue
+            if left is opened[-1]:  # the last one is always empty
+                opened.append([*full, []])
+                looked_through = opened[-OPEN_REPLAYS:]
+            left[0] -= tokens
+            left[1] -= rows
+            left[2] -= segments
+            left[4] -= windows
+            left[5] -= 1
+            if longest > left[6]:
+                left[6] = longest
+            left[7].append(item)
+        runs = []
+        most_tokens, most_rows, most_segments, _, most_windows = capacity
+        for tokens, rows, segments, _, windows, _, longest, run in opened[:-1]:
+            batch = Batch(
+                len(run),
+                most_tokens - tokens,
+                most_rows - rows,
+                most_segments - segments,
+                longest,
+                most_windows - windows,
+            )
+            runs += self._replay(run, batch)
+        if FEW_ITEMS < len(outside) < len(ordered):
+            return runs + self._replays(outside, specs)
+        for item in outside:
+            runs += self._replay([item], Batch.of([specs[item]]))
+        return runs
+
+    def _merged(self, runs: list[_Run], specs: Sequence[EncoderItemSpec]) -> list[_Run]:
+        """Return runs of which no two would cost less as one replay."""
+        for one, other in combinations(runs, 2):
+            both = [*one.items, *other.items]
+            replay = self._replay(both, Batch.of([specs[item] for item in both]))
+            if replay and replay[0].cost < one.cost + other.cost:
+                rest = [run for run in runs if run is not one and run is not other]
+                return self._merged(rest + replay, specs)
+        return runs
 
 
-def _widest(budgets: Sequence[Budget]) -> list[Budget]:
-    """The budgets that no other contains, largest first: what fits none of them fits no budget."""
-    kept: list[Budget] = []
-    for budget in reversed(budgets):
-        whole = Load(0, budget.tokens, budget.rows, budget.segments, budget.longest_segment,
-                     budget.windows, 0)  # fmt: skip
-        if all(other.refuses(whole) for other in kept):
-            kept.append(budget)
-    return kept
-
-
-def _stretches(items: Ints, starts: Ints) -> list[tuple[int, ...]]:
-    """The items of each run, in the caller's order."""
-    listed = items.tolist()
-    return [tuple(sorted(listed[start:end])) for start, end in pairwise(starts.tolist())]
-
-
-def _longest(bundle: tuple[Load, Sequence[int]]) -> int:
-    return bundle[0].longest_segment
+def _cost(runs: Sequence[_Run]) -> float:
+    return sum([run.cost for run in runs])

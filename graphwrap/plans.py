@@ -1,4 +1,4 @@
-"""A plan: how one call's items run, worked out once a grid and kept."""
+"""A plan: how one call's items run, worked out once per grid and kept."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .budgets import Budget
 from .packing import Group
 
 ENTRIES = 20_000
-"""Values of a cache at most. Each takes some 2 KiB of the host, whatever its size is: metadata of
-168 bytes, as of eight images in tiles, would take a gigabyte until they are 64 MiB."""
+"""Values of a cache at most. Each takes some 2 KiB of the host's memory, whatever its size is: the
+metadata of eight tiled images is 168 bytes, and 64 MiB of them would take a gigabyte."""
 Key: TypeAlias = tuple[Grid, ...]
 Value = TypeVar("Value")
 
 
-class Run(NamedTuple):
-    """Neighbouring items of a group: where they lie for the caller, and where in the group."""
+class Span(NamedTuple):
+    """Neighbouring rows: where they start in the call, where in the group, and how many."""
 
     source: int
     target: int
@@ -31,21 +31,16 @@ class Run(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One group with its places in the input rows and output tokens."""
+    """One group of a plan, with its places in the input rows and output tokens."""
 
     grids: Key
     budget: Budget | None
     reasons: tuple[str, ...]
     """Why each item runs eagerly; empty for a replay."""
-    rows: tuple[Run, ...]
-    tokens: tuple[Run, ...]
+    rows: tuple[Span, ...]
+    tokens: tuple[Span, ...]
     row_count: int
     token_count: int
-
-    @property
-    def items(self) -> int:
-        """Items in the group."""
-        return len(self.grids)
 
 
 class Plan(NamedTuple):
@@ -57,9 +52,9 @@ class Plan(NamedTuple):
 
 
 def quick_key(grid_thw: GridLike) -> object | None:
-    """What a grid seen before is found by: its numbers as they stand, unchecked; None if unusual.
+    """Return what a grid seen before is found by: its numbers, unchecked; None if unusual.
 
-    Numbers that are equal find the same plan; what was never put there finds none.
+    Equal numbers find the same plan, and a grid that was refused has no plan to find.
     """
     rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
     if type(rows) is not list and type(rows) is not tuple:
@@ -73,27 +68,27 @@ def quick_key(grid_thw: GridLike) -> object | None:
 
 
 def read_key(grid_thw: GridLike | None) -> Key:
-    """The grid as it is kept, read and refused as encoders do; a flat ``(t, h, w)`` is one item.
+    """Return the grid as it is kept, read and refused as encoders do.
 
     Raises:
-        ValueError: no grid, or one that is not three positive integers an item.
+        ValueError: no grid, or one that is not three positive integers per item.
     """
     if grid_thw is None:
-        raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) an item")
+        raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
     return tuple(read_grid(grid_thw))
 
 
 def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Plan:
-    """Work out every group's places."""
+    """Return the plan of groups, with the places of every group worked out."""
     rows = [0, *accumulate(int(spec.input_size) for spec in specs)]  # or NumPy's integers
     tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
     steps = []
-    for items, budget, _, reasons in groups:
-        spans = _spans(items)
-        row_runs, row_count = _runs(spans, rows)
-        token_runs, token_count = _runs(spans, tokens)
+    for items, budget, reasons in groups:
+        neighbours = _neighbours(items)
+        row_spans, row_count = _spans(neighbours, rows)
+        token_spans, token_count = _spans(neighbours, tokens)
         grids = tuple([key[item] for item in items])
-        steps.append(Step(grids, budget, reasons, row_runs, token_runs, row_count, token_count))
+        steps.append(Step(grids, budget, reasons, row_spans, token_spans, row_count, token_count))
     return Plan(tuple(steps), rows[-1], tokens[-1])
 
 
@@ -108,50 +103,49 @@ def refuse_overflow(plan: Plan, captured: bool) -> None:
         ValueError: there is such an item.
     """
     for step in plan.steps:
-        if step.budget is not None:
-            continue
-        for grid, reason in zip(step.grids, step.reasons, strict=True):
-            if reason.startswith("over "):
-                raise ValueError(_overflow(grid, reason.removeprefix("over "), captured))
+        for grid, reason in zip(step.grids, step.reasons, strict=False):
+            if not reason.startswith("over "):
+                continue
+            if not captured:
+                raise ValueError(
+                    f"item with grid {grid} has no graph: no budget could be captured (the "
+                    "warnings say why); free memory, release() and capture() again, or use "
+                    'on_overflow="eager"'
+                )
+            raise ValueError(
+                f"item with grid {grid} is over every budget ({reason.removeprefix('over ')}): "
+                "raise max_budget or max_frames_per_batch, give larger budgets, or use "
+                'on_overflow="eager"'
+            )
 
 
-def _overflow(grid: Grid, capacity: str, captured: bool) -> str:
-    if not captured:
-        return (
-            f"item with grid {grid} has no graph: no budget could be captured (the warnings say "
-            'why); free memory, release() and capture() again, or use on_overflow="eager"'
-        )
-    return (
-        f"item with grid {grid} is over every budget ({capacity}): raise max_budget or "
-        'max_frames_per_batch, give larger budgets, or use on_overflow="eager"'
-    )
-
-
-def _spans(items: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours among ascending ``items`` joined: the first of them, and one past the last."""
+def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
+    """Join neighbours among ascending items: return the first of each stretch, and its end."""
     if items and items[-1] - items[0] == len(items) - 1:
         return [(items[0], items[-1] + 1)]
-    spans: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for item in items:
-        if spans and spans[-1][1] == item:
-            spans[-1] = spans[-1][0], item + 1
+        if stretches and stretches[-1][1] == item:
+            stretches[-1] = stretches[-1][0], item + 1
         else:
-            spans.append((item, item + 1))
-    return spans
+            stretches.append((item, item + 1))
+    return stretches
 
 
-def _runs(spans: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[tuple[Run, ...], int]:
-    """The runs of spans of items that start where ``starts`` says, and their total length."""
-    runs, target = [], 0
-    for first, end in spans:
+def _spans(
+    stretches: Sequence[tuple[int, int]], starts: Sequence[int]
+) -> tuple[tuple[Span, ...], int]:
+    """Return the spans of stretches of items that start at ``starts``, and their total length."""
+    spans, target = [], 0
+    for first, end in stretches:
         source, length = starts[first], starts[end] - starts[first]
-        runs.append(Run(source, target, length))
+        spans.append(Span(source, target, length))
         target += length
-    return tuple(runs), target
+    return tuple(spans), target
 
 
 class Cache(Generic[Value]):
-    """The values used last, bounded by a sum of sizes, and in number."""
+    """The values used last, bounded by the sum of their sizes and in number."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -159,14 +153,14 @@ class Cache(Generic[Value]):
         self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: object) -> Value | None:
-        """The value kept for a key, now the most recent."""
+        """Return the value kept for a key, which becomes the one used last."""
         found = self._values.get(key)
         if found is None:
             return None
         self._values.move_to_end(key)
         return found[0]
 
-    def put(self, key: object, value: Value, size: int = 1) -> None:
+    def put(self, key: object, value: Value, size: int) -> None:
         """Keep a value unless it alone is over the bound; those unused longest go until it fits."""
         if size > self.most:
             return
@@ -177,25 +171,25 @@ class Cache(Generic[Value]):
         self.held += size
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         self._values.clear()
         self.held = 0
 
 
-def places_of(group: Tensor, runs: Sequence[Run]) -> tuple[Tensor, ...]:
-    """Where a group's runs lie among its rows: views."""
-    return tuple(_rows(group, target, length) for _, target, length in runs)
+def views_of(group: Tensor, spans: Sequence[Span]) -> list[Tensor]:
+    """Return the places of spans in a group's rows, as views."""
+    return [_rows(group, target, length) for _, target, length in spans]
 
 
-def gather_runs(whole: Tensor, places: Sequence[Tensor], runs: Sequence[Run]) -> None:
-    """Copy a group's runs from among the caller's rows to their places."""
-    for (source, _, length), place in zip(runs, places, strict=True):
-        place.copy_(_rows(whole, source, length), non_blocking=True)
+def gather(whole: Tensor, spans: Sequence[Span], views: Sequence[Tensor]) -> None:
+    """Copy the rows of spans from the caller's tensor into their places in a group."""
+    for (source, _, length), view in zip(spans, views, strict=True):
+        view.copy_(_rows(whole, source, length), non_blocking=True)
 
 
-def scatter_runs(group: Tensor, whole: Tensor, runs: Sequence[Run]) -> None:
-    """Copy a group's rows to their places among the caller's."""
-    for source, target, length in runs:
+def scatter(group: Tensor, whole: Tensor, spans: Sequence[Span]) -> None:
+    """Copy the rows of a group to their places in the caller's tensor."""
+    for source, target, length in spans:
         _rows(whole, source, length).copy_(_rows(group, target, length), non_blocking=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class BudgetStats:
-    """One captured budget."""
+    """Counters of one captured budget."""
 
     tokens: int
     segments: int
@@ -19,7 +19,7 @@ class BudgetStats:
     replay_ms: float | None = None
     """Milliseconds of a full replay, measured at capture or in the table loaded; else None."""
     graph_bytes: int = 0
-    """Bytes that capturing this budget added to the pool (later ones reuse the largest's)."""
+    """Bytes that capturing this budget added to the pool (smaller budgets reuse the largest's)."""
     kernel: str = "reference"
     """Attention kernels in the graph, or "reference" where nothing chose any."""
     hits: int = 0
@@ -28,8 +28,15 @@ class BudgetStats:
     padded_tokens: int = 0
 
     def fresh(self) -> BudgetStats:
-        """The same budget with counters at zero."""
+        """Return the same budget with counters at zero."""
         return replace(self, hits=0, items=0, real_tokens=0, padded_tokens=0)
+
+    def count(self, items: int, tokens: int) -> None:
+        """Count one replay of so many items and real tokens."""
+        self.hits += 1
+        self.items += items
+        self.real_tokens += tokens
+        self.padded_tokens += self.tokens
 
 
 @dataclass
@@ -41,11 +48,11 @@ class GraphStats:
     eager_calls: int = 0
     eager_items: int = 0
     eager_reasons: Counter[str] = field(default_factory=Counter)
-    """Items that ran eagerly: over a capacity, or because eager was cheaper."""
+    """How many items ran eagerly for each reason: a capacity exceeded, or eager was cheaper."""
     arena_bytes: int = 0
     pool_bytes: int = 0
     cache_bytes: int = 0
-    """Metadata kept on the device for grids seen before."""
+    """What is kept for grids seen before, most of it metadata on the device."""
     derived_bytes: int = 0
     """Weights that an accelerated encoder made from its own."""
     note: str = ""
@@ -62,7 +69,7 @@ class GraphStats:
         return padded / real - 1 if real else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
         reasons = dict(self.eager_reasons)  # asdict makes a Counter of pairs out of a Counter
         return {**asdict(self), "eager_reasons": reasons, "padding": self.padding}
 

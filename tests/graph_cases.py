@@ -93,7 +93,7 @@ def budgets_hit(graphed: GraphedEncoder, stats: GraphStats | None = None) -> lis
     return [
         budget
         for entry in counts.budgets
-        for budget in graphed.ladder.budgets
+        for budget in graphed.budgets
         if (entry.tokens, entry.segments) == (budget.tokens, budget.segments)
         for _ in range(entry.hits)
     ]

@@ -17,12 +17,12 @@ from toy_encoder import ToyEncoder
 from encoders.contract import EncoderItemSpec, GridLike
 from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget, GraphedEncoder, fit_budgets
-from graphwrap.budgets import Ladder, Load, plan_ladder
-from graphwrap.costs import RowCosts
+from graphwrap.budgets import Batch, BudgetSet, choose_budgets
 from graphwrap.packing import Packer
+from graphwrap.prices import Prices
 
 
-def tokens(ladder: Ladder) -> list[int]:
+def tokens(ladder: BudgetSet) -> list[int]:
     return sorted({budget.tokens for budget in ladder.budgets})
 
 
@@ -37,7 +37,7 @@ def at_true_size(name: str) -> VisionEncoder:
 
 
 def test_both_given_are_kept() -> None:
-    ladder = plan_ladder(ToyEncoder(), [32, 8, 16, 8], max_batch_size=5)
+    ladder = choose_budgets(ToyEncoder(), [32, 8, 16, 8], max_batch_size=5)
     assert tokens(ladder) == [8, 16, 32]
     assert ladder.max_batch_size == 5
     assert not ladder.inferred
@@ -45,14 +45,14 @@ def test_both_given_are_kept() -> None:
 
 @pytest.mark.parametrize(("budgets", "items"), [([8, 32], 8), ([500, 64], 64), ([1], 1)])
 def test_only_budgets_infer_the_items_of_a_replay(budgets: list[int], items: int) -> None:
-    ladder = plan_ladder(ToyEncoder(), budgets)
+    ladder = choose_budgets(ToyEncoder(), budgets)
     assert tokens(ladder) == sorted(budgets)
     assert ladder.max_batch_size == items
 
 
 @pytest.mark.parametrize(("items", "start"), [(2, 4), (4, 4), (10, 10), (100, 100)])
 def test_only_items_start_the_ladder_where_each_has_a_token(items: int, start: int) -> None:
-    ladder = plan_ladder(ToyEncoder(), max_batch_size=items)
+    ladder = choose_budgets(ToyEncoder(), max_batch_size=items)
     assert tokens(ladder)[0] == start
     assert ladder.max_batch_size == items
     assert ladder.inferred
@@ -61,7 +61,7 @@ def test_only_items_start_the_ladder_where_each_has_a_token(items: int, start: i
 @pytest.mark.parametrize("name", OURS)
 def test_neither_infers_a_ladder_over_the_encoders_range(name: str) -> None:
     encoder = at_true_size(name)
-    ladder = plan_ladder(encoder)
+    ladder = choose_budgets(encoder)
     low, high = encoder.budget_range
     assert (tokens(ladder)[0], tokens(ladder)[-1]) == (low, high)
     assert len(ladder.budgets) <= 48
@@ -84,7 +84,7 @@ def test_every_ladder_has_room_for_its_items_and_whole_tiles(
     name: str, settings_: dict[str, int]
 ) -> None:
     encoder = at_true_size(name)
-    ladder = plan_ladder(encoder, **settings_)
+    ladder = choose_budgets(encoder, **settings_)
     assert 1 <= ladder.max_batch_size <= tokens(ladder)[0]
     assert len(ladder.budgets) <= settings_.get("max_graphs", 48)
     for budget in ladder.budgets:
@@ -96,10 +96,10 @@ def test_every_ladder_has_room_for_its_items_and_whole_tiles(
 
 
 def test_bounds_clip_the_inferred_ladder_and_may_be_one_number() -> None:
-    assert tokens(plan_ladder(ToyEncoder(), min_budget=10, max_budget=20))[::99] == [10]
-    assert tokens(plan_ladder(ToyEncoder(), min_budget=12, max_budget=12)) == [12]
-    assert tokens(plan_ladder(ToyEncoder(), max_graphs=1)) == [64]
-    assert tokens(plan_ladder(ToyEncoder(), min_budget=100)) == [100]
+    assert tokens(choose_budgets(ToyEncoder(), min_budget=10, max_budget=20))[::99] == [10]
+    assert tokens(choose_budgets(ToyEncoder(), min_budget=12, max_budget=12)) == [12]
+    assert tokens(choose_budgets(ToyEncoder(), max_graphs=1)) == [64]
+    assert tokens(choose_budgets(ToyEncoder(), min_budget=100)) == [100]
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ ITERABLES: dict[str, Callable[[list[int]], Any]] = {
 @pytest.mark.parametrize("kind", ITERABLES)
 def test_budgets_and_counts_may_be_any_iterable_of_integers(kind: str) -> None:
     make = ITERABLES[kind]
-    assert tokens(plan_ladder(ToyEncoder(), make([64, 8, 200]))) == [8, 64, 200]
+    assert tokens(choose_budgets(ToyEncoder(), make([64, 8, 200]))) == [8, 64, 200]
     fitted = fit_budgets(make([3, 200, 5, 180]), 2)
     assert fitted == [5, 200]
     assert {type(budget) for budget in fitted} == {int}
@@ -168,8 +168,8 @@ class NumPyEncoder(ToyEncoder):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_numpy_leave_no_trace(name: str) -> None:
-    ladder = plan_ladder(NumPyEncoder(), **{name: np.int64(8)})
-    assert ladder == plan_ladder(ToyEncoder(), **{name: 8})
+    ladder = choose_budgets(NumPyEncoder(), **{name: np.int64(8)})
+    assert ladder == choose_budgets(ToyEncoder(), **{name: 8})
     assert {type(number) for budget in ladder.budgets for number in budget} == {int}
     graphed = static(ToyEncoder(), None, **{name: np.int64(8)})
     graphed(pixels_for(graphed.encoder, [[1, 1, 8]]), [[1, 1, 8]])
@@ -239,7 +239,7 @@ def test_nothing_is_allocated_before_the_configuration_is_checked() -> None:
 
 def test_budgets_are_rounded_up_to_whole_tiles_and_that_is_said() -> None:
     with pytest.warns(UserWarning, match=r"\[1, 257, 512\] rounded up .*\[256, 512\]"):
-        ladder = plan_ladder(at_true_size("intern_vit_300m"), [257, 1, 512])
+        ladder = choose_budgets(at_true_size("intern_vit_300m"), [257, 1, 512])
     assert tokens(ladder) == [256, 512]
     assert [budget.rows for budget in ladder.budgets] == [1, 2]
 
@@ -247,8 +247,8 @@ def test_budgets_are_rounded_up_to_whole_tiles_and_that_is_said() -> None:
 def test_budgets_that_are_whole_are_not_spoken_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan_ladder(at_true_size("intern_vit_300m"), [256, 1024])
-        plan_ladder(at_true_size("qwen2_5_vl"), [1, 17, 257])
+        choose_budgets(at_true_size("intern_vit_300m"), [256, 1024])
+        choose_budgets(at_true_size("qwen2_5_vl"), [1, 17, 257])
 
 
 # --- what a ladder holds --------------------------------------------------------------------------
@@ -268,9 +268,9 @@ def test_default_clips_fit_the_default_ladder_at_true_size(name: str, clip: str)
         merged = patch * encoder.config.spatial_merge_size
         grid = (frames // 2, *[round(side / merged) * merged // patch] * 2)
     spec = encoder.item_specs([grid])[0]
-    ladder = plan_ladder(encoder)
-    packer = Packer(ladder.budgets, RowCosts(), ladder.max_batch_size)
-    assert packer.overflow(spec) is None
+    ladder = choose_budgets(encoder)
+    packer = Packer(Prices.unmeasured(ladder.budgets), ladder.max_batch_size, 16_384)
+    assert packer.why_eager(spec) == "cheaper"
     (group,) = packer.pack([spec])
     assert group.budget is not None
     assert group.budget.segments >= spec.segments == frames // (1 if is_tiled(name) else 2)
@@ -281,9 +281,11 @@ def test_default_clips_fit_the_default_ladder_at_true_size(name: str, clip: str)
 def test_clips_of_large_frames_fit_whatever_number_of_items_a_replay_takes(items: int) -> None:
     """By default 8 long segments or 64 short ones, also where a replay takes one item."""
     encoder = at_true_size("qwen2_vl")
-    ladder = plan_ladder(encoder, max_batch_size=items)
+    ladder = choose_budgets(encoder, max_batch_size=items)
     assert {budget.segments for budget in ladder.budgets} == {8, 64}
-    (group,) = Packer(ladder.budgets, RowCosts(), items).pack(encoder.item_specs([(4, 46, 46)]))
+    (group,) = Packer(Prices.unmeasured(ladder.budgets), items, 16_384).pack(
+        encoder.item_specs([(4, 46, 46)])
+    )
     assert group.budget is not None
     assert group.budget.tokens <= 1.2 * 4 * 23 * 23
 
@@ -291,9 +293,9 @@ def test_clips_of_large_frames_fit_whatever_number_of_items_a_replay_takes(items
 @pytest.mark.parametrize("name", ["max_budget", "max_frames_per_batch", "min_budget"])
 def test_numbers_beyond_32_bit_offsets_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}=1000.*must be at most 2147483647"):
-        plan_ladder(ToyEncoder(), **{name: 10**400})
+        choose_budgets(ToyEncoder(), **{name: 10**400})
     with pytest.raises(ValueError, match=r"budget=1000.*must be at most 2147483647"):
-        plan_ladder(ToyEncoder(), [8, 10**30])
+        choose_budgets(ToyEncoder(), [8, 10**30])
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -321,9 +323,10 @@ def test_an_item_over_every_budget_is_an_error_if_so_configured(name: str) -> No
 
 def test_each_capacity_alone_makes_an_item_overflow() -> None:
     budget = Budget(tokens=64, rows=128, segments=4, longest_segment=64, windows=6)
-    packer = Packer([budget], RowCosts(), 8)
+    packer = Packer(Prices.unmeasured([budget]), 8, 16_384)
     fits = EncoderItemSpec(128, 64, 2, 64, 6)
-    assert packer.overflow(fits) is None
+    assert packer.why_eager(fits) == "cheaper"
+    assert budget.fits(Batch.of([fits]))
     for change, reason in [
         ({"output_tokens": 65}, "tokens"),
         ({"input_size": 129}, "tokens"),
@@ -331,16 +334,16 @@ def test_each_capacity_alone_makes_an_item_overflow() -> None:
         ({"longest_segment": 65}, "longest segment"),
         ({"windows": 7}, "windows"),
     ]:
-        assert packer.overflow(fits._replace(**change)) == reason
-        assert budget.refuses(Load.of([fits._replace(**change)])) == reason
+        assert packer.why_eager(fits._replace(**change)) == f"over {reason}"
+        assert budget.exceeded_by(Batch.of([fits._replace(**change)])) == reason
 
 
 def test_the_short_shapes_longest_segment_is_rounded_up() -> None:
-    short = max(plan_ladder(ToyEncoder(), [7]).budgets, key=lambda budget: budget.segments)
+    short = max(choose_budgets(ToyEncoder(), [7]).budgets, key=lambda budget: budget.segments)
     assert (short.rows, short.longest_segment) == (14, 2)
 
 
 def test_frames_given_are_the_segments_of_every_budget() -> None:
     for frames in (1, 3, 8, 50):
-        ladder = plan_ladder(ToyEncoder(), [64], max_frames_per_batch=frames)
+        ladder = choose_budgets(ToyEncoder(), [64], max_frames_per_batch=frames)
         assert max(budget.segments for budget in ladder.budgets) == frames

@@ -289,15 +289,15 @@ def test_a_grid_seen_before_costs_one_copy_before_the_launch(grids: Grids) -> No
     graphed = toy()
     pixels = pixels_for(graphed.encoder, grids)
     graphed(pixels, grids)
-    session = graphed._session
-    assert session is not None
+    captured = graphed._captured
+    assert captured is not None
     launched: list[list[str]] = []
 
     class Graph:
         def replay(self) -> None:
             launched.append(list(operations.names))
 
-    for runner in session.runners.values():
+    for runner in captured.graphs.runners.values():
         runner.graph = Graph()  # type: ignore[assignment]
     with Operations() as operations:
         graphed(pixels, grids)

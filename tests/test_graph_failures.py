@@ -122,6 +122,20 @@ def test_a_failing_call_does_not_spoil_the_next() -> None:
     assert_same_bits(graphed(pixels, MANY), expected)
 
 
+@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("grids", [[[1, 1, 6]], [[1, 10, 10]]], ids=["fits", "over every budget"])
+def test_a_call_that_fails_is_not_counted(grids: Grids, backend: str) -> None:
+    encoder = FailingEncoder(RuntimeError("once"), lambda rows: False)
+    graphed = GraphedEncoder(encoder, [4], backend=backend).capture(progress=False)
+    before = graphed.stats()
+    encoder.fails = lambda rows: True
+    with pytest.raises(RuntimeError, match="once"):
+        graphed(pixels_for(encoder, grids), grids)
+    after = graphed.stats()
+    after.cache_bytes = before.cache_bytes  # of metadata, which are right
+    assert after == before
+
+
 @pytest.mark.parametrize("where", ["prepare_encoder_metadata", "forward"])
 def test_a_call_that_fails_half_way_leaves_no_stale_metadata(
     where: str, monkeypatch: pytest.MonkeyPatch
@@ -147,7 +161,7 @@ def test_a_call_interrupted_when_its_metadata_are_written_leaves_none_behind(
     one, other = [[1, 1, 8], [1, 1, 4]], [[1, 1, 4], [1, 1, 8]]
     pixels = pixels_for(graphed.encoder, one)
     expected = copy_of(graphed(pixels, one))
-    block, copy = graphed._session.arena.block, Tensor.copy_
+    block, copy = graphed._captured.graphs.arena.block, Tensor.copy_
 
     def interrupted(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copy(target, *args, **kwargs)
@@ -181,7 +195,7 @@ def test_eight_threads_over_one_object_get_right_answers() -> None:
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(lambda seed: ask(graphed, seed), range(8)))
     stats = graphed.stats()
-    assert len(stats.budgets) == len(graphed.ladder.budgets)
+    assert len(stats.budgets) == len(graphed.budgets)
 
 
 def test_calls_of_several_threads_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +292,11 @@ def test_release_gives_everything_back_and_the_next_call_captures_again() -> Non
 def test_release_frees_the_buffers_at_once_not_when_garbage_is_collected() -> None:
     graphed = toy()
     graphed(pixels_for(graphed.encoder, MANY), MANY)
-    assert graphed._session is not None
-    buffers = [weakref.ref(graphed._session.arena.pixels), weakref.ref(graphed._session.arena)]
+    assert graphed._captured is not None
+    buffers = [
+        weakref.ref(graphed._captured.graphs.arena.pixels),
+        weakref.ref(graphed._captured.graphs.arena),
+    ]
     gc.disable()
     try:
         graphed.release()

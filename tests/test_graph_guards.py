@@ -120,7 +120,7 @@ def test_weights_changed_in_place_are_no_rebinding() -> None:
 def test_a_replay_is_checked_too_and_old_weights_stay_while_it_may_run() -> None:
     """The check of a graph comes after its launch: what it reads must not be freed before."""
     graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
-    for runner in graphed._session.runners.values():
+    for runner in graphed._captured.graphs.runners.values():
         runner.graph = SimpleNamespace(replay=runner.body)
     pixels = pixels_for(graphed.encoder, SMALL)
     assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
@@ -146,6 +146,63 @@ def test_checking_thirty_two_blocks_costs_some_tens_of_microseconds() -> None:
         guard.check()
         best = min(best, time.perf_counter() - began)
     assert best < 75e-6
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+def hook(*_: object) -> None:
+    """A hook that does nothing, which no replay can know."""
+
+
+REGISTER: dict[str, Callable[[nn.Module], Any]] = {
+    "before the encoder": lambda encoder: encoder.register_forward_pre_hook(hook),
+    "after the encoder": lambda encoder: encoder.register_forward_hook(hook),
+    "with keywords": lambda encoder: encoder.register_forward_hook(hook, with_kwargs=True),
+    "inside it": lambda encoder: encoder.inner[0].register_forward_hook(hook),
+}
+
+
+@pytest.mark.parametrize("where", REGISTER)
+def test_a_hook_registered_after_capture_is_refused_until_removed(where: str) -> None:
+    encoder = DeepToy()
+    before = encoder.register_forward_hook(hook)
+    guard = WeightGuard(encoder, hooks=True)
+    guard.check()
+    handle = REGISTER[where](encoder)
+    with pytest.raises(RuntimeError, match=r"hook .* was registered after capture.*remove it"):
+        guard.check()
+    handle.remove()
+    guard.check()
+    before.remove()
+    guard.check()
+
+
+@pytest.mark.parametrize("grids", [SMALL, OVER], ids=["replay", "eager"])
+def test_calls_with_graphs_check_hooks(grids: list[list[int]]) -> None:
+    graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
+    captured = graphed._captured
+    assert captured is not None
+    captured.guard = WeightGuard(graphed.encoder, hooks=True)  # as on the cudagraph backend
+    for runner in captured.graphs.runners.values():
+        runner.graph = SimpleNamespace(replay=runner.body)
+    pixels = pixels_for(graphed.encoder, grids)
+    expected = graphed(pixels, grids)
+    handle = graphed.encoder.inner.register_forward_hook(hook)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="was registered after capture"):
+            graphed(pixels, grids)
+    handle.remove()
+    assert_same_bits(graphed(pixels, grids), expected)
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+def test_without_graphs_a_hook_registered_later_runs(backend: str) -> None:
+    graphed = GraphedEncoder(DeepToy(), [4], backend=backend).capture(progress=False)
+    seen: list[object] = []
+    graphed.encoder.inner.register_forward_hook(lambda *_: seen.append(1))
+    graphed(pixels_for(graphed.encoder, SMALL), SMALL)
+    assert seen == [1]
 
 
 # --- without graphs, weights may move -------------------------------------------------------------
@@ -306,7 +363,7 @@ def test_a_generator_of_grids_is_read_and_none_is_refused() -> None:
 @pytest.mark.parametrize("convert", [Tensor.numpy, Tensor.tolist])
 def test_pixels_that_are_no_tensor_are_refused_with_the_fix(convert: Any) -> None:
     graphed = toy()
-    with pytest.raises(TypeError, match=r"not a tensor: pass torch.as_tensor\(pixel_values\)"):
+    with pytest.raises(ValueError, match=r"not a tensor: pass torch.as_tensor\(pixel_values\)"):
         graphed(convert(pixels_for(graphed.encoder, SMALL)), SMALL)
 
 

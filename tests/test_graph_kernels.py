@@ -18,7 +18,7 @@ from toy_encoder import ToyEncoder
 
 from encoders.contract import Accelerable, EncoderOutput, GridLike, Metadata
 from graphwrap import GraphedEncoder
-from graphwrap.session import Session
+from graphwrap.replay import Captured
 
 NAMES = ("auto", "triton", "flash4")
 FITS = [[1, 1, 6], [2, 1, 4]]
@@ -87,8 +87,8 @@ def graphed_of(encoder: nn.Module, backend: str = "static", **settings: Any) -> 
 
 
 def accelerator_of(graphed: GraphedEncoder) -> FakeAccelerator:
-    assert isinstance(graphed._accelerator, FakeAccelerator)
-    return graphed._accelerator
+    assert isinstance(graphed._target.accelerator, FakeAccelerator)
+    return graphed._target.accelerator
 
 
 def assert_runs(graphed: GraphedEncoder, encoder: ToyEncoder, grids: Any = MIXED) -> None:
@@ -127,7 +127,7 @@ def test_kernels_and_precision_reach_the_accelerated_form() -> None:
 def test_an_accelerated_encoder_is_captured_as_it_is() -> None:
     encoder = FastToy().accelerated("triton")
     graphed = graphed_of(encoder)
-    assert graphed._form is encoder
+    assert graphed._target.encoder is encoder
     assert_runs(graphed, encoder)
     graphed.release()
     assert_runs(graphed, encoder)
@@ -193,8 +193,7 @@ def test_release_gives_back_the_accelerated_form() -> None:
     graphed = graphed_of(encoder).capture(progress=False)
     held = accelerator_of(graphed)
     graphed.release()
-    assert graphed._accelerator is None
-    assert graphed._form is encoder
+    assert graphed._target is None
     assert_runs(graphed, encoder.accelerated())
     assert accelerator_of(graphed) is not held
 
@@ -270,19 +269,19 @@ def test_derived_weights_are_refreshed_after_streams_are_ordered(
     """The last call may still be reading them on another stream."""
     graphed = graphed_of(FastToy()).capture(progress=False)
     order: list[str] = []
-    assert graphed._executor is not None
+    assert graphed._captured is not None
     for owner, name in (
-        (graphed._executor, "_order_streams"),
+        (graphed._captured, "_order_streams"),
         (accelerator_of(graphed), "refresh"),
-        (graphed._executor, "_run"),
-        (graphed._executor, "mark_stream"),
+        (graphed._captured, "_run"),
+        (graphed._captured, "_mark_stream"),
     ):
         call = getattr(owner, name)
         monkeypatch.setattr(
             owner, name, lambda *args, name=name, call=call: order.append(name) or call(*args)
         )
     assert_runs(graphed, graphed.encoder.accelerated(), FITS)
-    assert order == ["_order_streams", "refresh", "_run", "mark_stream"]
+    assert order == ["_order_streams", "refresh", "_run", "_mark_stream"]
 
 
 # --- stats ----------------------------------------------------------------------------------------
@@ -335,8 +334,8 @@ def test_a_tower_on_the_cpu_says_why_the_reference_runs() -> None:
 def saved(path: Path, encoder: nn.Module, **settings: Any) -> Path:
     """A table as a capture on CUDA would write it."""
     graphed = graphed_of(encoder, **settings).capture(progress=False)
-    assert isinstance(graphed._session, Session)
-    graphed._session.costs = measured(list(graphed._session.runners))
+    assert isinstance(graphed._captured, Captured)
+    graphed._captured.graphs.prices = measured(list(graphed._captured.graphs.runners))
     graphed.save_table(path)
     return path
 
@@ -371,7 +370,7 @@ def test_a_table_made_with_other_kernels_is_refused(
     graphed.load_table(saved(tmp_path / "table.json", FastToy()))
     with pytest.raises(ValueError, match=f"was measured with {difference}"):
         graphed.capture(progress=False)
-    assert graphed._session is None
+    assert graphed._captured is None
 
 
 def test_choices_that_cannot_run_here_are_refused(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from test_graph_budgets import at_true_size, tokens
 
 from graphwrap import fit_budgets
-from graphwrap.budgets import Load, default_ladder, plan_ladder, square_counts
+from graphwrap.budgets import Batch, default_budgets, choose_budgets, square_counts
 
 # --- the default ladder ---------------------------------------------------------------------------
 
 
 def test_the_default_ladder_holds_squares_and_steps_by_a_sixth_at_most() -> None:
-    ladder = default_ladder(64, 8192, 40)
+    ladder = default_budgets(64, 8192, 40)
     assert len(ladder) == 40
     assert set(ladder) >= set(square_counts(64, 8192))
     assert max(after / before for before, after in pairwise(ladder)) <= 7 / 6
@@ -33,7 +33,7 @@ def test_the_default_ladder_holds_squares_and_steps_by_a_sixth_at_most() -> None
 def test_a_default_ladder_climbs_from_low_to_high_without_useless_steps(
     low: int, high: int, count: int
 ) -> None:
-    ladder = default_ladder(low, high, count)
+    ladder = default_budgets(low, high, count)
     assert ladder == sorted(set(ladder))
     assert len(ladder) <= count
     assert ladder[-1] == high
@@ -46,8 +46,8 @@ def test_a_default_ladder_climbs_from_low_to_high_without_useless_steps(
 def test_whole_tiles_are_filled_up_to_as_many_graphs_as_asked() -> None:
     tiled = at_true_size("intern_vit_300m")
     for most in (5, 16, 48, 64):
-        assert len(plan_ladder(tiled, max_graphs=most).budgets) == most
-    assert tokens(plan_ladder(tiled, max_graphs=100)) == [256 * n for n in range(1, 65)]
+        assert len(choose_budgets(tiled, max_graphs=most).budgets) == most
+    assert tokens(choose_budgets(tiled, max_graphs=100)) == [256 * n for n in range(1, 65)]
 
 
 BATCHES = [(count, side) for side in (224, 448) for count in (1, 2, 4, 8, 16, 32, 64)]
@@ -56,14 +56,14 @@ BATCHES = [(count, side) for side in (224, 448) for count in (1, 2, 4, 8, 16, 32
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_batches_of_squares_replay_without_padding(name: str) -> None:
     encoder = at_true_size(name)
-    budgets = plan_ladder(encoder).budgets
+    budgets = choose_budgets(encoder).budgets
     replayed = []
     for count, side in BATCHES:
         patches = side // encoder.config.patch_size
-        load = Load.of(encoder.item_specs([(1, patches, patches)] * count))
+        load = Batch.of(encoder.item_specs([(1, patches, patches)] * count))
         if budgets[0].tokens <= load.tokens <= budgets[-1].tokens:
             exact = [budget for budget in budgets if budget.tokens == load.tokens]
-            assert any(budget.refuses(load) is None for budget in exact), (count, side)
+            assert any(budget.exceeded_by(load) is None for budget in exact), (count, side)
             replayed.append((count, side))
     assert replayed == BATCHES[name == "qwen3_vl" : -1]  # 49 tokens are too few, 64x448 too many
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import warnings
 import weakref
@@ -18,10 +19,10 @@ from torch import Tensor
 from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderOutput, Metadata
-from graphwrap import GraphedEncoder, session
+from graphwrap import GraphedEncoder, capture
 from graphwrap.buffers import Arena
-from graphwrap.budgets import Ladder, plan_ladder
-from graphwrap.session import Capturer
+from graphwrap.budgets import BudgetSet, choose_budgets
+from graphwrap.capture import Capturer, Target
 
 CPU = torch.device("cpu")
 
@@ -34,7 +35,7 @@ def lowered(
     a_row: int = 1000,
     cached: int = 0,
     limit: float = 1.0,
-) -> tuple[Ladder, Ladder]:
+) -> tuple[BudgetSet, BudgetSet]:
     """The toy's ladder before and after it is fitted to a device of ``a_row`` bytes a row."""
     encoder = encoder or ToyEncoder()
     rows = [0]
@@ -54,10 +55,9 @@ def lowered(
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(encoder, "forward", counted)
-    ladder = plan_ladder(encoder, max_frames_per_batch=2)
-    capturer = Capturer(
-        encoder, encoder, CPU, torch.float32, EVERY_FIELD, graphs=True, progress=False, bounded=True
-    )
+    ladder = choose_budgets(encoder, max_frames_per_batch=2)
+    target = Target(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph")
+    capturer = Capturer(target, encoder, bounded=True)
     return ladder, capturer._fit_memory(ladder)
 
 
@@ -241,7 +241,7 @@ def test_an_error_held_keeps_no_buffers(
             super().__init__(*args)
             refs.extend(map(weakref.ref, (self.pixels, self.block)))
 
-    monkeypatch.setattr(session, "Arena", Seen)
+    monkeypatch.setattr(capture, "Arena", Seen)
     graphed = failing(error(), lambda count: count == rows)
     gc.collect()
     gc.disable()
@@ -277,7 +277,7 @@ def test_what_does_not_fit_a_budget_is_never_written_there(
         "item_specs",
         lambda grid: [spec._replace(**{field: 1000}) for spec in specs(grid)],
     )
-    with pytest.raises(AssertionError, match=rf"packing put Load\(.*\) into .*: over its {name}"):
+    with pytest.raises(AssertionError, match=rf"packing put Batch\(.*\) into .*: over its {name}"):
         graphed(pixels, grids)
 
 
@@ -301,7 +301,7 @@ FICKLE: dict[str, tuple[Callable[[Any], object], str]] = {
         r"gave the entries \['max_seqlen'\] for this grid and",
     ),
     "an entry more": (lambda m: m.update(extra=torch.zeros(2)), r"'extra'.* must not depend on"),
-    "a number": (lambda m: m.update(first=3), "gave first=3 for this grid: every entry must be"),
+    "a number": (lambda m: m.update(first=3), "gave first=3: every entry must be"),
     "a shape": (lambda m: m.update(first=m["first"][:2]), r"gave first as torch.int64 \(2,\)"),
     "a constant": (lambda m: m["max_seqlen"].add_(1), "gave max_seqlen=17: the graph has 16"),
     "a constant's shape": (lambda m: m.update(max_seqlen=torch.tensor([16])), r"gave max_seqlen="),
@@ -361,16 +361,18 @@ def test_a_call_on_another_stream_waits_for_capture_and_for_calls_that_failed(
     )
     monkeypatch.setattr(torch.cuda, "Event", Event)
     graphed = toy().capture(progress=False)
+    plan = graphed._plan([[1, 1, 6]])
     graphed.device = torch.device("cuda", 0)
-    graphed._start(graphed._packer, graphed._session)  # as capture ends
-    executor = graphed._executor
+    captured = graphed._captured
+    target = dataclasses.replace(captured.target, device=graphed.device)
+    executor = graphed._start(target, captured.graphs, captured.guard)  # as capture ends
     (event,) = {executor._used.event}
     assert event.recorded == streams[:1]
     monkeypatch.setattr(executor, "_run", lambda *args: 1 / 0)
     for stream in streams[1:]:
         current[0] = stream
         with pytest.raises(ZeroDivisionError):
-            executor.run(graphed._plan([[1, 1, 6]]), torch.zeros(6, 3), None)
+            executor.run(plan, torch.zeros(6, 3), None)
         assert stream.waits == [event]
     assert event.recorded == streams
 
@@ -380,20 +382,17 @@ def test_with_no_memory_to_time_an_eager_run_all_that_fits_is_replayed(
     monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     encoder = ToyEncoder()
-    capturer = Capturer(encoder, encoder, CPU, torch.float32, (), graphs=False, progress=False)
-    captured = capturer.run(plan_ladder(encoder, [8, 16]))
+    capturer = Capturer(Target(encoder, None, CPU, torch.float32, (), "static"), encoder)
+    captured = capturer.run(choose_budgets(encoder, [8, 16]))
 
     def measure() -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(session, "Meter", lambda *_: SimpleNamespace(measure=measure))
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda device: SimpleNamespace(wait_stream=lambda other: None)
-    )
+    monkeypatch.setattr(capture, "Meter", lambda *_: SimpleNamespace(measure=measure))
     if "memory" in message:
         with pytest.warns(UserWarning, match="could not be timed.*all that fits a budget is repl"):
-            capturer._price(captured, SimpleNamespace())
-        assert captured.costs is None
+            capturer._price(captured)
+        assert captured.prices is None
     else:
         with pytest.raises(RuntimeError, match="a shape is wrong"):
-            capturer._price(captured, SimpleNamespace())
+            capturer._price(captured)

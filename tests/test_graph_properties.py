@@ -19,10 +19,10 @@ from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderItemSpec
 from graphwrap import GraphedEncoder
-from graphwrap.budgets import LONG_SEGMENTS, Load, plan_ladder
-from graphwrap.costs import RowCosts
+from graphwrap.budgets import LONG_SEGMENTS, Batch, choose_budgets
 from graphwrap.packing import Packer
 from graphwrap.plans import make_plan
+from graphwrap.prices import Prices
 
 QUICK = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -107,7 +107,7 @@ def test_one_object_called_in_any_order_gives_eagers_bits(order: list[int]) -> N
 def ladder_is_sound(chosen: dict[str, Any]) -> None:
     encoder = ToyEncoder()
     asked = {key: value for key, value in chosen.items() if key not in ("clone", "budgets")}
-    ladder = plan_ladder(encoder, chosen["budgets"], **asked)
+    ladder = choose_budgets(encoder, chosen["budgets"], **asked)
     tokens = sorted({budget.tokens for budget in ladder.budgets})
     assert 1 <= ladder.max_batch_size <= tokens[0]
     assert list(ladder.budgets) == sorted(set(ladder.budgets))
@@ -121,7 +121,7 @@ def ladder_is_sound(chosen: dict[str, Any]) -> None:
         assert budget.segments <= most
         assert budget.segments * budget.longest_segment >= budget.rows
         item = EncoderItemSpec(budget.rows, budget.tokens, 1, budget.longest_segment)
-        assert budget.longest_segment < budget.rows or budget.refuses(Load.of([item])) is None
+        assert budget.longest_segment < budget.rows or budget.exceeded_by(Batch.of([item])) is None
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_every_packing_keeps_capacities_and_its_plan_covers_every_row_once(
 ) -> None:
     encoder = ToyEncoder()
     asked = {key: value for key, value in chosen.items() if key not in ("clone", "budgets")}
-    ladder = plan_ladder(encoder, chosen["budgets"], **asked)
+    ladder = choose_budgets(encoder, chosen["budgets"], **asked)
     specs = encoder.item_specs(grids)
-    packer = Packer(ladder.budgets, RowCosts(), ladder.max_batch_size)
+    packer = Packer(Prices.unmeasured(ladder.budgets), ladder.max_batch_size, 16_384)
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
     plan = make_plan(tuple(grids), specs, groups)

@@ -15,7 +15,7 @@ from photographs import china, flower, panning_clip
 from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderItemSpec, GridLike
-from graphwrap import BudgetStats, GraphedEncoder, GraphStats, executor, graphed_encoder, plans
+from graphwrap import BudgetStats, GraphedEncoder, GraphStats, graphed_encoder, plans, replay
 
 SMALL: Grids = [[1, 1, 6]]
 OVER: Grids = [[1, 10, 10]]
@@ -103,12 +103,12 @@ def test_metadata_kept_is_counted_and_bounded() -> None:
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
-@pytest.mark.parametrize(("bytes_", "entries"), [(2000, 10**6), (10**9, 3)])
+@pytest.mark.parametrize(("bytes_", "entries"), [(4000, 10**6), (10**9, 3)])
 def test_what_is_kept_of_grids_seen_is_bounded_in_bytes_and_in_number(
     monkeypatch: pytest.MonkeyPatch, backend: str, bytes_: int, entries: int
 ) -> None:
     """Small metadata are mostly the host's objects around them: bytes alone bound those badly."""
-    monkeypatch.setattr(executor, "METADATA_BYTES", bytes_)
+    monkeypatch.setattr(replay, "METADATA_BYTES", bytes_)
     monkeypatch.setattr(plans, "ENTRIES", entries)
     encoder = ToyEncoder()
     graphed = GraphedEncoder(encoder, [32], backend=backend, outputs=EVERY_FIELD)
@@ -116,27 +116,25 @@ def test_what_is_kept_of_grids_seen_is_bounded_in_bytes_and_in_number(
         grids = [[1, 1, 2 * number]]
         pixels = pixels_for(encoder, grids)
         assert_same_bits(graphed(pixels, grids), encoder(pixels, grids))
-        runs = graphed._executor
+        runs = graphed._captured
         held = [len(cache._values) for cache in (runs._blocks, runs._eager, graphed._plans)]
         assert graphed.stats().cache_bytes <= bytes_
         assert max(held) <= entries
         assert max(held[:2]) >= 1
 
 
-def test_views_kept_are_bounded_in_number_whatever_groups_they_belong_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Items that are no neighbours are a view each: a group may have dozens."""
-    monkeypatch.setattr(executor, "PLACES", 5)
+def test_views_kept_count_towards_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items that are not neighbours are a view each: a group may have dozens."""
+    monkeypatch.setattr(replay, "METADATA_BYTES", 8000)
     graphed = toy([16], max_batch_size=3)
     most = 0
     for number in range(1, 9):
         grids = [[1, 1, 2 * number], [1, 2, 4], [1, 1, 2], [1, 2, 6], [1, 1, 4], [1, 2, 8]]
         pixels = pixels_for(graphed.encoder, grids)
         assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
-        places = graphed._executor._places
-        assert sum(len(views) for views, _ in places._values.values()) == places.held <= 5
-        most = max(most, *(len(views) for views, _ in places._values.values()))
+        kept = [len(one.views) for one, _ in graphed._captured._blocks._values.values()]
+        assert sum(kept) * replay.VIEW_BYTES <= 8000
+        most = max(most, *kept)
     assert most >= 2
 
 
@@ -208,7 +206,7 @@ def test_stats_print_as_a_table_with_a_line_a_budget() -> None:
         "tokens", "segments", "hits", "items", "real", "padded", "ms", "capture", "s", "MiB",
         "kernel",
     ]  # fmt: skip
-    assert len(lines) >= 1 + len(graphed.ladder.budgets) + 2
+    assert len(lines) >= 1 + len(graphed.budgets) + 2
     assert "eager: 1 items in 1 runs (over tokens: 1)" in lines
     assert any(line.startswith("static: arena") for line in lines)
 

@@ -61,11 +61,11 @@ def test_weights_made_anew_by_every_forward_are_no_weights_that_moved(
     rewrite(encoder.layer)
     encoder.requires_grad_(False)
     graphed = graphed_of(encoder, backend).capture(progress=False)
-    executor = graphed._executor
+    executor = graphed._captured
     for _ in range(3):
         pixels = pixels_for(encoder, GRIDS)
         assert_same_bits(graphed(pixels, GRIDS), encoder(pixels, GRIDS))
-    assert graphed._executor is executor
+    assert graphed._captured is executor
     made_of = next(name for name in encoder.layer._parameters if name.startswith("weight_"))
     setattr(encoder.layer, made_of, nn.Parameter(torch.ones(3, 3), requires_grad=False))
     if backend == "static":
@@ -151,7 +151,7 @@ def test_out_that_holds_no_tensor_is_told_so(wrong: Any) -> None:
     graphed = static(ToyEncoder(), [8, 16])
     good = graphed(torch.ones(6, 3), [[1, 1, 6]])
     layers = EncoderOutput(good.last_hidden_state, good.pooler_output, (wrong, wrong))
-    with pytest.raises(TypeError, match=r"out.deepstack_features.0 is a \w+: pass a tensor"):
+    with pytest.raises(ValueError, match=r"out.deepstack_features.0 is a \w+: pass a tensor"):
         graphed(torch.ones(6, 3), [[1, 1, 6]], out=layers)
 
 

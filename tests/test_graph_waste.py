@@ -66,7 +66,7 @@ SCREENS_16_9 = [(1280, 720), (1366, 768), (1536, 864), (1920, 1080), (2560, 1440
 def test_tilings_of_ordinary_images_replay_without_padding() -> None:
     """Up to twelve tiles and a thumbnail; a 16:9 screen makes nine."""
     tiled = ladder_waste.towers()["InternViT 448 tiles"]
-    whole = {budget.tokens for budget in ladder_waste.plan_ladder(tiled).budgets}
+    whole = {budget.tokens for budget in ladder_waste.choose_budgets(tiled).budgets}
     assert whole >= {256 * tiles for tiles in range(1, 14)}
     specs = ladder_waste.specs_of(tiled, [("screen", size) for size in SCREENS_16_9])
     assert {spec.output_tokens for _, spec in specs} <= whole
@@ -77,7 +77,7 @@ def test_no_image_within_range_runs_eagerly_for_its_shape(family: str) -> None:
     """Screenshots of phones and document pages have room for their windows and segments."""
     encoder = ladder_waste.towers()[family]
     low, high = encoder.budget_range
-    budgets = ladder_waste.plan_ladder(encoder).budgets
+    budgets = ladder_waste.choose_budgets(encoder).budgets
     for name, listed in {"fixed": sizes.fixed_sizes(), **sizes.other_lists()}.items():
         for _, spec in ladder_waste.specs_of(encoder, listed):
             if low <= spec.output_tokens <= high:

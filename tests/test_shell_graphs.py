@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from encoders.contract import EncoderOutput
-from graphwrap.budgets import Load
+from graphwrap.budgets import Batch
 from vitgraph import bench
 from vitgraph.cli import main
 from vitgraph.features import load_features
@@ -192,15 +192,13 @@ def test_graphs_for_images_hold_one_segment_an_item_and_those_for_clips_many(
     checkpoints: dict[str, Path], family: str
 ) -> None:
     encoder = load_encoder(checkpoints[family])
-    budgets = {
-        name: graph_encoder(encoder, GraphOptions(name)).ladder.budgets for name in MODALITIES
-    }
+    budgets = {name: graph_encoder(encoder, GraphOptions(name)).budgets for name in MODALITIES}
     assert {budget.segments for budget in budgets["image"]} == {1}
     for name in ("video", "image+video"):
         assert {budget.segments for budget in budgets[name]} == {8, 64}
-    clip = Load.of(encoder.item_specs([[8, 16, 16]]))
-    assert all(budget.refuses(clip) for budget in budgets["image"])
-    assert not all(budget.refuses(clip) for budget in budgets["video"])
+    clip = Batch.of(encoder.item_specs([[8, 16, 16]]))
+    assert all(budget.exceeded_by(clip) for budget in budgets["image"])
+    assert not all(budget.exceeded_by(clip) for budget in budgets["video"])
 
 
 @pytest.mark.slow
@@ -343,7 +341,7 @@ def test_device_too_small_for_any_budget_is_one_line(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("graphwrap.session.Arena", full)
+    monkeypatch.setattr("graphwrap.capture.Arena", full)
     out = tmp_path / "f.safetensors"
     arguments = (checkpoints["qwen3_vl"], media / "a.png", "--out", out)
     code, _, err = cli("encode", *arguments, "--graph", "--budgets", "64,256")

@@ -200,7 +200,7 @@ def encode_graphed(
     Raises:
         ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    remaining, size = iter(media), graphed.ladder.max_batch_size
+    remaining, size = iter(media), graphed.max_batch_size
     while group := list(islice(remaining, size)):
         yield from _encode_group(graphed, encoder, group, limits)
         group.clear()  # or two batches would be in memory while the next one is decoded

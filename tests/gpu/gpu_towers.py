@@ -24,7 +24,8 @@ from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
 from graphwrap import GraphedEncoder
-from graphwrap.costs import RowCosts
+from graphwrap.packing import Packer
+from graphwrap.prices import Prices
 
 Grids = list[list[int]]
 FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -116,8 +117,10 @@ def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> Graph
     """Captured graphs, routed as the static backend routes: everything that fits is replayed."""
     settings = {"outputs": EVERY_FIELD, "backend": "cudagraph", **settings}
     graphed = GraphedEncoder(encoder, budgets, **settings).capture(progress=False)
-    assert graphed._packer is not None
-    graphed._packer.costs = RowCosts()
+    captured = graphed._captured
+    assert captured is not None
+    prices = Prices.unmeasured(captured.graphs.runners)
+    captured.packer = Packer(prices, graphed.max_batch_size, captured.packer.eager_tokens)
     return graphed
 
 

@@ -46,9 +46,9 @@ def test_buffers_dropped_while_a_stream_is_using_them_go_to_nobody_else() -> Non
     graphed = replaying(encoder, [64, 512])
     pixels = on_gpu(encoder, IMAGES)
     expected = copy_of(graphed(pixels, IMAGES))
-    assert graphed._session is not None
-    sizes = [buffer.shape for buffer in graphed._session.arena.buffers]
-    kinds = [buffer.dtype for buffer in graphed._session.arena.buffers]
+    assert graphed._captured is not None
+    sizes = [buffer.shape for buffer in graphed._captured.graphs.arena.buffers]
+    kinds = [buffer.dtype for buffer in graphed._captured.graphs.arena.buffers]
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         busy()

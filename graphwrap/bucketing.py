@@ -1,6 +1,6 @@
-"""Ladders: which token counts to capture, for sizes that are known and for sizes that are not.
+"""Which token counts to capture, for sizes that are known and for sizes that are not.
 
-Both are one search. :func:`fit_budgets` is given the sizes; :func:`default_ladder` assumes them.
+Both are one search: :func:`fit_budgets` is given the sizes, :func:`default_budgets` assumes them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ MOST = 2**31 - 1
 """The largest number that makes sense: offsets into rows are int32."""
 
 
-def default_ladder(
+def default_budgets(
     low: int,
     high: int,
     count: int,
     whole: Callable[[Sequence[int]], list[int]] = sorted,
 ) -> list[int]:
-    """At most ``count`` budgets from ``low`` to ``high``: least padding for sizes nobody knows.
+    """Return at most ``count`` budgets from ``low`` to ``high`` with little padding for any sizes.
 
-    Padding counts relative to the image: a tenth is a tenth, of 100 tokens as of 5,000. Sizes are
-    assumed to spread over a logarithmic scale, commonest below its middle (``COMMONEST``) and half
-    as common at the top, where a replay gains least; one in five is a square, a clip or a batch of
-    squares (:func:`square_counts`). The ladder is the best there is for that, by the search of
-    :func:`fit_budgets`.
+    Padding counts relative to the image: a tenth of 100 tokens counts as much as a tenth of 5,000.
+    Sizes are assumed to spread over a logarithmic scale, commonest below its middle (``COMMONEST``)
+    and half as common at the top, where a replay gains least. One in five is assumed to be a
+    square, a clip or a batch of squares (:func:`square_counts`). The budgets are the best there are
+    for that, by the search of :func:`fit_budgets`.
 
     Args:
-        low: the smallest budget, always in the ladder unless there is only one.
-        high: the largest, always in the ladder.
-        count: how many at most.
+        low: the smallest budget, always returned unless ``count`` is 1.
+        high: the largest budget, always returned.
+        count: how many budgets at most.
         whole: rounds token counts up to what items can make, ascending, each once.
     """
     squares = set(whole(square_counts(low, high)))
@@ -49,7 +49,7 @@ def default_ladder(
         return sizes[-1:]
     spread = [_commonness(a, b, sizes[0], sizes[-1]) for a, b in pairwise(sizes)]
     each_square = SQUARES * sum(spread) / max(len(squares), 1)
-    return sizes[:1] + _best_ladder(
+    return sizes[:1] + _least_padding(
         [
             (size, (often + each_square * (size in squares)) / size)
             for size, often in zip(sizes[1:], spread, strict=True)
@@ -59,20 +59,20 @@ def default_ladder(
 
 
 def square_counts(low: int, high: int) -> list[int]:
-    """Token counts of 224x224 images, their clips and batches: 49 and 64 times powers of two.
+    """Return token counts of 224x224 images, their clips and batches.
 
-    (64 tokens an image with patches of 14 pixels, 49 with 16.) A clip or a batch of squares then
-    replays without padding.
+    They are 64 tokens per image with patches of 14 pixels and 49 with 16, times powers of two. A
+    clip or a batch of squares then replays without padding.
     """
     counts = {side << power for side in (49, 64) for power in range(max(high, 1).bit_length())}
     return sorted(count for count in counts if low <= count <= high)
 
 
 def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex = 48) -> list[int]:
-    """The ladder of at most ``max_graphs`` budgets that pads these counts least, exactly.
+    """Return the budgets, at most ``max_graphs``, that pad these counts least, exactly.
 
     Args:
-        token_counts: output tokens of each item seen, one item a replay; a list, an array, a
+        token_counts: output tokens of each item seen, one item per replay; a list, an array, a
             tensor, or anything else that yields integers.
         max_graphs: how many budgets at most.
 
@@ -86,11 +86,15 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
     counts = positives("token_counts", "token count", token_counts)
     if not counts:
         raise ValueError("token_counts is empty: pass the output tokens of the items you saw")
-    return _best_ladder(sorted(Counter(counts).items()), most)
+    return _least_padding(sorted(Counter(counts).items()), most)
 
 
 def positive(name: str, value: Any) -> int:
-    """The integer in ``value`` (NumPy's and torch's too), or a ValueError that names it."""
+    """Return the integer in ``value``, which may be NumPy's or torch's.
+
+    Raises:
+        ValueError: it is not a positive integer of at most 32 bits.
+    """
     number = value if type(value) is int else _index(value)
     if number < 1:
         raise ValueError(f"{name}={value!r}: must be a positive integer")
@@ -100,7 +104,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def _index(value: Any) -> int:
-    """The integer in what is not plainly one; 0 for a float, a string, a truth value, an array."""
+    """Return the integer in ``value``; 0 for a float, a string, a truth value or an array."""
     shape: Any = getattr(value, "shape", ())
     if shape or "bool" in str(getattr(value, "dtype", type(value))):
         return 0
@@ -111,7 +115,11 @@ def _index(value: Any) -> int:
 
 
 def positives(names: str, name: str, values: Any) -> list[int]:
-    """The same of every value, read once; a lone number is a ValueError that shows the fix."""
+    """Return the positive integers in ``values``.
+
+    Raises:
+        ValueError: a lone number instead of a list, or an entry that is no positive integer.
+    """
     try:
         listed = [values] if isinstance(values, (str, bytes)) else list(values)
     except TypeError as error:
@@ -120,7 +128,7 @@ def positives(names: str, name: str, values: Any) -> list[int]:
 
 
 def _round_numbers(low: int, high: int) -> list[int]:
-    """``low``, ``high``, and every number between that has few significant bits."""
+    """Return ``low``, ``high``, and every number between that has few significant bits."""
     numbers, number = [], low
     while number < high:
         numbers.append(number)
@@ -130,49 +138,53 @@ def _round_numbers(low: int, high: int) -> list[int]:
 
 
 def _commonness(below: int, size: int, low: int, high: int) -> float:
-    """How many sizes fall on ``size`` when ``below`` is the next smaller one."""
-    at = math.log(size / low) / math.log(high / low)
-    return math.log(size / below) * (2 - ((at - COMMONEST) / (1 - COMMONEST)) ** 2)
+    """Return how many sizes fall on ``size`` when ``below`` is the next smaller one."""
+    place = math.log(size / low) / math.log(high / low)
+    return math.log(size / below) * (2 - ((place - COMMONEST) / (1 - COMMONEST)) ** 2)
 
 
-def _best_ladder(tally: Sequence[tuple[int, float]], most: int) -> list[int]:
-    """The least sum of (budget - size) times weight, for ascending (size, weight)."""
+def _least_padding(tally: Sequence[tuple[int, float]], most: int) -> list[int]:
+    """Return the budgets with the least sum of (budget - size) times weight.
+
+    Args:
+        tally: ascending sizes with their weights.
+        most: how many budgets at most.
+    """
     sizes = [size for size, _ in tally]
     if len(sizes) <= most:
         return sizes
-    seen: list[float] = [0]
-    total: list[float] = [0]
-    for size, times in tally:
-        seen.append(seen[-1] + times)
-        total.append(total[-1] + times * size)
+    weights, tokens = [0.0], [0.0]  # sums over the sizes below each place
+    for size, weight in tally:
+        weights.append(weights[-1] + weight)
+        tokens.append(tokens[-1] + weight * size)
 
     def padding(first: int, last: int) -> float:
-        """Tokens added when counts ``first..last`` all use the budget ``sizes[last]``."""
-        return sizes[last] * (seen[last + 1] - seen[first]) - (total[last + 1] - total[first])
+        """Return the tokens added when sizes ``first..last`` all use the budget ``sizes[last]``."""
+        return sizes[last] * (weights[last + 1] - weights[first]) - (
+            tokens[last + 1] - tokens[first]
+        )
 
     best = [padding(0, last) for last in range(len(sizes))]
     choices: list[list[int]] = []
     for _ in range(most - 1):
-        best, choice = _next_row(best, padding)
+        best, choice = _one_more(best, padding)
         choices.append(choice)
-    ladder, last = [], len(sizes) - 1
+    budgets, last = [], len(sizes) - 1
     for choice in reversed(choices):
-        ladder.append(sizes[last])
+        budgets.append(sizes[last])
         last = choice[last] - 1
         if last < 0:
-            break
-    else:
-        ladder.append(sizes[last])
-    return ladder[::-1]
+            return budgets[::-1]
+    return [*budgets, sizes[last]][::-1]
 
 
-def _next_row(
+def _one_more(
     previous: list[float], padding: Callable[[int, int], float]
 ) -> tuple[list[float], list[int]]:
-    """One more budget: for each last count the best first count of the new budget's stretch.
+    """Return the least padding with one more budget for each last size, and where that one starts.
 
-    The best split moves right as the last count does (padding satisfies the quadrangle
-    inequality), so each half of the range needs only its own part of the splits.
+    The best start moves right as the last size does (padding satisfies the quadrangle inequality),
+    so each half of the sizes needs only its own part of the starts.
     """
     count = len(previous)
     row, choice = list(previous), [0] * count
@@ -182,12 +194,12 @@ def _next_row(
         if low > high:
             continue
         middle = (low + high) // 2
-        best, at = padding(0, middle), 0
+        best, start = padding(0, middle), 0
         for split in range(max(first, 1), min(final, middle) + 1):
             cost = previous[split - 1] + padding(split, middle)
             if cost < best:
-                best, at = cost, split
-        row[middle], choice[middle] = best, at
-        stack.append((low, middle - 1, first, at))
-        stack.append((middle + 1, high, at, final))
+                best, start = cost, split
+        row[middle], choice[middle] = best, start
+        stack.append((low, middle - 1, first, start))
+        stack.append((middle + 1, high, start, final))
     return row, choice

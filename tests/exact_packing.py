@@ -1,0 +1,61 @@
+"""The cheapest of all ways to divide a few items into runs: an oracle for packing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from encoders.contract import EncoderItemSpec
+from graphwrap.packing import Group, Packer
+
+COLUMNS = [1, 0, 2, 3, 4]
+"""The fields of an item's spec in the order of a budget's fields."""
+
+
+def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> float:
+    """What groups cost by the packer's prices."""
+    prices, total = packer.prices, 0.0
+    for items, budget, _ in groups:
+        rows = sum(specs[item].input_size for item in items)
+        total += prices.eager(rows) if budget is None else prices.replay_ms[budget]
+    return total
+
+
+def least_cost(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
+    """The cost of the cheapest division, over every way to divide the items into runs."""
+    costs = run_costs(packer, specs)
+    least = costs.copy()
+    for subset in range(1, len(costs)):
+        one, other = splits(subset)
+        if len(one):
+            least[subset] = min(costs[subset], float((costs[one] + least[other]).min()))
+    return float(least[-1])
+
+
+def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:
+    """The cost of each subset of the items as one run, [2**items]; infinite where it cannot run."""
+    members = np.arange(1 << len(specs))[:, None] >> np.arange(len(specs)) & 1
+    items = np.array(specs)[:, COLUMNS]
+    sums, counts = members @ items, members.sum(axis=1)
+    sums[:, 3] = (members * items[:, 3]).max(axis=1)  # the longest segment
+    costs = packer.prices.eager_ms + packer.prices.eager_row_ms * sums[:, 1]
+    costs[(sums[:, 0] > packer.eager_tokens) & (counts > 1)] = np.inf
+    for budget, ms in packer.prices.replay_ms.items():
+        fits = (sums <= budget).all(axis=1) & (counts <= packer.max_batch_size)
+        costs[fits] = np.minimum(costs[fits], ms)
+    costs[0] = 0.0
+    return costs
+
+
+@cache
+def splits(subset: int) -> tuple[Any, Any]:
+    """Each way to split a subset in two, the side with its last item first."""
+    last = 1 << subset.bit_length() - 1
+    others = subset ^ last
+    parts = np.arange(others + 1)
+    parts = parts[parts & others == parts]
+    parts = parts[parts != others]
+    return parts | last, others ^ parts
