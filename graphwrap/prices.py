@@ -26,7 +26,7 @@ from encoders.contract import Accelerator, GraphableEncoder
 from encoders.grids import Grid
 
 from .budgets import LONG_SEGMENTS, Batch, Budget, BudgetSet, read_specs
-from .runner import FormSettings, Runner, capacity_metadata
+from .runner import Runner, Target, capacity_metadata
 
 RUN_ROWS = 64
 """What one more replay costs, in rows, where nothing is measured: fewer replays win ties."""
@@ -181,26 +181,25 @@ def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
 # --- saving and loading ---------------------------------------------------------------------------
 
 
-def fingerprint(
-    encoder: nn.Module,
-    device: torch.device,
-    dtype: torch.dtype,
-    outputs: Sequence[str],
-    row_shape: Sequence[int],
-    settings: FormSettings,
-) -> dict[str, str]:
-    """Return all that times depend on and that may differ between two processes."""
+def fingerprint(encoder: nn.Module, target: Target) -> dict[str, str]:
+    """Return all that times depend on and that may differ between two processes.
+
+    Args:
+        encoder: the user's module.
+        target: what is captured of it.
+    """
     weights = [*encoder.named_parameters(), *encoder.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(weight.shape)}" for name, weight in weights)
+    device = target.device
     return {
         "encoder": type(encoder).__name__,
         "weights": hashlib.sha256(shapes.encode()).hexdigest()[:16],
-        "rows": "x".join(map(str, row_shape)),
-        "dtype": str(dtype),
+        "rows": "x".join(map(str, target.encoder.row_shape)),
+        "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
-        "outputs": " ".join(sorted(outputs)),
-        **{name: str(value) for name, value in settings._asdict().items()},
+        "outputs": " ".join(sorted(target.outputs)),
+        **{name: str(value) for name, value in target.settings._asdict().items()},
     }
 
 
