@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from graph_cases import pixels_for, static, toy
+from graph_outputs import assert_same_bits
 from test_graph_packing import default_budgets_of, measured
 from toy_encoder import ToyEncoder
-from torch import nn
+from torch import Tensor, nn
 
 from encoders import Qwen3VLEncoder
 from encoders.qwen3_vl import Qwen3VLConfig
@@ -270,11 +271,11 @@ def test_measured_prices_are_a_time_per_budget_and_a_line(monkeypatch: pytest.Mo
     graphs = graphs_of(toy([4, 16, 64]))
     meter = Meter(ToyEncoder(), graphs.runners, torch.device("cpu"))
 
-    def replay(self: Meter, budget: Budget, grids: Any, runs: int) -> float:
+    def replay(self: Meter, budget: Budget, grids: Any, pixels: Tensor) -> float:
         attention = 5.0 * len(grids)
         return 2.0 + 0.1 * budget.rows + attention
 
-    def eager(self: Meter, grids: Any) -> float:
+    def eager(self: Meter, grids: Any, pixels: Tensor) -> float:
         attention = 5.0 * len(grids) if len(grids) > 1 else 0.0
         return 11.0 + 0.1 * self._rows(grids) + attention
 
@@ -287,6 +288,19 @@ def test_measured_prices_are_a_time_per_budget_and_a_line(monkeypatch: pytest.Mo
         assert full_ms[budget] == pytest.approx(prices.replay_ms[budget] + 5.0 * len(grids))
     for rows in (8, 40, 128, 1000):
         assert prices.eager(rows) == pytest.approx(11.0 + 0.1 * rows)
+
+
+def test_measuring_times_every_budget_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    graphed = toy([4, 16, 64])
+    runners, dice = graphs_of(graphed).runners, torch.get_rng_state()
+    prices, full_ms = Meter(graphed.encoder, runners, torch.device("cpu")).measure()
+    assert set(prices.replay_ms) == set(full_ms) == set(runners)
+    assert min(*prices.replay_ms.values(), *full_ms.values(), prices.eager(8)) > 0
+    assert torch.equal(torch.get_rng_state(), dice)
+    grids = [[1, 1, 6]]
+    pixels = pixels_for(graphed.encoder, grids)
+    assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
 
 
 def test_full_batches_fit_their_budget() -> None:
