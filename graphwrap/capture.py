@@ -14,36 +14,16 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from encoders.contract import Accelerator, GraphableEncoder
-
-from .budgets import Budget, BudgetSet
 from .buffers import Arena, Layout, Pool
+from .budgets import Budget, BudgetSet
 from .prices import Meter, Prices, Table
-from .runner import Forward, Runner, capacity_metadata
+from .runner import Forward, Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
 
 MEMORY_SHARE = 3
 """Arena and pool of inferred budgets take at most one part in this many of free memory."""
 MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
 """Words of a RuntimeError without a class of its own that says that memory ran out."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is captured, where and with which outputs."""
-
-    encoder: GraphableEncoder
-    """The form of the encoder that is captured and runs eagerly."""
-    accelerator: Accelerator | None
-    device: torch.device
-    dtype: torch.dtype
-    outputs: tuple[str, ...]
-    backend: str
-
-    @property
-    def has_graphs(self) -> bool:
-        """Whether budgets are captured as CUDA graphs."""
-        return self.backend == "cudagraph"
 
 
 @dataclass
@@ -85,8 +65,6 @@ class Capturer:
     bounded: bool = False
     """Whether the largest budgets are left out to fit their share of memory."""
     progress: bool = False
-    action: str = "capture"
-    """What the progress bar says."""
     _failed: dict[Budget, Exception] = field(default_factory=dict)
 
     def run(self, wanted: BudgetSet) -> Graphs:
@@ -292,7 +270,8 @@ class Capturer:
 
     @contextmanager
     def _bar(self, count: int) -> Iterator[Any]:
-        with tqdm(total=count, desc=self.action, unit="budget", disable=not self.progress) as bar:
+        what = "compile and capture" if self.target.settings.compile else "capture"
+        with tqdm(total=count, desc=what, unit="budget", disable=not self.progress) as bar:
             yield bar
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import traceback
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
 
 from .budgets import choose_budgets
-from .buffers import Arena
-from .capture import Capturer, Graphs, Target
+from .capture import Capturer, Graphs
 from .guards import (
     BACKENDS,
     WeightGuard,
@@ -31,12 +29,12 @@ from .guards import (
     resolve_backend,
     settled,
 )
-from .packing import Group, Packer
+from .packing import Group, Packer, eager_tokens
 from .plans import Cache, Plan, make_plan, quick_key, read_key, refuse_overflow
 from .prices import Prices, Table, fingerprint
 from .replay import Captured
 from .results import as_output
-from .runner import FormSettings, captured_forward, choose_form
+from .runner import FormSettings, Target, captured_forward, choose_form
 from .stats import GraphStats
 
 CAPTURES = threading.RLock()
@@ -148,7 +146,9 @@ class GraphedEncoder:
         if target is None or (target.device, target.dtype) != place:
             self.backend = resolve_backend(self._backend, device)
             form, accelerator = choose_form(self.encoder, self._settings)
-            target = Target(form, accelerator, device, dtype, self.outputs, self.backend)
+            target = Target(
+                form, accelerator, device, dtype, self.outputs, self.backend, self._settings
+            )
             self.device, self.dtype, self._target = device, dtype, target
         return target
 
@@ -197,17 +197,10 @@ class GraphedEncoder:
             arena = Arena(0, self._row_shape, target.dtype, target.device, 0)
             return self._start(target, Graphs(arena), guard)
         if table is not None and (target.has_graphs or target.accelerator is not None):
-            table.check(self._fingerprint(target))
+            table.check(fingerprint(self.encoder, target))
             table.choose_kernels(target.accelerator)
-        compile = self._settings.compile
-        capturer = Capturer(
-            target,
-            captured_forward(target.encoder, compile, len(self.budgets)),
-            table=table,
-            bounded=self._bounded,
-            progress=progress,
-            action="compile and capture" if compile else "capture",
-        )
+        forward = captured_forward(target, len(self.budgets))
+        capturer = Capturer(target, forward, table, bounded=self._bounded, progress=progress)
         graphs = capturer.run(self._wanted)
         guard.forget_rewritten()
         return self._start(target, graphs, guard)
@@ -215,19 +208,9 @@ class GraphedEncoder:
     def _start(self, target: Target, graphs: Graphs, guard: WeightGuard) -> Captured:
         """Return what calls need to run on captured graphs."""
         prices = graphs.prices or Prices.unmeasured(graphs.runners)
-        packer = Packer(prices, self.max_batch_size, self._eager_tokens(graphs))
+        eager = eager_tokens(graphs.runners, self.budgets, self._contract.budget_range[1])
+        packer = Packer(prices, self.max_batch_size, eager)
         return Captured(target, graphs, packer, guard, clone=self.clone)
-
-    def _eager_tokens(self, graphs: Graphs) -> int:
-        """Return the most tokens of an eager run of several items.
-
-        That is twice what is worth a graph, so that another run costs next to nothing; where memory
-        left out the largest budgets, it is twice what fitted.
-        """
-        most = max((budget.tokens for budget in graphs.runners), default=0)
-        if most in (0, self.budgets[-1].tokens):
-            most = max(most, operator.index(self._contract.budget_range[1]))
-        return 2 * most
 
     def release(self) -> None:
         """Give back graphs, pool, buffers, derived weights and times; the next call captures."""
@@ -248,13 +231,14 @@ class GraphedEncoder:
         """
         with self._lock:
             captured = self._captured
-            if captured is None or captured.graphs.prices is None:
+            graphs = captured.graphs if captured is not None else None
+            if captured is None or graphs is None or graphs.prices is None:
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
-            graphs, accelerator = captured.graphs, captured.target.accelerator
+            accelerator = captured.target.accelerator
             full_ms = {budget: stats.replay_ms or 0.0 for budget, stats in graphs.stats.items()}
             kernels = None if accelerator is None else dict(accelerator.choices())
-            made_on = self._fingerprint(captured.target)
-            Table(os.fspath(path), made_on, captured.graphs.prices, full_ms, kernels).write()
+            made_on = fingerprint(self.encoder, captured.target)
+            Table(os.fspath(path), made_on, graphs.prices, full_ms, kernels).write()
 
     def load_table(self, path: str | os.PathLike[str] | None) -> None:
         """Use saved times and kernels instead of measuring; call it before capture.
@@ -274,16 +258,6 @@ class GraphedEncoder:
             if self._captured is not None:
                 raise ValueError("already captured: release() first, then load_table, then capture")
             self._table = None if path is None else Table.read(path)
-
-    def _fingerprint(self, target: Target) -> dict[str, str]:
-        return fingerprint(
-            self.encoder,
-            target.device,
-            target.dtype,
-            self.outputs,
-            self._row_shape,
-            self._settings,
-        )
 
     def __call__(
         self, pixel_values: Tensor, grid_thw: GridLike, *, out: EncoderOutput | None = None

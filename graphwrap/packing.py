@@ -10,10 +10,11 @@ bounded. Eager runs of everything are taken where they cost less than all of tha
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -236,6 +237,23 @@ class Packer:
                 rest = [run for run in runs if run is not one and run is not other]
                 return self._merged(rest + replay, specs)
         return runs
+
+
+def eager_tokens(captured: Iterable[Budget], wanted: Sequence[Budget], worth: SupportsIndex) -> int:
+    """Return the most tokens of an eager run of several items.
+
+    That is twice what is worth a graph, so that another run costs next to nothing; where memory
+    left out the largest budgets, it is twice what fitted.
+
+    Args:
+        captured: the budgets that were captured.
+        wanted: the budgets that were to be captured, ascending.
+        worth: the largest number of tokens that is worth a graph.
+    """
+    most = max((budget.tokens for budget in captured), default=0)
+    if most in (0, wanted[-1].tokens):
+        most = max(most, operator.index(worth))
+    return 2 * most
 
 
 def _cost(runs: Sequence[_Run]) -> float:

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from encoders.contract import Accelerator, GraphableEncoder, Grid
 
 from .budgets import LONG_SEGMENTS, Batch, Budget, BudgetSet, read_specs
-from .runner import FormSettings, Runner, capacity_metadata
+from .runner import Runner, Target, capacity_metadata
 
 RUN_ROWS = 64
 """What one more replay costs, in rows, where nothing is measured: fewer replays win ties."""
 SLOW_MS = 8.0
-"""A run of more milliseconds is timed as often as it must; a faster one seven times."""
+"""A run of more milliseconds is timed twice, a faster one seven times."""
 MOST_MS = 1e12
 """More than thirty years: larger numbers in a file were not measured."""
 REMEDY = "capture here and save_table again"
@@ -109,52 +109,51 @@ class Meter:
         Raises:
             RuntimeError: an eager run failed, perhaps for want of memory.
         """
-        large = max(self.runners, key=lambda budget: budget.rows)
+        large = max(self.runners, key=lambda budget: (budget.rows, budget.longest_segment))
         dice = torch.Generator(self.device).manual_seed(0)  # the caller's draws go on as they would
-        self.runners[large].pixels.normal_(generator=dice)  # zeros would run faster than pixels
+        pixels = torch.empty_like(self.runners[large].pixels)
+        pixels.normal_(generator=dice)  # zeros would run faster
         by_rows = {budget.rows: budget for budget in self.runners}
-        padding_ms = {rows: self._replay_ms(budget, [], 2) for rows, budget in by_rows.items()}
+        padding_ms = {rows: self._replay_ms(one, [], pixels) for rows, one in by_rows.items()}
         replay_ms = {budget: padding_ms[budget.rows] for budget in self.runners}
         full = {budget: full_grids(self.encoder, budget) for budget in self.runners}
-        full_ms = {budget: self._replay_ms(budget, grids, 1) for budget, grids in full.items()}
+        full_ms = {budget: self._replay_ms(budget, full[budget], pixels) for budget in full}
         few = [self.encoder.grid_for(min(self.encoder.budget_range[0], min(self.runners).tokens))]
-        rows, start = self._rows(few), self._eager_ms(few)
-        end = self._eager_ms(full[large]) + replay_ms[large] - full_ms[large]
+        start = self._eager_ms(few, pixels)
+        end = self._eager_ms(full[large], pixels) + replay_ms[large] - full_ms[large]
+        rows = self._rows(few)
         slope = max(end - start, 0.0) / max(self._rows(full[large]) - rows, 1)
         return Prices(replay_ms, start - slope * rows, slope), full_ms
 
     def _rows(self, grids: Sequence[Grid]) -> int:
         return Batch.of(read_specs(self.encoder, grids)).rows
 
-    def _replay_ms(self, budget: Budget, grids: Sequence[Grid], runs: int) -> float:
+    def _replay_ms(self, budget: Budget, grids: Sequence[Grid], pixels: Tensor) -> float:
         """Return the milliseconds of a call of a budget, its copies in and out included."""
         runner = self.runners[budget]
         block = torch.zeros(runner.layout.nbytes, dtype=torch.uint8, device="cpu")
-        runner.layout.write(
-            block, capacity_metadata(self.encoder, budget, grids), self._rows(grids)
-        )
+        metadata = capacity_metadata(self.encoder, budget, grids)
+        runner.layout.write(block, metadata, self._rows(grids))
         runner.block.copy_(block)
-        pixels = runner.pixels.clone()
 
         def call() -> None:
-            runner.pixels.copy_(pixels)
+            runner.pixels.copy_(pixels[: budget.rows])
             runner.run()
             for field in runner.outputs.values():
                 field.clone()
 
-        return self._milliseconds(call, runs)
+        return self._milliseconds(call)
 
-    def _eager_ms(self, grids: Sequence[Grid]) -> float:
+    def _eager_ms(self, grids: Sequence[Grid], pixels: Tensor) -> float:
         """Return the milliseconds of an eager run, its metadata included."""
-        largest = max(self.runners.values(), key=lambda runner: runner.budget.rows)
-        pixels = largest.pixels[: self._rows(grids)]
-        self.encoder(pixels, list(grids))  # the first run may choose kernels
-        return self._milliseconds(lambda: self.encoder(pixels, list(grids)), 2)
+        rows = pixels[: self._rows(grids)]
+        self.encoder(rows, list(grids))  # the first run may choose kernels
+        return self._milliseconds(lambda: self.encoder(rows, list(grids)))
 
-    def _milliseconds(self, call: Callable[[], object], runs: int) -> float:
-        """Return the least wall time of at least so many calls."""
+    def _milliseconds(self, call: Callable[[], object]) -> float:
+        """Return the least wall time of a few calls: what disturbs one only makes it longer."""
         times: list[float] = []
-        while len(times) < runs or (len(times) < 7 and min(times) < SLOW_MS):
+        while len(times) < 2 or (len(times) < 7 and min(times) < SLOW_MS):
             torch.cuda.synchronize(self.device)
             began = time.perf_counter()
             call()
@@ -166,8 +165,9 @@ class Meter:
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
     """Return equal items that fill a budget, in up to eight segments: a typical batch to time."""
     whole = encoder.grid_for(budget.tokens)
-    if read_specs(encoder, [whole])[0].segments > 1 or budget.tokens < LONG_SEGMENTS:
-        return [whole]
+    spec = read_specs(encoder, [whole])[0]
+    if spec.segments > 1 or budget.tokens < LONG_SEGMENTS:
+        return [whole] if budget.fits(Batch.of([spec])) else []
     for tokens in range(budget.tokens // min(LONG_SEGMENTS, budget.segments), 0, -1):
         part = encoder.grid_for(tokens)
         spec = read_specs(encoder, [part])[0]
@@ -180,26 +180,25 @@ def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
 # --- saving and loading ---------------------------------------------------------------------------
 
 
-def fingerprint(
-    encoder: nn.Module,
-    device: torch.device,
-    dtype: torch.dtype,
-    outputs: Sequence[str],
-    row_shape: Sequence[int],
-    settings: FormSettings,
-) -> dict[str, str]:
-    """Return all that times depend on and that may differ between two processes."""
+def fingerprint(encoder: nn.Module, target: Target) -> dict[str, str]:
+    """Return all that times depend on and that may differ between two processes.
+
+    Args:
+        encoder: the user's module.
+        target: what is captured of it.
+    """
     weights = [*encoder.named_parameters(), *encoder.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(weight.shape)}" for name, weight in weights)
+    device = target.device
     return {
         "encoder": type(encoder).__name__,
         "weights": hashlib.sha256(shapes.encode()).hexdigest()[:16],
-        "rows": "x".join(map(str, row_shape)),
-        "dtype": str(dtype),
+        "rows": "x".join(map(str, target.encoder.row_shape)),
+        "dtype": str(target.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
-        "outputs": " ".join(sorted(outputs)),
-        **{name: str(value) for name, value in settings._asdict().items()},
+        "outputs": " ".join(sorted(target.outputs)),
+        **{name: str(value) for name, value in target.settings._asdict().items()},
     }
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, Metadata
 
 from .budgets import Batch, Budget, read_specs
-from .capture import Graphs, Target
+from .capture import Graphs
 from .guards import WeightGuard
 from .packing import Packer
 from .plans import Cache, Plan, Step, gather, scatter, views_of
-from .results import FieldShape, is_per_row, output_fields, owned, read_out, share_storage
-from .runner import Runner, capacity_metadata
+from .results import is_per_row, output_fields, owned, read_out, share_storage
+from .runner import Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
 
 METADATA_BYTES = 64 * 2**20
@@ -61,7 +61,7 @@ class Captured:
         self._eager: Cache[Metadata] = Cache(METADATA_BYTES)
         self._written: object = None
         self._used: _Use | None = None
-        self._shapes: dict[str, FieldShape] | None = None
+        self._like: dict[str, Tensor] | None = None
         self.reset_stats()
         self._mark_stream()
 
@@ -116,26 +116,25 @@ class Captured:
 
     def _read_out(self, plan: Plan, pixels: Tensor, out: EncoderOutput) -> dict[str, Tensor]:
         """Return the caller's tensors, checked before anything runs."""
-        if self._shapes is None:
-            self._shapes = self._field_shapes(pixels)
+        if self._like is None:
+            self._like = self._example(pixels)
         lent = self._lent()
         if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
             lent.append(pixels)
-        return read_out(out, self.target.outputs, self._shapes, plan.rows, plan.tokens, lent)
+        return read_out(out, self.target.outputs, self._like, plan.rows, plan.tokens, lent)
 
     def _lent(self) -> list[Tensor]:
         """Return the buffers that earlier results are views of."""
         return [] if self.clone else list(self.graphs.arena.outputs.values())
 
-    def _field_shapes(self, pixels: Tensor) -> dict[str, FieldShape]:
-        """Return what the fields look like: as captured, else as an empty eager run shows."""
-        outputs = next((runner.outputs for runner in self.graphs.runners.values()), None)
-        if outputs is None:
-            encoder = self.target.encoder
-            metadata = encoder.prepare_encoder_metadata([], device=self.target.device)
-            output = encoder(pixels[:0], encoder_metadata=metadata)
-            outputs = output_fields(output, self.target.outputs)
-        return {name: FieldShape.of(field) for name, field in outputs.items()}
+    def _example(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Return fields as they come back, but for their length: captured, or of an empty run."""
+        for runner in self.graphs.runners.values():
+            return runner.outputs
+        encoder = self.target.encoder
+        metadata = encoder.prepare_encoder_metadata([], device=self.target.device)
+        output = encoder(pixels[:0], encoder_metadata=metadata)
+        return output_fields(output, self.target.outputs)
 
     def _replay(self, step: Step, budget: Budget, pixels: Tensor) -> dict[str, Tensor]:
         runner = self.graphs.runners[budget]
@@ -193,7 +192,7 @@ class Captured:
         if self.pads:  # without budgets the encoder is followed wherever it goes
             self.guard.check()
         rows = pixels
-        if step.row_count != len(pixels):
+        if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             gather(pixels, step.rows, views_of(rows, step.rows))
         if self.pads:  # as the copy into the arena does

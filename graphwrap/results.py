@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
@@ -29,39 +28,21 @@ def output_fields(output: EncoderOutput, wanted: Sequence[str]) -> dict[str, Ten
             f"the encoder returned a {type(output).__name__}: a forward returns "
             "encoders.contract.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
         )
-    fields: dict[str, Tensor] = {}
-    for name in wanted:
-        value = output[FIELDS.index(name)]
-        if isinstance(value, tuple | list):
-            fields.update({f"{name}.{number}": layer for number, layer in enumerate(value)})
-        elif value is not None:
-            fields[name] = value
+    hidden, pooled, layers = FIELDS
+    values = {hidden: output.last_hidden_state, pooled: output.pooler_output}
+    fields = {name: x for name, x in values.items() if x is not None and name in wanted}
+    if output.deepstack_features is not None and layers in wanted:
+        for number, layer in enumerate(output.deepstack_features):
+            fields[f"{layers}.{number}"] = layer
     return fields
 
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> EncoderOutput:
-    """Return the output that :func:`output_fields` took apart; fields not wanted are None."""
+    """Return the output that :func:`output_fields` took apart, in its order of layers."""
     hidden, pooled, deepstack = FIELDS
-    layers = [name for name in fields if name.startswith(f"{deepstack}.")]
-    layers.sort(key=lambda name: int(name.rpartition(".")[2]))
-    return EncoderOutput(
-        fields.get(hidden),
-        fields.get(pooled),
-        tuple([fields[name] for name in layers]) if deepstack in wanted else None,
-    )
-
-
-class FieldShape(NamedTuple):
-    """What a field looks like but for its length."""
-
-    trailing: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, field: Tensor) -> FieldShape:
-        """Return the shape of a field."""
-        return cls(tuple(field.shape[1:]), field.dtype, field.device)
+    layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
+    layers_wanted = layers if deepstack in wanted else None
+    return EncoderOutput(fields.get(hidden), fields.get(pooled), layers_wanted)
 
 
 def owned(
@@ -85,7 +66,7 @@ def owned(
 def read_out(
     out: EncoderOutput,
     wanted: Sequence[str],
-    shapes: Mapping[str, FieldShape],
+    like: Mapping[str, Tensor],
     rows: int,
     tokens: int,
     lent: Sequence[Tensor],
@@ -95,7 +76,7 @@ def read_out(
     Args:
         out: a tensor for every field that will be returned, None for the others.
         wanted: the fields asked for.
-        shapes: what the fields look like.
+        like: fields of the right trailing shapes, dtypes and devices.
         rows: input rows of the call.
         tokens: output tokens of the call.
         lent: tensors that must not be written over, such as pixels and buffers.
@@ -109,17 +90,22 @@ def read_out(
             f"out is a {type(out).__name__}: pass EncoderOutput(last_hidden_state, pooler_output, "
             "deepstack_features), None for what is not returned"
         )
+    layers: Any = out.deepstack_features
+    if not isinstance(layers, tuple | list | None):
+        raise ValueError(
+            f"out.deepstack_features is a {type(layers).__name__}: pass a tuple of tensors"
+        )
     given = output_fields(out, FIELDS)
-    for name, (trailing, dtype, device) in shapes.items():
-        shape = (rows if is_per_row(name) else tokens, *trailing)
+    for name, field in like.items():
+        shape = (rows if is_per_row(name) else tokens, *field.shape[1:])
         if name not in given:
             raise ValueError(f"out has no {name}: pass a tensor of shape {shape} for it")
-        _check_target(name, given[name], shape, dtype, device)
+        _check_target(name, given[name], shape, field)
     for name in given:
-        if name not in shapes:
+        if name not in like:
             raise ValueError(
                 f"out.{name} would not be written: outputs are {', '.join(wanted)} (fields "
-                f"{', '.join(shapes)}); pass None for it"
+                f"{', '.join(like)}); pass None for it"
             )
     taken = [("the pixels or buffers of this call", tensor) for tensor in lent]
     for name, target in given.items():
@@ -133,16 +119,14 @@ def read_out(
     return given
 
 
-def _check_target(
-    name: str, target: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> None:
+def _check_target(name: str, target: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
     """Raise unless a field's results can be written into a tensor."""
     if not isinstance(target, Tensor):
         raise ValueError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
-    if tuple(target.shape) != shape or target.dtype != dtype or target.device != device:
+    if tuple(target.shape) != shape or target.dtype != like.dtype or target.device != like.device:
         raise ValueError(
             f"out.{name} is {target.dtype} {tuple(target.shape)} on {target.device}: must be "
-            f"{dtype} {shape} on {device}"
+            f"{like.dtype} {shape} on {like.device}"
         )
     if _overlaps_itself(target):
         raise ValueError(

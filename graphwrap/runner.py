@@ -38,6 +38,25 @@ class FormSettings(NamedTuple):
     """Whether the module as it is will be compiled."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """What is captured, where and with which outputs."""
+
+    encoder: GraphableEncoder
+    """The form of the encoder that is captured and runs eagerly."""
+    accelerator: Accelerator | None
+    device: torch.device
+    dtype: torch.dtype
+    outputs: tuple[str, ...]
+    backend: str
+    settings: FormSettings
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether budgets are captured as CUDA graphs."""
+        return self.backend == "cudagraph"
+
+
 def choose_form(
     encoder: nn.Module, settings: FormSettings
 ) -> tuple[GraphableEncoder, Accelerator | None]:
@@ -105,19 +124,18 @@ def _check_reference(encoder: nn.Module, settings: FormSettings) -> None:
         )
 
 
-def captured_forward(form: GraphableEncoder, compile: bool, budgets: int) -> Forward:
+def captured_forward(target: Target, budgets: int) -> Forward:
     """Return what graphs are captured from: the form, or what ``torch.compile`` makes of it.
 
     Args:
-        form: what :func:`choose_form` returned.
-        compile: whether to compile it, anew for each budget.
+        target: says the form, and whether to compile it, anew for each budget.
         budgets: how many budgets there are.
     """
-    if not compile:
-        return form
+    if not target.settings.compile:
+        return target.encoder
     many = 2 * budgets  # torch gives up compiling one function after eight times
     limits = torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
-    return cast(Forward, limits(torch.compile(cast(nn.Module, form), dynamic=False)))
+    return cast(Forward, limits(torch.compile(cast(nn.Module, target.encoder), dynamic=False)))
 
 
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:

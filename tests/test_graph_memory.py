@@ -22,7 +22,8 @@ from encoders.contract import EncoderOutput, Metadata
 from graphwrap import GraphedEncoder, capture
 from graphwrap.buffers import Arena
 from graphwrap.budgets import BudgetSet, choose_budgets
-from graphwrap.capture import Capturer, Target
+from graphwrap.capture import Capturer
+from graphwrap.runner import FormSettings, Target
 
 CPU = torch.device("cpu")
 
@@ -56,7 +57,7 @@ def lowered(
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(encoder, "forward", counted)
     ladder = choose_budgets(encoder, max_frames_per_batch=2)
-    target = Target(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph")
+    target = Target(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
     capturer = Capturer(target, encoder, bounded=True)
     return ladder, capturer._fit_memory(ladder)
 
@@ -382,7 +383,9 @@ def test_with_no_memory_to_time_an_eager_run_all_that_fits_is_replayed(
     monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     encoder = ToyEncoder()
-    capturer = Capturer(Target(encoder, None, CPU, torch.float32, (), "static"), encoder)
+    capturer = Capturer(
+        Target(encoder, None, CPU, torch.float32, (), "static", FormSettings()), encoder
+    )
     captured = capturer.run(choose_budgets(encoder, [8, 16]))
 
     def measure() -> None:

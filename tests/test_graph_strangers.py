@@ -153,6 +153,10 @@ def test_out_that_holds_no_tensor_is_told_so(wrong: Any) -> None:
     layers = EncoderOutput(good.last_hidden_state, good.pooler_output, (wrong, wrong))
     with pytest.raises(ValueError, match=r"out.deepstack_features.0 is a \w+: pass a tensor"):
         graphed(torch.ones(6, 3), [[1, 1, 6]], out=layers)
+    if wrong is not None:
+        layers = EncoderOutput(good.last_hidden_state, good.pooler_output, wrong)
+        with pytest.raises(ValueError, match=r"out.deepstack_features is a \w+: pass a tuple"):
+            graphed(torch.ones(6, 3), [[1, 1, 6]], out=layers)
 
 
 def test_an_allocator_without_pools_is_refused_before_capture(

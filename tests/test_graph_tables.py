@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import Any
 import pytest
 import torch
 from graph_cases import pixels_for, static, toy
+from graph_outputs import assert_same_bits
 from test_graph_packing import default_budgets_of, measured
 from toy_encoder import ToyEncoder
-from torch import nn
+from torch import Tensor, nn
 
 from encoders import Qwen3VLEncoder
 from encoders.qwen3_vl import Qwen3VLConfig
 from graphwrap import Budget, GraphedEncoder
 from graphwrap.budgets import Batch, BudgetSet, choose_budgets
-from graphwrap.capture import Capturer, Graphs, Target
+from graphwrap.capture import Capturer, Graphs
 from graphwrap.prices import Meter, Prices, Table, fingerprint, full_grids
-from graphwrap.runner import FormSettings
+from graphwrap.runner import FormSettings, Target
 
 BUDGETS = default_budgets_of("qwen2_5_vl")
 MADE_ON = {"encoder": "Tower", "weights": "12ab", "device": "H200"}
@@ -110,8 +112,8 @@ def fingerprint_of(**changes: Any) -> dict[str, str]:
         encoder = Qwen3VLEncoder(config)
     dtype = changes.pop("dtype", torch.float32)
     outputs = changes.pop("outputs", ("pooler_output",))
-    settings = FormSettings(**changes)
-    return fingerprint(encoder, torch.device("cpu"), dtype, outputs, encoder.row_shape, settings)
+    cpu, settings = torch.device("cpu"), FormSettings(**changes)
+    return fingerprint(encoder, Target(encoder, None, cpu, dtype, outputs, "static", settings))
 
 
 @pytest.mark.parametrize(
@@ -144,19 +146,15 @@ def test_torch_and_the_gpu_tell_tables_apart(monkeypatch: pytest.MonkeyPatch) ->
     assert fingerprint_of() == {**ours, "torch": "9.9.9"}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     gpus = [torch.device("cuda", number) for number in range(2)]
-    marks = [
-        fingerprint(ToyEncoder(), gpu, torch.float32, (), (3,), FormSettings()) for gpu in gpus
-    ]
+    target = toy()._locate()
+    marks = [fingerprint(ToyEncoder(), dataclasses.replace(target, device=gpu)) for gpu in gpus]
     assert [mark["device"] for mark in marks] == ["GPU 0", "GPU 1"]
 
 
 def test_order_of_outputs_and_values_of_weights_tell_no_tables_apart() -> None:
     fields = ("pooler_output", "last_hidden_state")
     assert fingerprint_of(outputs=fields) == fingerprint_of(outputs=fields[::-1])
-    cpu, settings = torch.device("cpu"), FormSettings()
-    one, other = (
-        fingerprint(nn.Linear(2, 3), cpu, torch.float32, (), (2,), settings) for _ in range(2)
-    )
+    one, other = (fingerprint(nn.Linear(2, 3), toy()._locate()) for _ in range(2))
     assert one == other
 
 
@@ -180,7 +178,9 @@ def test_inferred_budgets_end_where_the_table_does(tmp_path: Path) -> None:
 
 def capturer_with(table: Table) -> Capturer:
     cpu = torch.device("cpu")
-    target = Target(ToyEncoder(), None, cpu, torch.float32, ("pooler_output",), "cudagraph")
+    target = Target(
+        ToyEncoder(), None, cpu, torch.float32, ("pooler_output",), "cudagraph", FormSettings()
+    )
     return Capturer(target, pytest.fail, table=table)
 
 
@@ -227,7 +227,7 @@ def test_save_table_writes_what_load_table_reads(tmp_path: Path) -> None:
     assert other._table is not None
     assert other._table.prices == graphs.prices
     assert other._table.full_ms == dict.fromkeys(graphs.runners, 3.5)
-    other._table.check(other._fingerprint(other._locate()))
+    other._table.check(fingerprint(other.encoder, other._locate()))
 
 
 def test_nothing_measured_cannot_be_saved_and_captured_cannot_be_loaded(tmp_path: Path) -> None:
@@ -271,11 +271,11 @@ def test_measured_prices_are_a_time_per_budget_and_a_line(monkeypatch: pytest.Mo
     graphs = graphs_of(toy([4, 16, 64]))
     meter = Meter(ToyEncoder(), graphs.runners, torch.device("cpu"))
 
-    def replay(self: Meter, budget: Budget, grids: Any, runs: int) -> float:
+    def replay(self: Meter, budget: Budget, grids: Any, pixels: Tensor) -> float:
         attention = 5.0 * len(grids)
         return 2.0 + 0.1 * budget.rows + attention
 
-    def eager(self: Meter, grids: Any) -> float:
+    def eager(self: Meter, grids: Any, pixels: Tensor) -> float:
         attention = 5.0 * len(grids) if len(grids) > 1 else 0.0
         return 11.0 + 0.1 * self._rows(grids) + attention
 
@@ -288,6 +288,19 @@ def test_measured_prices_are_a_time_per_budget_and_a_line(monkeypatch: pytest.Mo
         assert full_ms[budget] == pytest.approx(prices.replay_ms[budget] + 5.0 * len(grids))
     for rows in (8, 40, 128, 1000):
         assert prices.eager(rows) == pytest.approx(11.0 + 0.1 * rows)
+
+
+def test_measuring_times_every_budget_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    graphed = toy([4, 16, 64])
+    runners, dice = graphs_of(graphed).runners, torch.get_rng_state()
+    prices, full_ms = Meter(graphed.encoder, runners, torch.device("cpu")).measure()
+    assert set(prices.replay_ms) == set(full_ms) == set(runners)
+    assert min(*prices.replay_ms.values(), *full_ms.values(), prices.eager(8)) > 0
+    assert torch.equal(torch.get_rng_state(), dice)
+    grids = [[1, 1, 6]]
+    pixels = pixels_for(graphed.encoder, grids)
+    assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
 
 
 def test_full_batches_fit_their_budget() -> None:

@@ -172,7 +172,21 @@ def test_weights_updated_in_place_are_seen_and_rebound_ones_are_an_error(name: s
     assert_same_bits(replaying(encoder, budgets)(pixels, grids), after)
 
 
-def test_the_default_ladder_replays_clips_of_the_design() -> None:
+def test_a_hook_registered_after_capture_is_refused_until_removed() -> None:
+    encoder = new_tower("qwen3_vl")
+    graphed = replaying(encoder, [64])
+    for grids in ([[1, 8, 8]], [[1, 40, 40]]):  # a replay, and an eager run beside the graphs
+        pixels = on_gpu(encoder, grids)
+        answer = copy_of(graphed(pixels, grids))
+        handle = encoder.blocks[0].register_forward_hook(lambda *_: None)
+        with pytest.raises(RuntimeError, match="was registered after capture"):
+            graphed(pixels, grids)
+        handle.remove()
+        assert_same_bits(graphed(pixels, grids), answer)
+    graphed.release()
+
+
+def test_the_default_budgets_replay_clips_of_the_design() -> None:
     encoder = tower("qwen3_vl")
     graphed = replaying(encoder, None)
     for clip in ([[16, 28, 28]], [[32, 14, 14]]):
