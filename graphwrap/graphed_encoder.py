@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
 
 from .budgets import choose_budgets
+from .buffers import Arena
 from .capture import Capturer, Graphs
 from .guards import (
     BACKENDS,
