@@ -29,10 +29,10 @@ from sizes import Size, fixed_sizes, other_lists  # noqa: E402
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder  # noqa: E402
 from encoders.contract import EncoderItemSpec, Grid  # noqa: E402
 from encoders.vision_encoder import VisionEncoder  # noqa: E402
-from encoders.image_sizes import best_tiling, smart_resize  # noqa: E402
-from encoders.images import PatchPreprocessor, TilePreprocessor  # noqa: E402
+from encoders.inputs import best_tiling, smart_resize  # noqa: E402
+from encoders.inputs import PatchPreprocessor, TilePreprocessor  # noqa: E402
 from encoders.intern_vit import InternViTConfig  # noqa: E402
-from encoders.processor_files import PixelRules  # noqa: E402
+from encoders.inputs.processor_files import PixelRules  # noqa: E402
 from encoders.qwen2_5_vl import Qwen2_5VLConfig  # noqa: E402
 from encoders.qwen2_vl import Qwen2VLConfig  # noqa: E402
 from encoders.qwen3_vl import Qwen3VLConfig  # noqa: E402

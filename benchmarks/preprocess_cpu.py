@@ -36,8 +36,8 @@ import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 from sklearn.datasets import load_sample_images  # noqa: E402
 
-from encoders.images import PatchPreprocessor, TilePreprocessor  # noqa: E402
-from encoders.processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
+from encoders.inputs import PatchPreprocessor, TilePreprocessor  # noqa: E402
+from encoders.inputs.processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
 
 Case = dict[str, Callable[[], torch.Tensor]]
 

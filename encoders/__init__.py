@@ -9,7 +9,7 @@ from .contract import (
     GraphableEncoder,
     VisionInputs,
 )
-from .images import Video
+from .inputs import Video
 from .intern_vit import InternViT, InternViTConfig
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder

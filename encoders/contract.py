@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .grids import Grid, GridLike, read_grid
-
 __all__ = [
     "Accelerable",
     "Accelerator",
@@ -30,9 +28,10 @@ __all__ = [
     "Metadata",
     "NamesItsParts",
     "VisionInputs",
-    "read_grid",
 ]
 
+Grid: TypeAlias = tuple[int, int, int]
+GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
 Metadata: TypeAlias = dict[str, Tensor]
 
 

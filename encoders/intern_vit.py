@@ -35,7 +35,6 @@ from torch import Tensor, nn
 
 from .attention import attention, check_equal_segments, padding_rows, segment_metadata
 from .contract import BlockParts, EncoderOutput, GridLike, Metadata
-from .grids import check_input_size, check_tiles, require_tensor
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -46,9 +45,15 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
+from .inputs import (
+    Preprocessor,
+    TilePreprocessor,
+    check_input_size,
+    check_tiles,
+    require_tensor,
+)
 from .layers import patch_product
 from .tile_encoder import TileEncoder
-from .images import Preprocessor, TilePreprocessor
 
 
 @dataclass(frozen=True)

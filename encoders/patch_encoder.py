@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .contract import EncoderItemSpec, Grid, GridLike
-from .grids import raster_maps, read_grid, squarest
+from .inputs import raster_maps, read_grid, squarest
 from .vision_encoder import VisionEncoder
 
 

@@ -31,16 +31,17 @@ from torch import Tensor, nn
 
 from .attention import attention, padded_offsets, padding_rows, segment_metadata
 from .contract import BlockParts, EncoderItemSpec, EncoderOutput, GridLike, Metadata
-from .grids import (
+from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
+from .inputs import (
+    PatchPreprocessor,
+    Preprocessor,
     check_input_size,
     check_rows,
     merge_order_positions,
     window_order,
 )
-from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
 from .layers import patch_product
 from .patch_encoder import PatchEncoder
-from .images import PatchPreprocessor, Preprocessor
 
 
 @dataclass(frozen=True)

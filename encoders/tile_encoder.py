@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor
 
 from .contract import EncoderItemSpec, Grid, GridLike
-from .grids import read_grid, require_features, stitch_tiles
+from .inputs import read_grid, require_features, stitch_tiles
 from .vision_encoder import VisionEncoder
 
 

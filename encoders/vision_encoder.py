@@ -9,16 +9,16 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .contract import Accelerator, EncoderItemSpec, EncoderOutput, Metadata, VisionInputs
-from .grids import (
-    Grid,
-    GridLike,
+from .contract import Accelerator, EncoderItemSpec, EncoderOutput, Grid, GridLike
+from .contract import Metadata, VisionInputs
+from .inputs import (
+    Preprocessor,
     block_indices,
     check_pixels,
     missing_grid,
@@ -28,9 +28,6 @@ from .grids import (
     split_rows,
 )
 from .layers import add_weighted_rows
-
-if TYPE_CHECKING:
-    from .images import Preprocessor
 
 Encoder = TypeVar("Encoder", bound="VisionEncoder")
 

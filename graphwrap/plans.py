@@ -9,7 +9,8 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from encoders.contract import EncoderItemSpec, Grid, GridLike, read_grid
+from encoders.contract import EncoderItemSpec, Grid, GridLike
+from encoders.inputs.grids import read_grid
 
 from .budgets import Budget
 from .packing import Group

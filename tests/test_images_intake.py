@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
-from encoders.images import PatchPreprocessor, TilePreprocessor, Video, resize, to_rgb
+from encoders.inputs import PatchPreprocessor, TilePreprocessor, Video, resize, to_rgb
 
 QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
 

@@ -12,7 +12,7 @@ from PIL import Image
 from photographs import china, photographs
 from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 
-from encoders.images import PatchPreprocessor
+from encoders.inputs import PatchPreprocessor
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)

@@ -12,7 +12,7 @@ from photographs import china, hopper, panning_clip, photographs
 from PIL import Image
 from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, InternVLVideoProcessor
 
-from encoders.images import TilePreprocessor, best_tiling
+from encoders.inputs import TilePreprocessor, best_tiling
 
 OURS = TilePreprocessor()
 SETTINGS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from photographs import china, flower, panning_clip
 from PIL import Image
 from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 
-from encoders.images import PatchPreprocessor, TilePreprocessor, Video
+from encoders.inputs import PatchPreprocessor, TilePreprocessor, Video
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)

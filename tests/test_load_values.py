@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checkpoints import INDEX, edit_config, edit_tensors, read_json
-from encoders.image_sizes import MOST_TILES, best_tiling
+from encoders.inputs.sizes import MOST_TILES, best_tiling
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.errors import shown

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from encoders.images import to_rgb
+from encoders.inputs import to_rgb
 from vitgraph.demo import FAMILIES, panned_clip, run_demo, sample_photographs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
 # What may be imported besides the standard library; sub-packages included.
 ALLOWED = {
     "encoders": {"torch", "einops", "encoders"},
-    "graphwrap": {"torch", "einops", "numpy", "tqdm", "graphwrap", "encoders.contract"},
+    "graphwrap": {
+        "torch", "einops", "numpy", "tqdm", "graphwrap",
+        "encoders.contract", "encoders.inputs.grids",
+    },
     "weights": {
         "torch", "safetensors", "huggingface_hub", "numpy", "tqdm", "weights", "encoders",
     },
@@ -25,14 +29,11 @@ ALLOWED = {
 # The base classes; files that they and an encoder file may import, which may import one another.
 BASE = "vision_encoder"
 BASES = {BASE, "patch_encoder", "tile_encoder"}
-SHARED = {
-    "contract", "attention", "grids", "hf_config", "layers",
-    "images", "image_intake", "image_sizes", "processor_files",
-}  # fmt: skip
+SHARED = {"contract", "attention", "hf_config", "inputs", "layers"}
 # All of ``encoders`` that the accelerated towers know.
 ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image file or an array is.
-INTAKE = {"image_intake"}
+INTAKE = {"intake"}
 
 
 def modules(package: str) -> list[Path]:
@@ -74,7 +75,26 @@ def neighbours(path: Path) -> set[str]:
 
 
 def of_encoders(*stems: str) -> list[Path]:
-    return [ROOT / "encoders" / f"{stem}.py" for stem in stems]
+    """The files of ``encoders`` that have these names, or lie in the folders of these names."""
+    folders = [ROOT / "encoders" / stem for stem in stems]
+    return [
+        path
+        for folder in folders
+        for path in (
+            sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+        )
+    ]
+
+
+def modules_imported(path: Path) -> set[Path]:
+    """Files of ``encoders`` that a file of it imports, type-only imports included."""
+    found = set()
+    for name in imports(path):
+        place = ROOT.joinpath(*name.split("."))
+        found |= {
+            file for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists()
+        }
+    return {file for file in found if file.is_relative_to(ROOT / "encoders")}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -102,6 +122,12 @@ def test_shared_encoder_files_import_no_encoder_file_and_no_base() -> None:
 def test_base_classes_import_no_encoder_file() -> None:
     for path in of_encoders(*BASES):
         assert neighbours(path) <= SHARED | BASES | {"accelerated"}, path.name
+
+
+def test_files_of_encoders_import_one_another_in_no_circle() -> None:
+    graph = {path: modules_imported(path) for path in modules("encoders")}
+    assert graph[ROOT / "encoders" / "vision_encoder.py"]
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 def test_accelerated_towers_import_no_encoder_file_and_no_base() -> None:

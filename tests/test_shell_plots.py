@@ -1,15 +1,10 @@
-"""Figures, video files and the features file."""
+"""Figures and the features file."""
 
 from __future__ import annotations
 
-import copy
 import io
-import multiprocessing
-import pickle
 import sys
-from operator import getitem
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-import vitgraph.video
-from encoders.images import PatchPreprocessor, to_rgb
+from encoders.inputs import to_rgb
 from vitgraph.features import Features, Item, load_features, save_features
 from vitgraph.plots import (
     feature_rgb,
@@ -30,7 +24,6 @@ from vitgraph.plots import (
     principal_components,
 )
 from vitgraph.tables import format_table
-from vitgraph.video import read_video, write_video
 
 
 def noise(*shape: int) -> Tensor:
@@ -152,114 +145,6 @@ def test_missing_matplotlib_says_how_to_install_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install 'vitgraph\[plots\]'"):
         plot_feature_maps(photographs(), [noise(1, 3, 4, 8)] * 3)
-
-
-def moving_square(frames: int) -> Tensor:
-    clip = torch.zeros(frames, 3, 64, 96, dtype=torch.uint8)
-    for number, frame in enumerate(clip):
-        frame[:, 16:48, 8 * number : 8 * number + 32] = 200
-    return clip
-
-
-def test_video_file_is_read_back_frame_by_frame(tmp_path: Path) -> None:
-    frames = moving_square(7)
-    write_video(tmp_path / "clip.mp4", frames, 12)
-    clip = read_video(tmp_path / "clip.mp4")
-    assert clip.fps == 12
-    read = torch.stack(list(clip.frames))
-    assert read.shape == frames.shape
-    assert read.dtype == torch.uint8
-    assert (read.float() - frames.float()).abs().mean() < 4  # lossy, but the same pictures
-
-
-def test_frames_are_the_same_in_whatever_order_they_are_asked_for(tmp_path: Path) -> None:
-    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
-    frames = read_video(tmp_path / "clip.mp4").frames
-    forward = list(frames)
-    for index in (6, 2, 2, -1, 0, 3, -7):
-        assert torch.equal(frames[index], forward[index])
-    assert all(map(torch.equal, frames[1:6:2], forward[1:6:2]))
-    with pytest.raises(IndexError, match="has 7 frames"):
-        frames[7]
-
-
-def test_sampling_a_video_file_decodes_to_memory_only_the_frames_it_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_video(tmp_path / "clip.mp4", moving_square(30), 12)
-    converted = []
-    upright = vitgraph.video._upright
-    monkeypatch.setattr("vitgraph.video._upright", lambda f: converted.append(f) or upright(f))
-    preprocess = PatchPreprocessor.qwen3_vl(patch_size=16, temporal_patch_size=2, merge_size=2)
-    inputs = preprocess(videos=[read_video(tmp_path / "clip.mp4")], num_frames=4)
-    assert inputs.grid_thw[0, 0] == 2
-    assert len(converted) == 4
-
-
-@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
-def test_an_open_video_can_be_copied_and_sent_to_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: bool
-) -> None:
-    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
-    monkeypatch.chdir(tmp_path)
-    clip = read_video("clip.mp4")
-    if used:
-        assert len(list(clip.frames)) == 7
-    monkeypatch.chdir("/")
-    for twin in (copy.deepcopy(clip), copy.copy(clip), pickle.loads(pickle.dumps(clip))):
-        assert twin.fps == 12
-        assert all(map(torch.equal, twin.frames, clip.frames))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert torch.equal(pool.apply(getitem, (clip.frames, 3)), clip.frames[3])
-
-
-def test_a_video_that_was_replaced_by_a_shorter_one_is_an_error(tmp_path: Path) -> None:
-    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
-    clip = read_video(tmp_path / "clip.mp4")
-    write_video(tmp_path / "clip.mp4", moving_square(4), 12)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"clip\.mp4: ends after 4 frames and had 7"):
-            clip.frames[6]
-    assert clip.frames[3].shape == (3, 64, 96)
-
-
-@pytest.mark.parametrize("degrees", [-90, 0, 90, 180])
-def test_frame_is_turned_counterclockwise_by_the_rotation_of_its_file(degrees: int) -> None:
-    pixels = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
-    frame = SimpleNamespace(to_ndarray=lambda format: pixels, rotation=degrees)
-    turned = vitgraph.video._upright(frame)
-    expected = Image.fromarray(pixels).rotate(degrees, expand=True)  # PIL turns that way too
-    assert torch.equal(turned, to_rgb(expected))
-
-
-def test_truncated_video_is_refused(tmp_path: Path) -> None:
-    write_video(tmp_path / "clip.mp4", moving_square(30), 12)
-    whole = (tmp_path / "clip.mp4").read_bytes()
-    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cut\.mp4: cannot be read as a video"):
-        read_video(tmp_path / "cut.mp4")
-
-
-def test_text_file_is_not_a_video(tmp_path: Path) -> None:
-    (tmp_path / "clip.mp4").write_text("not a film")
-    with pytest.raises(ValueError, match="cannot be read as a video"):
-        read_video(tmp_path / "clip.mp4")
-
-
-def test_video_of_odd_size_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="even H and W"):
-        write_video(tmp_path / "clip.mp4", moving_square(2)[:, :, :63], 8)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 1, 8, 8), (0, 3, 8, 8)])
-def test_frames_of_another_layout_are_refused_before_a_file_is_made(
-    shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=r"\[F, 3, H, W\]") as caught:
-        write_video(tmp_path / "clip.mp4", torch.zeros(shape, dtype=torch.uint8), 8)
-    assert str(shape) in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def some_features() -> Features:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoders.images import to_rgb
+from encoders.inputs import to_rgb
 from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.demo import panned_clip, sample_photographs
@@ -164,7 +164,11 @@ def test_an_encoder_works_copied_out_with_the_files_that_the_readme_names(
     named = re.findall(r"`(\w+)`", sentence)
     (tmp_path / "mine").mkdir()
     for name in [encoder, *named]:
-        shutil.copy(ROOT / "encoders" / f"{name}.py", tmp_path / "mine")
+        source = ROOT / "encoders" / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / "mine" / name)
+        else:
+            shutil.copy(source.with_suffix(".py"), tmp_path / "mine")
     code = f"import sys, mine.{encoder}; assert 'encoders' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, check=True)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.vision_encoder import VisionEncoder
-from encoders.images import Video, to_rgb
+from encoders.inputs import Video, to_rgb
 
 from .features import Item, is_features_file
 from .tables import format_table

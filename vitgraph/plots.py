@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from encoders.image_intake import read_images, to_rgb
+from encoders.inputs import read_images, to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

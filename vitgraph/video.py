@@ -1,26 +1,40 @@
-"""Video files to frames and back, through PyAV (``pip install 'vitgraph[video]'``)."""
+"""Reading and writing video files through PyAV (``pip install 'vitgraph[video]'``)."""
 
 from __future__ import annotations
 
+import struct
+import threading
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
-from encoders.images import Video
+from encoders.inputs import Video
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
+_FORMATS = (
+    "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,wtv,ogg,mxf,gxf,nut,nuv,nsv,rm,dv,swf,ty,"
+    "h261,h263,h264,hevc,vvc,m4v,av1,obu,ivf,vc1,dirac,dnxhd,cavsvideo,avs2,avs3,apv,"
+    "mjpeg,mpjpeg,smjpeg,yuv4mpegpipe,gif,apng,jpegxl_anim,flic,cine,r3d,bink,smk,roq,"
+    "image2,bmp_pipe,jpeg_pipe,jpegxl_pipe,png_pipe,tiff_pipe,webp_pipe"
+)
+"""FFmpeg's names of the formats that hold their pictures themselves. Others (``hls``, ``concat``,
+``dash``, ``imf``, ...) are lists of further files or addresses, and FFmpeg would open those."""
+
+_OPTIONS = {"format_whitelist": _FORMATS, "protocol_whitelist": "file", "pattern_type": "none"}
+"""``pattern_type`` keeps ``image2`` from reading ``1.png``, ``2.png``, ... for ``%d.png``."""
+
 
 def require_av() -> None:
-    """Raise unless PyAV is installed.
+    """Check that PyAV is installed.
 
     Raises:
-        ValueError: it is not; says how to install it.
+        ValueError: PyAV is not installed; the message says how to install it.
     """
     try:
         import av  # noqa: F401
@@ -32,51 +46,63 @@ def read_video(path: str | Path) -> Video:
     """Open a video file; ``encoder.encode(videos=[read_video(path)])`` encodes it.
 
     Args:
-        path: any container that FFmpeg reads; its first video stream is taken.
+        path: a file in a format that FFmpeg reads; its first video stream is taken. Playlists and
+            other files that list further files are refused.
 
     Returns:
         ``frames``, a :class:`VideoFrames`, and their ``fps``.
 
     Raises:
-        ValueError: PyAV is missing, or the file is not there, no video, damaged or without frames.
+        ValueError: PyAV is missing, or the file does not exist, is no video, is damaged or has no
+            frames.
     """
     frames = VideoFrames(path)
     return Video(frames, frames.fps)
 
 
+class _Pass(threading.local):
+    """The position of the current thread in the file."""
+
+    decoder: Iterator[tuple[int, VideoFrame]] | None = None
+    position: int = -1
+    """Number of ``frame``, the frame that was decoded last."""
+    frame: VideoFrame
+
+
 class VideoFrames(Sequence[Tensor]):
-    """The frames of a video file, uint8 [3, H, W] each, a phone's rotation applied as players do.
+    """The frames of a video file, each uint8 [3, H, W], rotated and mirrored as players show them.
 
-    Frames are decoded when asked for, going forward: of a long film from which a few are sampled,
-    no more than those are ever in memory. ``torch.stack(list(frames))`` holds all of them.
+    A frame is decoded when it is asked for, and decoding goes forward: when a few frames of a long
+    film are sampled, only those are kept in memory. ``torch.stack(list(frames))`` holds all frames.
 
-    They can be copied and pickled, for workers in other processes: what travels is the path, and
-    the file is opened anew when a frame is asked for.
+    Several threads may read one object: each thread decodes the file for itself. An object can be
+    copied and pickled for workers in other processes: the path is copied, and the copy opens the
+    file again.
     """
 
-    _decoder: Iterator[tuple[int, VideoFrame]] | None = None
-    _position: int = -1
-    """Number of ``_frame``, the one decoded last."""
-    _frame: VideoFrame
-
     def __init__(self, path: str | Path) -> None:
-        """Count the frames by decoding the file once: what containers say of it is often wrong."""
+        """Count the frames by decoding the file once, because containers often state a wrong count.
+
+        Raises:
+            ValueError: as :func:`read_video`.
+        """
         require_av()
         self.path = Path(path)
-        self._file = self.path.absolute()  # to open again, when the working folder may be another
+        self._file = self.path.absolute()  # it is opened again later, maybe from another folder
         self.fps = 0.0
         self._count = sum(1 for _ in self._decode())
+        self._pass = _Pass()
         if not self._count:
             raise ValueError(f"{self.path}: holds no frame that can be decoded")
 
     def __getstate__(self) -> dict[str, object]:
-        """Everything but the decoder and its frame, which cannot be copied."""
-        return {
-            "path": self.path,
-            "fps": self.fps,
-            "_file": self._file,
-            "_count": self._count,
-        }
+        """Return everything except the decoders, which cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "_pass"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a copy, which decodes the file from its start."""
+        self.__dict__.update(state)
+        self._pass = _Pass()
 
     def __len__(self) -> int:
         return self._count
@@ -93,22 +119,23 @@ class VideoFrames(Sequence[Tensor]):
         number = index + self._count if index < 0 else index
         if not 0 <= number < self._count:
             raise IndexError(f"frame {index}: {self.path} has {self._count} frames")
-        if self._decoder is None or number < self._position:
-            self._decoder, self._position = enumerate(self._decode()), -1
-        while self._position < number:
-            self._advance(self._decoder)
-        return _upright(self._frame)
+        current = self._pass
+        if current.decoder is None or number < current.position:
+            current.decoder, current.position = enumerate(self._decode()), -1
+        while current.position < number:
+            self._advance(current, current.decoder)
+        return _upright(current.frame)
 
-    def _advance(self, decoder: Iterator[tuple[int, VideoFrame]]) -> None:
-        self._decoder = None  # unless decoding succeeds: a generator that raised is spent
+    def _advance(self, current: _Pass, decoder: Iterator[tuple[int, VideoFrame]]) -> None:
+        current.decoder = None  # a decoder that raises cannot be used again
         try:
-            self._position, self._frame = next(decoder)
+            current.position, current.frame = next(decoder)
         except StopIteration:
             raise ValueError(
-                f"{self.path}: ends after {self._position + 1} frames and had {self._count} when "
+                f"{self.path}: ends after {current.position + 1} frames and had {self._count} when "
                 "it was opened: it was replaced; open it again with read_video"
             ) from None
-        self._decoder = decoder
+        current.decoder = decoder
 
     def _decode(self) -> Iterator[VideoFrame]:
         import av
@@ -118,7 +145,7 @@ class VideoFrames(Sequence[Tensor]):
         if not self._file.is_file():
             raise ValueError(f"{self.path}: there is no such file; pass the path of a video file")
         try:
-            with av.open(str(self._file), mode="r") as container:
+            with av.open(str(self._file), mode="r", options=_OPTIONS) as container:
                 if not container.streams.video:
                     raise ValueError(f"{self.path}: has no video stream; pass a video file")
                 stream = container.streams.video[0]
@@ -127,26 +154,41 @@ class VideoFrames(Sequence[Tensor]):
                 yield from container.decode(stream)
         except av.FFmpegError as error:
             raise ValueError(
-                f"{self.path}: cannot be read as a video ({error.strerror}); it is damaged or of a "
-                "format that FFmpeg does not know: replace it or convert it"
+                f"{self.path}: cannot be read as a video ({error.strerror}); it is damaged, of a "
+                "format that FFmpeg does not know, or a playlist of other files, which are not "
+                "opened: replace it, or convert it to MP4"
             ) from error
 
 
 def _upright(frame: VideoFrame) -> Tensor:
+    """Convert a frame to RGB [3, H, W], turned and mirrored by its display matrix.
+
+    A matrix (a b, c d) shows the pixel (x, y) at (a*x + c*y, b*x + d*y), y downwards; it is rounded
+    to the nearest of the eight ways to turn and mirror an image (ISO/IEC 14496-12, 8.3.2; the
+    ffmpeg command turns its input in the same eight ways).
+    """
     pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
-    return torch.rot90(pixels, frame.rotation // 90, dims=(1, 2)).contiguous()
+    side_data: Any = frame.side_data  # PyAV's stub names only the motion vectors
+    if "DISPLAYMATRIX" not in side_data:
+        return pixels.contiguous()
+    a, b, _, c, d = struct.unpack_from("=5i", bytes(side_data["DISPLAYMATRIX"]))
+    across, down = a, d
+    if abs(a) + abs(d) < abs(b) + abs(c):  # rows become columns
+        pixels, across, down = pixels.transpose(1, 2), c, b
+    mirrored = [dim for dim, scale in ((2, across), (1, down)) if scale < 0]
+    return pixels.flip(mirrored).contiguous() if mirrored else pixels.contiguous()
 
 
 def write_video(path: str | Path, frames: Tensor, fps: int) -> None:
-    """Write an H.264 (or, where FFmpeg has none, MPEG-4) file.
+    """Write frames as an H.264 file, or as MPEG-4 where FFmpeg has no H.264 encoder.
 
     Args:
-        path: where to; the suffix chooses the container.
+        path: the file to write; its suffix chooses the container.
         frames: uint8 [F, 3, H, W], H and W even.
-        fps: frames a second.
+        fps: frames per second.
 
     Raises:
-        ValueError: PyAV is missing, or the frames are not uint8 of an even size.
+        ValueError: PyAV is missing, or the frames are not uint8 [F, 3, H, W] of even sizes.
     """
     require_av()
     import av

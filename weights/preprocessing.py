@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from encoders import VisionEncoder
-from encoders.images import PatchPreprocessor, Preprocessor, TilePreprocessor
+from encoders.inputs import PatchPreprocessor, Preprocessor, TilePreprocessor
 
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError

@@ -33,10 +33,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from .contract import Grid, VisionInputs
-from .image_intake import ChooseFrames, Video, naming, read_images, read_videos, to_rgb
-from .image_sizes import MOST_TILES, SamplingRule, best_tiling, is_rate, sample_frames
-from .image_sizes import smart_resize, smart_resize_video
+from ..contract import Grid, VisionInputs
+from .intake import ChooseFrames, Video, naming, read_images, read_videos, to_rgb
+from .sizes import MOST_TILES, SamplingRule, best_tiling, is_rate, sample_frames
+from .sizes import smart_resize, smart_resize_video
 from .processor_files import IMAGENET_MEAN, IMAGENET_STD, QWEN2_IMAGES, QWEN2_VIDEOS, Stats
 from .processor_files import QWEN3_PUBLISHED_IMAGES, QWEN3_PUBLISHED_VIDEOS
 from .processor_files import PixelRules, ProcessorFiles, patch_rules, tile_rules

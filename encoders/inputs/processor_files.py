@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .image_sizes import MOST_TILES
+from .sizes import MOST_TILES
 
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, Any]]
 Section: TypeAlias = Mapping[str, Any]

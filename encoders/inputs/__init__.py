@@ -1,0 +1,68 @@
+"""What goes into a tower: images and videos turned into pixels, and the grids that describe them.
+
+- ``intake``: what a user passes (paths, PIL images, arrays, tensors) to uint8 RGB tensors
+- ``sizes``: the size an image is resized to, its tiling, and the frames taken from a video
+- ``images``: the preprocessing of the two kinds of tower, over patches and over tiles
+- ``processor_files``: the defaults that a repo's processor files set
+- ``grids``: ``grid_thw`` read on the host, and the orders of patches that follow from it
+- ``checks``: what is refused as an argument of an encoder's methods
+"""
+
+from .checks import (
+    block_indices,
+    check_input_size,
+    check_pixels,
+    check_rows,
+    check_tiles,
+    missing_grid,
+    require_features,
+    require_output,
+    require_tensor,
+)
+from .grids import (
+    merge_order_positions,
+    raster_maps,
+    read_grid,
+    split_rows,
+    squarest,
+    stitch_tiles,
+    window_order,
+)
+from .images import PatchPreprocessor, Preprocessor, TilePreprocessor, resize
+from .intake import Video, read_images, to_rgb
+from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
+from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
+
+__all__ = [
+    "HALF",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "PatchPreprocessor",
+    "PixelRules",
+    "Preprocessor",
+    "TilePreprocessor",
+    "Video",
+    "best_tiling",
+    "block_indices",
+    "check_input_size",
+    "check_pixels",
+    "check_rows",
+    "check_tiles",
+    "merge_order_positions",
+    "missing_grid",
+    "raster_maps",
+    "read_grid",
+    "read_images",
+    "require_features",
+    "require_output",
+    "require_tensor",
+    "resize",
+    "sample_frames",
+    "smart_resize",
+    "smart_resize_video",
+    "split_rows",
+    "squarest",
+    "stitch_tiles",
+    "to_rgb",
+    "window_order",
+]

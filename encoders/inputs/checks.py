@@ -1,0 +1,177 @@
+"""What the methods of an encoder refuse, and the messages that say why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..contract import Grid
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array or scalar of numpy's or another library's, which need not be installed."""
+
+    def tolist(self) -> Any: ...
+
+
+def plain_values(values: Any) -> Any:
+    """A tensor's or an array's values as Python's; anything else as it is."""
+    if isinstance(values, list | tuple | int | str):  # the usual ones, and the quickest to tell
+        return values
+    return values.tolist() if isinstance(values, Tensor | _Array) else values
+
+
+def require_tensor(pixel_values: object) -> None:
+    """Raise unless ``pixel_values`` is a tensor: images go through ``preprocess`` first."""
+    if isinstance(pixel_values, Tensor):
+        return
+    fix = "call encoder.preprocess on the images, or encoder.encode"
+    if isinstance(pixel_values, tuple):
+        fix = "of inputs = encoder.preprocess(..) pass inputs.pixel_values, inputs.grid_thw"
+    raise ValueError(
+        f"pixel_values is of type {type(pixel_values).__name__}: the tower takes a tensor of "
+        f"normalised pixels; {fix}"
+    )
+
+
+def require_features(features: object) -> None:
+    """Raise unless ``features`` is one tensor, for ``feature_maps``."""
+    if not isinstance(features, Tensor):
+        raise ValueError(
+            f"features is of type {type(features).__name__}: feature_maps takes one tensor; pass "
+            "output.last_hidden_state, output.pooler_output or one of output.deepstack_features"
+        )
+
+
+def require_output(output: object) -> None:
+    """Raise unless ``output`` is a whole output, for ``split``."""
+    if not isinstance(output, tuple):
+        raise ValueError(
+            f"output is of type {type(output).__name__}: split takes the EncoderOutput that the "
+            "encoder returned; a tensor of it can be split by the rows that item_specs says"
+        )
+
+
+def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
+    """What to pass where neither grid nor metadata was given; for tiles the very value."""
+    fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
+    if pixel_values.ndim != 4:
+        return fix
+    count, _, height, width = pixel_values.shape
+    grid = [[count, height // patch_size, width // patch_size]]
+    return f"{fix}; if these tiles are one item, grid_thw is {grid}"
+
+
+def check_pixels(
+    pixel_values: Tensor, row_shape: tuple[int, ...], rule: str, device: torch.device
+) -> None:
+    """Raise unless these are floating-point rows of this shape, on the CPU or on ``device``.
+
+    Args:
+        pixel_values: what the user passed.
+        row_shape: trailing shape that they must have.
+        rule: which rows the encoder takes, for the message.
+        device: the encoder's.
+
+    Raises:
+        ValueError: no tensor, integer pixels, a wrong trailing shape, or another accelerator.
+    """
+    require_tensor(pixel_values)
+    if not pixel_values.is_floating_point():
+        raise ValueError(
+            f"pixel_values are {pixel_values.dtype}: the tower takes normalised floating-point "
+            "pixels; call encoder.preprocess on the images"
+        )
+    if tuple(pixel_values.shape[1:]) != row_shape:
+        raise ValueError(
+            f"pixel_values of shape {tuple(pixel_values.shape)}: {rule}"
+            f"{_looks_like(pixel_values)}; call this encoder's preprocess on the images"
+        )
+    if pixel_values.device != device and pixel_values.device.type != "cpu":
+        raise ValueError(
+            f"pixel_values are on {pixel_values.device}, the encoder on {device}: "
+            "pass them on the CPU or move them to the encoder's device"
+        )
+
+
+def _looks_like(pixel_values: Tensor) -> str:
+    """Which family's rows these are, for the message about a wrong width."""
+    if pixel_values.ndim == 4:
+        return "; these look like InternViT tiles"
+    families = {1176: "Qwen2-VL or Qwen2.5-VL (14x14)", 1536: "Qwen3-VL or Qwen3.5 (16x16)"}
+    family = families.get(pixel_values.shape[-1]) if pixel_values.ndim == 2 else None
+    return f"; these look like patches of {family}" if family else ""
+
+
+def check_rows(rows: int, expected: int, what: str) -> None:
+    """Raise unless ``pixel_values`` has the number of rows that the grid or metadata speaks of."""
+    if rows != expected:
+        raise ValueError(
+            f"pixel_values has {rows} rows but {what} {expected}: pass the grid_thw that belongs "
+            "to these pixels (one row t, h, w an item)"
+        )
+
+
+def check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -> None:
+    """Raise unless the tiles are as many, and each as large, as the grid says."""
+    check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
+    for _, h, w in grids:
+        height, width = h * patch_size, w * patch_size
+        if tuple(pixel_values.shape[2:]) != (height, width):
+            raise ValueError(
+                f"grid {h}x{w} means tiles of {height}x{width} pixels, these are "
+                f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
+            )
+
+
+def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> int:
+    """Rows that per-patch metadata shall have: ``max_input_size`` if given, else ``rows``.
+
+    Raises:
+        ValueError: more rows than that, or a size that cuts a token's ``group`` of patches.
+    """
+    if max_input_size is None:
+        return rows
+    if max_input_size % group:
+        raise ValueError(
+            f"max_input_size={max_input_size} must be a multiple of {group}, the patches of a token"
+        )
+    if rows > max_input_size:
+        raise ValueError(
+            f"the grid has {rows} rows, more than max_input_size={max_input_size}: raise it or "
+            "pass fewer items"
+        )
+    return max_input_size
+
+
+def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
+    """Block numbers that ``forward_intermediates`` shall return, 0-based, in the order asked for.
+
+    Args:
+        indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
+        depth: how many blocks there are.
+
+    Raises:
+        ValueError: a block that does not exist.
+    """
+    if indices is None:
+        return list(range(depth))
+    wanted = plain_values(indices)
+    if not isinstance(wanted, Iterable):
+        if not _is_number(wanted) or not 0 < wanted <= depth:
+            raise ValueError(f"indices={wanted}: the last n blocks, with n from 1 to {depth}")
+        return list(range(depth - wanted, depth))
+    numbers = [plain_values(number) for number in wanted]
+    for number in numbers:
+        if not _is_number(number) or not -depth <= number < depth:
+            rule = f"the tower has blocks 0 to {depth - 1}"
+            raise ValueError(f"block {number!r} does not exist: {rule}")
+    return [number % depth for number in numbers]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
