@@ -28,11 +28,12 @@ from .inputs import (
     split_rows,
 )
 from .layers import add_weighted_rows
+from .streams import EncodesItems, Encoding
 
 Encoder = TypeVar("Encoder", bound="VisionEncoder")
 
 
-class VisionEncoder(nn.Module, ABC):
+class VisionEncoder(EncodesItems, nn.Module, ABC):
     """The shell that all towers share: preprocessing, splitting, running blocks, intake checks.
 
     Subclasses hold the architecture: ``config``, ``blocks``, ``prepare_encoder_metadata``,
@@ -164,26 +165,8 @@ class VisionEncoder(nn.Module, ABC):
             num_frames=num_frames,
         )
 
-    def encode(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> list[EncoderOutput]:
-        """Encode images and videos: one :class:`EncoderOutput` an item, images first.
-
-        Takes the arguments of :meth:`preprocess` and raises what it raises. All run in one forward,
-        so memory grows with the call: pass many in chunks. Every item has memory of its own.
-        """
-        limits = {"min_pixels": min_pixels, "max_pixels": max_pixels, "max_tiles": max_tiles}
-        inputs = self.preprocess(images, videos, fps=fps, num_frames=num_frames, **limits)
-        items = self.split(self(inputs.pixel_values, inputs.grid_thw), inputs.grid_thw)
-        return [item.clone() for item in items] if len(items) > 1 else items
+    def _encoding(self) -> Encoding:
+        return Encoding(self, self, next(self.parameters()).device)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
         """Cut a batched output into one output an item: views, which keep the whole batch.

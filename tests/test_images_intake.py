@@ -210,7 +210,7 @@ BAD = {
     "half a png": (lambda p: truncated(p, ".png"), r"half\.png: cannot be read .*truncated"),
     "half a jpeg, opened": (lazily_opened, "mode RGB cannot be decoded .*truncated"),
     "None": (lambda p: None, "is of type NoneType, not an image: pass a PIL image"),
-    "bytes": (lambda p: b"abc", "is of type bytes, not an image"),
+    "bytes": (lambda p: b"abc", "cannot be read as an image .bytes of no image file."),
     "a clip": (
         lambda p: Video([torch.zeros(3, 8, 8)], 24),
         "is a clip, not an image: pass it ",

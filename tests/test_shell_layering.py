@@ -17,7 +17,7 @@ ALLOWED = {
     "encoders": {"torch", "einops", "encoders"},
     "graphwrap": {
         "torch", "einops", "numpy", "tqdm", "graphwrap",
-        "encoders.contract", "encoders.inputs.grids",
+        "encoders.contract", "encoders.inputs.grids", "encoders.streams",
     },
     "weights": {
         "torch", "safetensors", "huggingface_hub", "numpy", "tqdm", "weights", "encoders",
@@ -29,7 +29,7 @@ ALLOWED = {
 # The base classes; files that they and an encoder file may import, which may import one another.
 BASE = "vision_encoder"
 BASES = {BASE, "patch_encoder", "tile_encoder"}
-SHARED = {"contract", "attention", "hf_config", "inputs", "layers"}
+SHARED = {"contract", "attention", "hf_config", "inputs", "layers", "pooling", "streams"}
 # All of ``encoders`` that the accelerated towers know.
 ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image file or an array is.
@@ -66,6 +66,8 @@ def extra(path: Path) -> set[str]:
     """What one file may import beyond its package."""
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
+    if path.parent.name == "streams":
+        return {"tqdm"}
     return {"PIL", "numpy"} if path.stem in INTAKE else set()
 
 

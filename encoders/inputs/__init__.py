@@ -29,7 +29,7 @@ from .grids import (
     window_order,
 )
 from .images import PatchPreprocessor, Preprocessor, TilePreprocessor, resize
-from .intake import Video, read_images, to_rgb
+from .intake import Video, read_images, read_item, to_rgb
 from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
 from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
 
@@ -53,6 +53,7 @@ __all__ = [
     "raster_maps",
     "read_grid",
     "read_images",
+    "read_item",
     "require_features",
     "require_output",
     "require_tensor",

@@ -22,9 +22,10 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ def to_rgb(image: Any) -> Tensor:
     """One image as a uint8 tensor [3, H, W] on the CPU, sharing memory where it can.
 
     Args:
-        image: a PIL image of any mode, the path of an image file, numpy uint8 [H, W, C] or [H, W],
-            or a uint8 tensor [C, H, W] or [H, W]; 1 (grey), 3 (RGB) or 4 (RGBA) channels. 16-bit
-            grey PIL images (modes ``I;16*`` and ``I``) are scaled to 8 bits by 1/257, rounded, 12
-            bits in ``I;16`` as if they were 16.
+        image: a PIL image of any mode, the path or the bytes of an image file, numpy uint8
+            [H, W, C] or [H, W], or a uint8 tensor [C, H, W] or [H, W]; 1 (grey), 3 (RGB) or
+            4 (RGBA) channels. 16-bit grey PIL images (modes ``I;16*`` and ``I``) are scaled to
+            8 bits by 1/257, rounded, 12 bits in ``I;16`` as if they were 16.
 
     Raises:
         ValueError: not an image, not 8 bits a channel, without pixels, of mode ``I`` with values
@@ -79,6 +80,8 @@ def to_rgb(image: Any) -> Tensor:
     if isinstance(image, str | os.PathLike):
         with naming(str(path := Path(image))):
             return _from_pil(_open(path))
+    if isinstance(image, bytes):
+        return _from_pil(_decode(BytesIO(image)))
     if isinstance(image, Image.Image):
         return _from_pil(image)
     if isinstance(image, np.ndarray):
@@ -91,6 +94,29 @@ def to_rgb(image: Any) -> Tensor:
         f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
         "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
     )
+
+
+def read_item(item: Any) -> tuple[bool, Any]:
+    """Whether an item of a stream is a clip, and the image or clip itself.
+
+    A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
+    is a row of a ``datasets`` column: {"bytes", "path"}, {"image": ...} or {"video": ...}.
+
+    Raises:
+        ValueError: a dict without any of these.
+    """
+    if isinstance(item, Mapping):
+        for name in ("video", "image", "bytes", "path"):
+            if item.get(name) is not None:
+                return (True, item[name]) if name == "video" else read_item(item[name])
+        raise ValueError(
+            f"a dict with {', '.join(map(repr, item)) or 'no keys'}: it needs 'image', 'video', "
+            "'bytes' or 'path'; else pass the image itself"
+        )
+    if isinstance(item, np.ndarray | Tensor):
+        return item.ndim == 4, item
+    is_clip = isinstance(item, Video | Sequence) and not isinstance(item, str | bytes)
+    return is_clip, item
 
 
 def read_images(images: Iterable[Any]) -> list[Tensor]:
@@ -183,8 +209,12 @@ def _open(path: Path) -> Image.Image:
         raise ValueError("is a folder; pass the paths of the images in it")
     if not path.is_file():
         raise ValueError("there is no such file; pass the path of an image file")
+    return _decode(path)
+
+
+def _decode(source: Path | BytesIO) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             ImageOps.exif_transpose(image, in_place=True)
             image.load()
             return image
@@ -194,8 +224,9 @@ def _open(path: Path) -> Image.Image:
             "raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
         ) from error
     except _DAMAGED as error:
+        found = error if isinstance(source, Path) else "bytes of no image file"
         raise ValueError(
-            f"cannot be read as an image ({error}); it is damaged, truncated or of a "
+            f"cannot be read as an image ({found}); it is damaged, truncated or of a "
             "format that PIL does not know: replace it or convert it"
         ) from error
 
