@@ -165,7 +165,8 @@ class VisionEncoder(EncodesItems, nn.Module, ABC):
             num_frames=num_frames,
         )
 
-    def _encoding(self) -> Encoding:
+    def encoding(self) -> Encoding:
+        """This encoder, and how ``encode`` and ``encode_many`` call it."""
         return Encoding(self, self, next(self.parameters()).device)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:

@@ -330,7 +330,8 @@ class GraphedEncoder(EncodesItems):
             fields = self._executor.run(plan, pixel_values, out)
         return as_output(fields, self.outputs)
 
-    def _encoding(self) -> Encoding:
+    def encoding(self) -> Encoding:
+        """This encoder, and how ``encode`` and ``encode_many`` call it."""
         find_preprocess(self.encoder)
         encoder = cast(ItemEncoder, self.encoder)
         return Encoding(encoder, self, self.device, self.outputs, self.clone)

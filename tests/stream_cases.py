@@ -50,7 +50,7 @@ class NumberEncoder(EncodesItems):
         self.seconds = 0.0
         self.lock = threading.Lock()
 
-    def _encoding(self) -> Encoding:
+    def encoding(self) -> Encoding:
         return Encoding(self, self, torch.device("cpu"))
 
     def preprocess(

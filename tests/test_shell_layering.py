@@ -23,7 +23,7 @@ ALLOWED = {
         "torch", "safetensors", "huggingface_hub", "numpy", "tqdm", "weights", "encoders",
     },
     "vitgraph": {
-        "torch", "safetensors", "numpy", "PIL", "tqdm", "matplotlib", "av", *PACKAGES,
+        "torch", "safetensors", "numpy", "PIL", "tqdm", "matplotlib", "av", "pyarrow", *PACKAGES,
     },
 }  # fmt: skip
 # The base classes; files that they and an encoder file may import, which may import one another.

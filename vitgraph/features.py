@@ -18,8 +18,9 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -108,6 +109,24 @@ def load_features(path: str | Path) -> Features:
         raise ValueError(f"{path}: the header is damaged ({error!r}); encode again") from error
     outputs = [_read_output(tensors, f"item{number}") for number in range(len(items))]
     return Features(*source, items, outputs)
+
+
+def load_embeddings(folder: str | Path) -> tuple[list[str], np.ndarray[Any, Any]]:
+    """Read all vectors that ``vitgraph embed`` wrote into a folder.
+
+    Args:
+        folder: what ``--out`` named.
+
+    Returns:
+        Keys, and a matrix [keys, D]. Keys are the paths of the images relative to the source, with
+        forward slashes, in the order of the source; images that could not be encoded are left out.
+
+    Raises:
+        ValueError: the job is not finished, wrote no vectors, or its files disagree.
+    """
+    from .shards import read_embeddings
+
+    return read_embeddings(Path(folder))
 
 
 def is_features_file(path: Path) -> bool:

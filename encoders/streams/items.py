@@ -19,7 +19,7 @@ from .stream import ItemError, ItemResult, StreamOptions, stream_items
 class EncodesItems:
     """``encode`` and ``encode_many`` for whatever says how it is called."""
 
-    def _encoding(self) -> Encoding:
+    def encoding(self) -> Encoding:
         """The encoder, and how it is called."""
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class EncodesItems:
                 ``max_tokens_per_call``.
         """
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
-        encoding = self._encoding()
+        encoding = self.encoding()
         encoding.check(wanted)
         inputs = encoding.encoder.preprocess(
             images,
@@ -173,7 +173,7 @@ class EncodesItems:
         }
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
-        results = stream_items(self._encoding(), items, limits, wanted, options)
+        results = stream_items(self.encoding(), items, limits, wanted, options)
         return _as_given(results)
 
 
