@@ -1,9 +1,10 @@
-"""Preprocessing against both Hugging Face backends: same images, interleaved, one thread, medians.
+"""Time of preprocessing here and in both Hugging Face backends: medians on one thread.
 
     python benchmarks/preprocess_cpu.py --json benchmarks/results/preprocess_cpu.json
 
-A ratio is our median over the median of the *faster* backend, below 1 where we are faster. A/A is
-our own median over that of a second, interleaved series of ours: what the machine's noise does.
+All take the same images in interleaved order. A ratio is our median over the median of the *faster*
+backend; below 1 we are faster. A/A is the median of a second series of ours over the first, which
+shows the noise of the machine.
 Images are photographs (scikit-learn's, matplotlib's). Hugging Face's video processors have one
 backend, torchvision.
 """
@@ -43,7 +44,7 @@ Case = dict[str, Callable[[], torch.Tensor]]
 
 
 def photographs() -> dict[str, list[Any]]:
-    """Lists of images by name: what a workload hands over in one call."""
+    """Return the images that each workload passes in one call, by its name."""
     china, flower = (Image.fromarray(array) for array in load_sample_images().images)
     with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:
         hopper = Image.open(file).convert("RGB")
@@ -61,7 +62,7 @@ def photographs() -> dict[str, list[Any]]:
 
 
 def clips() -> dict[str, np.ndarray[Any, Any]]:
-    """Video arrays [F, H, W, C] by name, panning over a photograph."""
+    """Return video arrays [F, H, W, C] by name, panning over a photograph."""
     china = load_sample_images().images[0]
     return {
         "16 frames 320x240": np.stack([china[n : n + 240, n : n + 320] for n in range(16)]),
@@ -72,7 +73,7 @@ def clips() -> dict[str, np.ndarray[Any, Any]]:
 def qwen_cases(
     ours: PatchPreprocessor, video_class: Any, settings: dict[str, Any]
 ) -> dict[str, Case]:
-    """Workloads of one Qwen family; ``settings`` are the processors' arguments except the size."""
+    """Return the workloads of a Qwen family; ``settings`` are the processors' other arguments."""
     size, video_size = (
         {"shortest_edge": rules.min_pixels, "longest_edge": rules.max_pixels}
         for rules in (ours.images, ours.videos)
@@ -99,7 +100,7 @@ def qwen_cases(
 
 
 def intern_cases() -> dict[str, Case]:
-    """Workloads of InternViT: tiles of images, frames of videos."""
+    """Return the workloads of InternViT: tiles of images, frames of videos."""
     ours = TilePreprocessor()
     settings = {
         "size": {"height": 448, "width": 448},
@@ -128,7 +129,7 @@ def intern_cases() -> dict[str, Case]:
 
 
 def families() -> dict[str, dict[str, Case]]:
-    """Every workload of every family."""
+    """Return every workload of every family."""
     sizes = {"temporal_patch_size": 2, "merge_size": 2}
     half = {"image_mean": list(HALF), "image_std": list(HALF)}
     return {
@@ -147,10 +148,10 @@ def families() -> dict[str, dict[str, Case]]:
 
 
 def measure(case: Case, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each contestant, interleaved so that drift hits all alike.
+    """Return the milliseconds of each implementation, in interleaved runs.
 
-    Every round has an order of its own: who runs after whom decides whose freed pages are reused
-    (the fixed order had A/A ratios of 2.5).
+    Every round has a random order, because the order decides whose freed pages are reused; a fixed
+    order gave A/A ratios of 2.5.
     """
     runs = {**case, "ours again": case["ours"]}
     names, order = list(runs), random.Random(0)
@@ -167,7 +168,7 @@ def measure(case: Case, repeats: int) -> dict[str, list[float]]:
 
 
 def compare(case: Case, repeats: int) -> dict[str, Any]:
-    """Medians, the ratio to the faster backend, and how far the pixels lie apart."""
+    """Return medians, the ratio to the faster backend, and whether the pixels are equal."""
     ours, reference = case["ours"](), case["torchvision"]()
     times = measure(case, repeats)
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -185,7 +186,7 @@ def compare(case: Case, repeats: int) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """What the kernel calls this CPU."""
+    """Return the name of this CPU."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

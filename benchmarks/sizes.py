@@ -1,7 +1,7 @@
-"""Image sizes that ladders are judged on: a fixed list of 1,000, and nine drawn differently.
+"""Image sizes for judging token budgets: one fixed list of 1,000 sizes, and nine random lists.
 
-The fixed list is the table below, each row (width, height, times landscape, times portrait), so
-that what it says about a ladder can be read off and argued with. Where the sizes come from:
+The fixed list is the table below, whose rows are (width, height, number of landscape images, number
+of portrait images). Where the sizes come from:
 
 - phone: sensor sizes of 12 and 8 megapixel cameras, and what messengers shrink them to
 - camera: 24, 20 and 16 megapixel sensors, and exports for the web
@@ -10,16 +10,16 @@ that what it says about a ladder can be read off and argued with. Where the size
 - document: A4 and US letter at 72 to 200 dpi, slides
 - icon: favicons to app icons
 
-The other lists owe nothing to the table. Each is 1,000 draws from a fixed seed:
+The random lists do not depend on the table. Each is 1,000 draws from a fixed seed:
 
-- coco: the longer side 640, the other as in COCO: 480 half the time, 427, 360, 425 or anything
-- log-uniform: both sides from 100 to 4,000, every doubling as likely
-- thumbnails: both sides from 200 to 500, every pixel as likely
+- coco: the longer side 640, the other as in COCO: 480 half of the time, else 427, 360, 425 or any
+- log-uniform: both sides from 100 to 4,000, each doubling equally likely
+- thumbnails: both sides from 200 to 500, uniform
 - photographs: normal around 800x600, a standard deviation of 250x200
 - screens: eleven displays, six of desktops and five of phones
 - documents: A4 pages, and one in five US letter, scanned at 72 to 150 dpi
 - frames: video from 360p to 2160p, one in four upright, 1080p most often
-- crops: of a 12 megapixel photograph, each side cut to 30 to 100 %
+- crops: parts of a 12 megapixel photograph, each side from 30 to 100 % of its own
 - icons: squares of the usual sides, 32 to 1,024
 """
 
@@ -71,7 +71,7 @@ ICONS = [32, 48, 64, 96, 128, 180, 192, 256, 384, 512, 1024]
 
 
 def fixed_sizes() -> list[tuple[str, Size]]:
-    """(class, (width, height)) of the 1,000 fixed sizes, in the order of the table."""
+    """Return (class, (width, height)) of the 1,000 fixed sizes, in the order of the table."""
     return [
         (kind, size)
         for kind, rows in TABLE.items()
@@ -81,7 +81,7 @@ def fixed_sizes() -> list[tuple[str, Size]]:
 
 
 def other_lists() -> dict[str, list[tuple[str, Size]]]:
-    """(list, (width, height)) of 1,000 sizes for every other list, by name; always the same."""
+    """Return (list, (width, height)) of the 1,000 sizes of each random list, by its name."""
     return {name: _drawn(name, draw) for name, draw in DRAWS.items()}
 
 
@@ -114,7 +114,7 @@ def _screen(chance: random.Random) -> Size:
 
 
 def _document(chance: random.Random) -> Size:
-    """Inches times dots an inch."""
+    """Inches times dots per inch."""
     width, height = (8.5, 11.0) if chance.random() < 0.2 else (8.27, 11.69)
     dpi = chance.uniform(72, 150)
     return round(width * dpi), round(height * dpi)

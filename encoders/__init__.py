@@ -1,6 +1,6 @@
-"""Reference vision encoders in pure PyTorch: one file a family, one contract for all.
+"""Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
-Source and repo ids stand at the top of each family's file.
+The source and the repo ids of a family are listed at the top of its file.
 """
 
 from .contract import (

@@ -9,7 +9,7 @@ _NO_DEFAULT: Any = object()
 
 
 def find_section(config: Mapping[str, Any], *paths: str) -> Mapping[str, Any]:
-    """The tower's part of a published config: the first dotted path there, else all of it."""
+    """Return the tower's section of a config: the first dotted path that exists, else the whole."""
     for path in paths:
         section: Any = config
         for name in path.split("."):
@@ -20,7 +20,7 @@ def find_section(config: Mapping[str, Any], *paths: str) -> Mapping[str, Any]:
 
 
 def read_field(section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT) -> Any:
-    """The value of the first of ``names`` that the config has (aliases), else ``default``.
+    """Return the value of the first of ``names`` (aliases) that the config has, else ``default``.
 
     Raises:
         ValueError: none of them is there and there is no published default.
@@ -39,7 +39,7 @@ def read_field(section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAU
 def read_size(
     section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT, most: int = 1 << 20
 ) -> int:
-    """A positive integer field of at most ``most``; lists like [14, 14] must be square."""
+    """Return an integer field from 1 to ``most``; lists like [14, 14] repeat one number."""
     value = read_field(section, *names, default=default)
     if isinstance(value, (list, tuple)) and len(set(value)) == 1:
         value = value[0]
@@ -49,7 +49,7 @@ def read_size(
 
 
 def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """A list of block numbers; text would match no block, and say nothing."""
+    """Return a list of block numbers as a tuple."""
     value = read_field(section, name, default=default)
     if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
         raise ValueError(f"config field {name}={value!r}: must be a list of integers")
@@ -57,7 +57,7 @@ def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...])
 
 
 def read_flag(section: Mapping[str, Any], *names: str, default: bool) -> bool:
-    """A true or false field."""
+    """Return a field that must be true or false."""
     value = read_field(section, *names, default=default)
     if not isinstance(value, bool):
         raise ValueError(f"config field {names[0]}={value!r}: must be true or false")
@@ -65,7 +65,7 @@ def read_flag(section: Mapping[str, Any], *names: str, default: bool) -> bool:
 
 
 def read_integer(section: Mapping[str, Any], *names: str, default: int) -> int:
-    """An integer field, of either sign."""
+    """Return an integer field, which may be negative."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
@@ -73,7 +73,7 @@ def read_integer(section: Mapping[str, Any], *names: str, default: int) -> int:
 
 
 def read_epsilon(section: Mapping[str, Any], *names: str, default: float) -> float:
-    """What a norm adds to a variance: positive, or features that are all alike divide by zero."""
+    """Return the epsilon of a norm, from 1e-12 to 1, so that equal features do not divide by 0."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 <= value <= 1:
         raise ValueError(f"config field {names[0]}={value!r}: must be a number from 1e-12 to 1")
@@ -81,7 +81,7 @@ def read_epsilon(section: Mapping[str, Any], *names: str, default: float) -> flo
 
 
 def require_value(section: Mapping[str, Any], name: str, *allowed: Any) -> None:
-    """Raise if the config has ``name`` with a value that this encoder does not implement."""
+    """Raise a ValueError if the field ``name`` has a value that this encoder does not implement."""
     value = section.get(name, allowed[0])
     if value not in allowed:
         shown = " or ".join(repr(choice) for choice in allowed)
@@ -89,6 +89,6 @@ def require_value(section: Mapping[str, Any], name: str, *allowed: Any) -> None:
 
 
 def require_divisible(what: str, value: int, by: str, divisor: int) -> None:
-    """Raise if two sizes of a config disagree."""
+    """Raise a ValueError unless ``value`` is a multiple of ``divisor``."""
     if value % divisor:
         raise ValueError(f"config: {what}={value} must be a multiple of {by}={divisor}")

@@ -5,8 +5,8 @@ A pre-norm ViT over square tiles: a class token, learned positions, layer scale,
 or RMS norm with normalised queries and keys (6B); then 2x2 pixel shuffle and the ``mlp1``
 projector.
 
-Source: ``InternVisionModel`` of OpenGVLab/InternVL (remote code of the published repos) and
-``InternVLVisionModel`` of transformers 5.23.0.
+Source: ``InternVisionModel`` of OpenGVLab/InternVL at commit 2d93b09 (also the remote code of the
+published repos) and ``InternVLVisionModel`` of transformers 5.23.0.
 Repo ids: OpenGVLab/InternViT-{300M-448px,300M-448px-V2_5,6B-448px-V1-5,6B-448px-V2_5},
 OpenGVLab/InternVL2-*, InternVL2_5-*, InternVL3-*, InternVL3_5-* (with or without -hf / -HF).
 
@@ -14,9 +14,9 @@ Shapes: B tiles of n = 1 + h*w rows (class token first), D width, H heads, K hea
 
 Deliberate differences:
 
-- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product
-  (unless that layer is more than its weight, by LoRA or hooks: then it is called).
-- Layer scale with residual, and RMS norm with weight, round once (the source twice).
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product. A
+  layer with LoRA or hooks is called as a module instead.
+- Layer scale with residual, and RMS norm with weight, round once; the source rounds twice.
 - Positions for other tile sizes are interpolated in float32 or wider and added in the tower's
   dtype.
 - Blocks after ``select_layer`` are loaded (strictly) and not run.
@@ -58,7 +58,7 @@ from .tile_encoder import TileEncoder
 
 @dataclass(frozen=True)
 class InternViTConfig:
-    """Architecture of one tower, its projector (``out_hidden_size`` None: none) and its tiling."""
+    """Architecture of a tower, its tiling and its projector, if ``out_hidden_size`` is not None."""
 
     depth: int
     hidden_size: int
@@ -90,12 +90,12 @@ class InternViTConfig:
 
     @property
     def blocks_run(self) -> int:
-        """Blocks up to the hidden state ``select_layer`` (0 is the embedding's)."""
+        """Number of blocks before the hidden state ``select_layer``, whose 0 is the embedding."""
         return self.select_layer if self.select_layer >= 0 else self.depth + 1 + self.select_layer
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> InternViTConfig:
-        """Read a published ``config.json``: of a chat model, a -hf conversion, or a lone InternViT.
+        """Read the published ``config.json`` of a chat model, -hf conversion or lone InternViT.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -113,12 +113,12 @@ class InternViTConfig:
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_select_strategy", "default")
 
-        def either(original: Any, conversion: Any) -> Any:  # the two config classes' defaults
+        def either(original: Any, conversion: Any) -> Any:  # defaults of the two config classes
             return conversion if converted else original
 
         qk_norm = either(True, False)
         image_size = read_size(vision, "image_size", default=either(224, 448))
-        tiling = chat and not converted  # a -hf repo says it in its processor files
+        tiling = chat and not converted  # a -hf repo describes tiling in its processor files
         language = find_section(config, "llm_config", "text_config")
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=either(48, 24), most=1024),
@@ -144,7 +144,7 @@ class InternViTConfig:
 
 
 class InternViT(TileEncoder):
-    """Tiles in; hidden states (class token first) and projected tokens out."""
+    """Encodes tiles to hidden states (class token first) and projected tokens."""
 
     def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -168,10 +168,17 @@ class InternViT(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode tiles [B, 3, 14h, 14w] of the items ``grid_thw`` (tiles, h, w in patches).
+        """Encode tiles.
 
-        With ``encoder_metadata`` nothing syncs and the grid is not read: tiles beyond its own are
-        padding. Returns ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack.
+        Args:
+            pixel_values: [B, 3, 14h, 14w], floating-point.
+            grid_thw: (tiles, h, w) per item, h and w in patches; it is not read if
+                ``encoder_metadata`` is given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for, and tiles beyond those of its grid are padding.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
 
         Raises:
             ValueError: integer pixels, a wrong tile size, or a grid or metadata that disagree.
@@ -186,17 +193,17 @@ class InternViT(TileEncoder):
     def block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """The hidden state [B, n, D] after each block in ``wanted``."""
+        """Yield the hidden state [B, n, D] after each block in ``wanted``."""
         hidden = self._embed(pixel_values, grid_thw)
         yield from self.run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
 
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Offsets and padding of every block."""
+        """Return the offsets and padding that every block reads."""
         return Context.of(metadata, hidden)
 
     @property
     def blocks(self) -> nn.ModuleList:  # type: ignore[override]
-        """All blocks; those after ``select_layer`` are not run by ``forward``."""
+        """All blocks; ``forward`` does not run those after ``select_layer``."""
         return self.layers
 
     def prepare_encoder_metadata(
@@ -210,7 +217,7 @@ class InternViT(TileEncoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """As :class:`VisionEncoder` says: the offsets of the tiles, each a segment of n rows."""
+        """Prepare the offsets that :class:`VisionEncoder` describes; a segment is one tile."""
         grids = self._read(grid_thw)
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return segment_metadata(
@@ -237,7 +244,7 @@ class InternViT(TileEncoder):
 
 
 class Context(NamedTuple):
-    """What every block reads, made once a forward."""
+    """The tensors that every block reads, made once per forward."""
 
     cu_seqlens: Tensor
     max_seqlen: Tensor
@@ -245,7 +252,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Offsets of the tiles [B, n, D], checked, and which of their rows are padding."""
+        """Check the offsets against the tiles [B, n, D] and find the rows that are padding."""
         if hidden.shape[0]:
             check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
@@ -253,7 +260,7 @@ class Context(NamedTuple):
 
 
 class Embeddings(nn.Module):
-    """Patches and a class token, plus learned positions interpolated to the tile's grid."""
+    """Embeds patches, prepends a class token and adds learned positions."""
 
     def __init__(self, config: InternViTConfig) -> None:
         super().__init__()
@@ -274,7 +281,7 @@ class Embeddings(nn.Module):
         return torch.cat((cls, rows), dim=1) + self.positions(h, w)
 
     def positions(self, h: int, w: int) -> Tensor:
-        """[1, 1+h*w, D]: the table itself at its own grid, else bicubic without antialiasing."""
+        """Return positions [1, 1+h*w, D]: the table, or a bicubic resize of it to another grid."""
         table = self.position_embedding
         if (h, w) == (self.side, self.side):
             return table
@@ -301,7 +308,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.mlp(self.norm2(hidden)), self.ls2)
 
     def parts(self) -> BlockParts | None:
-        """The layers by role; None where attention or MLP has been replaced by another module."""
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -322,7 +329,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each tile; the 6B normalises q and k over all heads together."""
+    """Full attention inside each tile; the 6B normalises q and k across all heads together."""
 
     def __init__(self, config: InternViTConfig) -> None:
         super().__init__()
@@ -342,7 +349,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers with exact GELU."""
+    """Two linear layers with exact GELU between them."""
 
     def __init__(self, config: InternViTConfig) -> None:
         super().__init__()
@@ -354,13 +361,13 @@ class MLP(nn.Module):
 
 
 def norm(config: InternViTConfig) -> nn.LayerNorm | nn.RMSNorm:
-    """Layer norm (300M) or RMS norm (6B)."""
+    """Return a layer norm (300M) or an RMS norm (6B)."""
     kind = nn.LayerNorm if config.norm_type == "layer_norm" else nn.RMSNorm
     return kind(config.hidden_size, eps=config.layer_norm_eps)
 
 
 def projector(config: InternViTConfig) -> nn.Module:
-    """``mlp1``: 4 patches' channels to the language model's width; nothing for a lone InternViT."""
+    """Return ``mlp1``, from 4 patches to the language model's width, or Identity without one."""
     if config.out_hidden_size is None:
         return nn.Identity()
     width, out = 4 * config.hidden_size, config.out_hidden_size
@@ -368,6 +375,6 @@ def projector(config: InternViTConfig) -> nn.Module:
 
 
 def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
-    """[B, h*w, D] to [B*h*w/4, 4D], 2x2 neighbours a token; a tile's run by row (v1: by column)."""
+    """Join 2x2 patches of [B, h*w, D] to tokens [B*h*w/4, 4D], by row (v1: by column)."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)

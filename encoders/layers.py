@@ -1,7 +1,7 @@
-"""Layers taken as the matrix product they are, where calling them would come to just that.
+"""Layers computed from their weights, if calling them as modules would compute the same.
 
-A wrapped layer (LoRA), a quantised one, one with hooks or with a ``forward`` of its own does more
-than its weight says: it is called as the module it is.
+A layer that is wrapped (LoRA), quantised, or has hooks or a ``forward`` of its own may compute
+something else, and is called as a module.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces 
 
 
 def is_plain(*layers: nn.Module) -> bool:
-    """Whether calling each layer is its weight and bias and nothing else.
+    """Return whether calling each layer computes with its weight and bias and nothing else.
 
-    It is not for a subclass or a wrapper, a ``forward`` set on the instance, a hook on the layer,
-    or a weight that is a tensor subclass or no parameter. 0.3 us a layer.
+    The answer is no for a subclass, a wrapper, a ``forward`` set on the instance, a hook on the
+    layer, and a weight that is a tensor subclass or no parameter. It takes 0.3 us per layer.
     """
     for layer in layers:
         if (
@@ -33,13 +33,13 @@ def is_plain(*layers: nn.Module) -> bool:
 
 
 def is_plain_table(table: nn.Module) -> bool:
-    """Whether calling an embedding is looking rows of its weight up and nothing else."""
+    """Return whether calling an embedding looks up rows of its weight and nothing else."""
     plain = type(table) is nn.Embedding and type(table._parameters.get("weight")) in _WEIGHTS
     return plain and is_untouched(table) and table.max_norm is None
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether a module has no hooks, its own or global, and no ``forward`` set on the instance."""
+    """Return whether a module has no hooks (own or global) and no ``forward`` on the instance."""
     return not (
         "forward" in module.__dict__
         or _GLOBAL._global_forward_hooks
@@ -52,10 +52,10 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, ...]) -> Tensor:
-    """A convolution whose kernel is its stride, over rows that are one patch each.
+    """Apply a convolution whose kernel equals its stride to rows that are one patch each.
 
     Args:
-        layer: Conv2d or Conv3d, or what stands in its place.
+        layer: Conv2d or Conv3d, or a module that wraps or replaces it.
         rows: [.., C*p*p] or [.., C*T*p*p], in the order of the kernel.
         patch: (C, p, p) or (C, T, p, p).
 
@@ -69,9 +69,17 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
 
 
 def add_weighted_rows(rows: Tensor, table: nn.Module, index: Tensor, weight: Tensor) -> Tensor:
-    """Rows [P, D] plus, for each, the sum over taps of ``weight`` times the table's row ``index``.
+    """Add to each row a weighted sum of rows of a table.
 
-    The sum is made in the dtype of ``weight`` and rounded to that of ``rows`` before it is added.
+    Args:
+        rows: [P, D].
+        table: an embedding of [entries, D], or a module that wraps or replaces it.
+        index: int64 [P, taps], the entries to sum per row.
+        weight: [P, taps], the weights of these entries.
+
+    Returns:
+        [P, D] in the dtype of ``rows``. The sum is made in the dtype of ``weight`` and rounded to
+        that of ``rows`` before it is added.
     """
     total = table(index[:, 0]) * weight[:, :1]
     for tap in range(1, index.shape[1]):

@@ -13,9 +13,9 @@ Deliberate differences:
 
 - ``last_hidden_state`` is in input order; transformers leaves it in window order.
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums. A layer that is more than its weight (LoRA, hooks) is called instead.
+  sums. A layer with LoRA or hooks is called as a module instead.
 - RMS norms round once, after the weight; transformers rounds before it too.
-- The rotation multiplies in float32 and writes the tower's dtype once.
+- The rotation multiplies in float32 and rounds to the tower's dtype once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .patch_encoder import PatchEncoder
 
 @dataclass(frozen=True)
 class Qwen2_5VLConfig:
-    """Architecture of one tower; ``out_hidden_size`` is the language model's width."""
+    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -68,12 +68,12 @@ class Qwen2_5VLConfig:
 
     @property
     def window_side(self) -> int:
-        """Side of an attention window in merged tokens (4: 8x8 patches)."""
+        """Side of an attention window in merged tokens; 4 means 8x8 patches."""
         return self.window_size // self.spatial_merge_size // self.patch_size
 
     @property
     def window_rows(self) -> int:
-        """Patches of a full window."""
+        """Number of patches in a full window."""
         return (self.window_side * self.spatial_merge_size) ** 2
 
     @property
@@ -83,16 +83,16 @@ class Qwen2_5VLConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: channels * frames * height * width of a patch."""
+        """Columns of ``pixel_values``: channels * frames * height * width per patch."""
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2_5VLConfig:
-        """Read a published ``config.json`` (whole, or its vision part).
+        """Read a published ``config.json``, the whole or its vision part.
 
         Raises:
-            ValueError: a missing width (class defaults are no valid tower), a value that is not
-                implemented, or sizes that disagree.
+            ValueError: a missing width (the class defaults make no valid tower), a value that is
+                not implemented, or sizes that disagree.
         """
         vision = find_section(config, "vision_config", "thinker_config.vision_config")
         require_value(vision, "hidden_act", "silu")
@@ -113,7 +113,7 @@ class Qwen2_5VLConfig:
 
 
 class Qwen2_5VLEncoder(PatchEncoder):
-    """Patches and a grid in; hidden states and merged tokens out."""
+    """Encodes patches and a grid to hidden states and merged tokens."""
 
     def __init__(self, config: Qwen2_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -136,10 +136,17 @@ class Qwen2_5VLEncoder(PatchEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches [P, patch_dim] of the items ``grid_thw`` (t, h, w in patches).
+        """Encode packed patches.
 
-        With ``encoder_metadata`` nothing syncs and the grid is not read. Returns
-        ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
+        Args:
+            pixel_values: [P, patch_dim], floating-point.
+            grid_thw: (t, h, w) in patches per item; it is not read if ``encoder_metadata`` is
+                given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for.
+
+        Returns:
+            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
 
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
@@ -153,13 +160,13 @@ class Qwen2_5VLEncoder(PatchEncoder):
     def block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in ``wanted``, in input order."""
+        """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
         for hidden in self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Rotary angles, offsets and padding of every block."""
+        """Return the rotary angles, offsets and padding that every block reads."""
         return Context.of(metadata)
 
     def prepare_encoder_metadata(
@@ -173,12 +180,14 @@ class Qwen2_5VLEncoder(PatchEncoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """As :class:`VisionEncoder` says; besides the offsets:
+        """Prepare the offsets that :class:`VisionEncoder` describes, rotary angles and windows.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] **in window order**;
-        ``window_index`` int64 [N], the token at each place of the window order, and its inverse
-        ``reverse_index``; ``cu_window_seqlens`` int32 [W+1] (W is ``max_windows_per_batch`` if
-        given) and ``max_window_seqlen``, a full window, 0-dim int32 on the CPU.
+        Returns:
+            Besides the offsets, ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] **in
+            window order**; ``window_index`` int64 [N], the token at each position of the window
+            order, and its inverse ``reverse_index``; ``cu_window_seqlens`` int32 [W+1] (W is
+            ``max_windows_per_batch`` if given); and ``max_window_seqlen``, the patches in a full
+            window, 0-dim int32 on the CPU.
         """
         grids = self._read(grid_thw)
         weight = self.patch_embed.proj.weight
@@ -208,7 +217,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         }
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows, tokens, segments (frame pairs), longest segment and windows of each item."""
+        """Return rows, tokens, segments (frame pairs), longest segment and windows of each item."""
         unit, span = self.config.spatial_merge_size**2, math.isqrt(self.config.window_rows)
         return [
             EncoderItemSpec(n := t * h * w, n // unit, t, h * w, t * -(-h // span) * -(-w // span))
@@ -222,12 +231,12 @@ class Qwen2_5VLEncoder(PatchEncoder):
         return self._reorder(patches, metadata["window_index"])
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
-        """Permute rows token by token (each token's patches stay together)."""
+        """Permute rows [P, ..] token by token, so that the patches of a token stay together."""
         return rows.unflatten(0, (-1, self.config.spatial_merge_size**2))[index].flatten(0, 1)
 
 
 class Context(NamedTuple):
-    """What every block reads, made once a forward."""
+    """The tensors that every block reads, made once per forward."""
 
     cos: Tensor
     sin: Tensor
@@ -239,7 +248,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Both halves of cos and sin [P, 1, 1, K] (the first half turns back), offsets, padding."""
+        """Repeat cos and sin for both halves of a head, the first half of sin negated."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],
@@ -253,7 +262,7 @@ class Context(NamedTuple):
 
 
 class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel is its stride, as the matrix product it is."""
+    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
 
     def __init__(self, config: Qwen2_5VLConfig) -> None:
         super().__init__()
@@ -282,7 +291,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """The layers by role; None where attention or MLP has been replaced by another module."""
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -301,7 +310,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention inside windows or (``whole``) the frame pair; fused qkv rows are [Q; K; V]."""
+    """Attention inside windows, or inside the frame pair if ``whole``; qkv rows are [Q; K; V]."""
 
     def __init__(self, config: Qwen2_5VLConfig, *, whole: bool) -> None:
         super().__init__()
@@ -323,7 +332,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU with biases."""
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``, with biases."""
 
     def __init__(self, config: Qwen2_5VLConfig) -> None:
         super().__init__()
@@ -336,7 +345,7 @@ class MLP(nn.Module):
 
 
 class Merger(nn.Module):
-    """Four neighbouring patches, each normalised, to one token."""
+    """Normalises each patch and turns four neighbouring patches into one token."""
 
     def __init__(self, config: Qwen2_5VLConfig) -> None:
         super().__init__()
@@ -353,7 +362,7 @@ class Merger(nn.Module):
 
 
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = 10000.0 ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -361,7 +370,7 @@ def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tup
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
+    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

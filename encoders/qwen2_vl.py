@@ -11,8 +11,8 @@ Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums. A layer that is more than its weight (LoRA, hooks) is called instead.
-- The rotation multiplies in float32 and writes the tower's dtype once.
+  sums. A layer with LoRA or hooks is called as a module instead.
+- The rotation multiplies in float32 and rounds to the tower's dtype once.
 - Config fields have one meaning in every file here: ``hidden_size`` is the tower's width
   (published as ``embed_dim``) and ``out_hidden_size`` the language model's (published as
   ``hidden_size``).
@@ -43,7 +43,7 @@ from .patch_encoder import PatchEncoder
 
 @dataclass(frozen=True)
 class Qwen2VLConfig:
-    """Architecture of one tower; ``out_hidden_size`` is the language model's width."""
+    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -66,12 +66,12 @@ class Qwen2VLConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: channels * frames * height * width of a patch."""
+        """Columns of ``pixel_values``: channels * frames * height * width per patch."""
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2VLConfig:
-        """Read a published ``config.json`` (whole, or its vision part, which may be sparse).
+        """Read a published ``config.json``, the whole or its vision part, which may be sparse.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -96,7 +96,7 @@ class Qwen2VLConfig:
 
 
 class Qwen2VLEncoder(PatchEncoder):
-    """Patches and a grid in; hidden states and merged tokens out."""
+    """Encodes patches and a grid to hidden states and merged tokens."""
 
     def __init__(self, config: Qwen2VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -117,10 +117,17 @@ class Qwen2VLEncoder(PatchEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches [P, patch_dim] of the items ``grid_thw`` (t, h, w in patches).
+        """Encode packed patches.
 
-        With ``encoder_metadata`` nothing syncs and the grid is not read. Returns
-        ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
+        Args:
+            pixel_values: [P, patch_dim], floating-point.
+            grid_thw: (t, h, w) in patches per item; it is not read if ``encoder_metadata`` is
+                given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for.
+
+        Returns:
+            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
 
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
@@ -133,12 +140,12 @@ class Qwen2VLEncoder(PatchEncoder):
     def block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in ``wanted``, in input order."""
+        """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
         yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Rotary angles, offsets and padding of every block."""
+        """Return the rotary angles, offsets and padding that every block reads."""
         return Context.of(metadata)
 
     def prepare_encoder_metadata(
@@ -152,9 +159,11 @@ class Qwen2VLEncoder(PatchEncoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """As :class:`VisionEncoder` says; besides the offsets, per patch and in merge-block order:
+        """Prepare the offsets that :class:`VisionEncoder` describes, and the rotary angles.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2].
+        Returns:
+            Besides the offsets, ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] per
+            patch in merge-block order.
         """
         grids = self._read(grid_thw)
         weight = self.patch_embed.proj.weight
@@ -181,7 +190,7 @@ class Qwen2VLEncoder(PatchEncoder):
 
 
 class Context(NamedTuple):
-    """What every block reads, made once a forward."""
+    """The tensors that every block reads, made once per forward."""
 
     cos: Tensor
     sin: Tensor
@@ -191,7 +200,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Both halves of cos and sin [P, 1, 1, K] (the first half turns back), offsets, padding."""
+        """Repeat cos and sin for both halves of a head, the first half of sin negated."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],
@@ -203,7 +212,7 @@ class Context(NamedTuple):
 
 
 class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel is its stride, as the matrix product it is."""
+    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
 
     def __init__(self, config: Qwen2VLConfig) -> None:
         super().__init__()
@@ -232,7 +241,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """The layers by role; None where attention or MLP has been replaced by another module."""
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -268,7 +277,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers with quick GELU, ``x * sigmoid(1.702 x)``."""
+    """Two linear layers with quick GELU, ``x * sigmoid(1.702 x)``, between them."""
 
     def __init__(self, config: Qwen2VLConfig) -> None:
         super().__init__()
@@ -281,7 +290,7 @@ class MLP(nn.Module):
 
 
 class Merger(nn.Module):
-    """Four neighbouring patches, each normalised, to one token."""
+    """Normalises each patch and turns four neighbouring patches into one token."""
 
     def __init__(self, config: Qwen2VLConfig) -> None:
         super().__init__()
@@ -298,7 +307,7 @@ class Merger(nn.Module):
 
 
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = 10000.0 ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -306,7 +315,7 @@ def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tup
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
+    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

@@ -13,10 +13,10 @@ Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums. A layer that is more than its weight (LoRA, hooks) is called instead.
+  sums. A layer with LoRA or hooks is called as a module instead.
 - Position interpolation adds its four taps in the tower's precision or float32, whichever is
-  wider, on every path (an engine that changes it under graphs is off by 17 %, SGLang).
-- The rotation multiplies in float32 and writes the tower's dtype once.
+  wider, in eager runs and in graphs alike (SGLang, which changes it in graphs, is off by 17 %).
+- The rotation multiplies in float32 and rounds to the tower's dtype once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .patch_encoder import PatchEncoder
 
 @dataclass(frozen=True)
 class Qwen3VLConfig:
-    """Architecture of one tower; ``out_hidden_size`` is the language model's width."""
+    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -84,12 +84,12 @@ class Qwen3VLConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: channels * frames * height * width of a patch."""
+        """Columns of ``pixel_values``: channels * frames * height * width per patch."""
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3VLConfig:
-        """Read a published ``config.json`` (whole, or its vision part).
+        """Read a published ``config.json``, the whole or its vision part.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -115,7 +115,7 @@ class Qwen3VLConfig:
 
 
 class Qwen3VLEncoder(PatchEncoder):
-    """Patches and a grid in; hidden states, merged tokens and DeepStack features out."""
+    """Encodes patches and a grid to hidden states, merged tokens and DeepStack features."""
 
     def __init__(self, config: Qwen3VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -140,10 +140,18 @@ class Qwen3VLEncoder(PatchEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches [P, patch_dim] of the items ``grid_thw`` (t, h, w in patches).
+        """Encode packed patches.
 
-        With ``encoder_metadata`` nothing syncs and the grid is not read. Returns
-        ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], ``deepstack_features`` [N, out].
+        Args:
+            pixel_values: [P, patch_dim], floating-point.
+            grid_thw: (t, h, w) in patches per item; it is not read if ``encoder_metadata`` is
+                given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for.
+
+        Returns:
+            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], and ``deepstack_features``, a
+            tuple of [N, out] with one entry per DeepStack block.
 
         Raises:
             ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
@@ -162,12 +170,12 @@ class Qwen3VLEncoder(PatchEncoder):
     def block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in ``wanted``, in input order."""
+        """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
         metadata = self.prepare_encoder_metadata(grid_thw)
         yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Rotary angles, offsets and padding of every block."""
+        """Return the rotary angles, offsets and padding that every block reads."""
         return Context.of(metadata)
 
     def prepare_encoder_metadata(
@@ -181,10 +189,12 @@ class Qwen3VLEncoder(PatchEncoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """As :class:`VisionEncoder` says; besides the offsets, per patch and in merge-block order:
+        """Prepare the offsets that :class:`VisionEncoder` describes, rotary angles and positions.
 
-        ``rotary_pos_emb_cos``, ``rotary_pos_emb_sin`` [P, K/2]; ``pos_embed_index`` int64 and
-        ``pos_embed_weight`` [P, 4], the taps into the position table.
+        Returns:
+            Besides the offsets, per patch in merge-block order: ``rotary_pos_emb_cos`` and
+            ``rotary_pos_emb_sin`` [P, K/2]; ``pos_embed_index`` int64 and ``pos_embed_weight``
+            [P, 4], the rows of the position table that are added up and their weights.
         """
         grids = self._read(grid_thw)
         weight = self.patch_embed.proj.weight
@@ -217,7 +227,7 @@ class Qwen3VLEncoder(PatchEncoder):
 
 
 class Context(NamedTuple):
-    """What every block reads, made once a forward."""
+    """The tensors that every block reads, made once per forward."""
 
     cos: Tensor
     sin: Tensor
@@ -227,7 +237,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Both halves of cos and sin [P, 1, 1, K] (the first half turns back), offsets, padding."""
+        """Repeat cos and sin for both halves of a head, the first half of sin negated."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],
@@ -239,7 +249,7 @@ class Context(NamedTuple):
 
 
 class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel is its stride, as the matrix product it is."""
+    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
 
     def __init__(self, config: Qwen3VLConfig) -> None:
         super().__init__()
@@ -266,7 +276,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """The layers by role; None where attention or MLP has been replaced by another module."""
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -302,7 +312,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers with tanh-approximated GELU."""
+    """Two linear layers with tanh-approximated GELU between them."""
 
     def __init__(self, config: Qwen3VLConfig) -> None:
         super().__init__()
@@ -314,7 +324,7 @@ class MLP(nn.Module):
 
 
 class Merger(nn.Module):
-    """Four neighbouring patches to one token; DeepStack's normalise after grouping."""
+    """Turns four neighbouring patches into one token; DeepStack mergers normalise the group."""
 
     def __init__(self, config: Qwen3VLConfig, *, norm_after_grouping: bool) -> None:
         super().__init__()
@@ -334,7 +344,7 @@ class Merger(nn.Module):
 
 
 def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [P, K/2] of the 2D rotary angles: half turn by row, half by column."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = 10000.0 ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -342,7 +352,7 @@ def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tup
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, 2, H, K], queries and keys at once: pairs (i, i + K/2), float32 or wider."""
+    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
@@ -351,13 +361,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def position_taps(
     grids: Sequence[Grid], merge: int, side: int, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Four taps a patch into the side x side position table, and their bilinear weights.
+    """Return the four rows of the position table around each patch, and their bilinear weights.
 
-    Corners map to corners (``align_corners=True``). Taps run (r, c), (r, c+1), (r+1, c), (r+1,
-    c+1).
+    The corners of the grid map to the corners of the table (``align_corners=True``).
+
+    Args:
+        grids: ``(t, h, w)`` per item, in patches.
+        merge: side of a merge block in patches.
+        side: rows and columns of the position table.
+        rows: rows of the result, at least the number of patches.
+        dtype: of the weights.
 
     Returns:
-        int64 [rows, 4] and ``dtype`` [rows, 4]; pad rows have tap 0 and weight 0.
+        Row numbers int64 [rows, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights
+        [rows, 4] in ``dtype``; both are 0 beyond the patches.
     """
     index = torch.zeros(rows, 4, dtype=torch.int64, device="cpu")
     weight = torch.zeros(rows, 4, dtype=dtype, device="cpu")

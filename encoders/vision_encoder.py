@@ -23,6 +23,7 @@ from .inputs import (
     check_pixels,
     missing_grid,
     read_grid,
+    require_metadata,
     require_output,
     require_tensor,
     split_rows,
@@ -281,6 +282,7 @@ class VisionEncoder(EncodesItems, nn.Module, ABC):
         """
         require_tensor(pixel_values)
         if encoder_metadata is not None:
+            require_metadata(encoder_metadata)
             return encoder_metadata
         if grid_thw is None:
             raise ValueError(missing_grid(pixel_values, self.config.patch_size))

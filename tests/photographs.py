@@ -31,7 +31,7 @@ def hopper() -> Image.Image:
 
 
 def photographs() -> list[Image.Image]:
-    """Photographs and cuttings of them: large, small, odd, tall, wide, one pixel."""
+    """Return photographs and crops of them: large, small, odd, tall, wide, one pixel."""
     return [
         china(),
         flower().crop((10, 20, 311, 220)),
@@ -45,6 +45,6 @@ def photographs() -> list[Image.Image]:
 
 
 def panning_clip(frames: int, height: int = 90, width: int = 130) -> np.ndarray[Any, Any]:
-    """uint8 [F, H, W, 3]: a window moving over a photograph."""
+    """Return uint8 [F, H, W, 3], a window that moves over a photograph."""
     array = np.asarray(china())
     return np.stack([array[n : n + height, 3 * n : 3 * n + width] for n in range(frames)])

@@ -1,4 +1,4 @@
-"""Defaults from a repo's processor files: the same as transformers' auto classes take from them."""
+"""Defaults from a repo's processor files equal those of transformers' auto classes."""
 
 from __future__ import annotations
 
@@ -251,17 +251,64 @@ def test_values_that_are_not_implemented_are_named(change: dict[str, Any], messa
         ("preprocessor_config", {"resample": 2}, "resample=2 is not implemented"),
         ("preprocessor_config", {"size": None}, "size=.*384.* but the tower takes .* 448x448"),
         ("preprocessor_config", {"max_patches": 0}, "max_patches=0 must be a positive integer"),
-        ("video_preprocessor_config", {"do_center_crop": True}, "do_center_crop=True is not impl"),
-        ("video_preprocessor_config", {"initial_shift": "x"}, "initial_shift='x' must be"),
     ],
 )
 def test_tile_values_that_are_not_implemented_are_named(
     section: str, change: dict[str, Any], message: str
 ) -> None:
-    base = GOT if section == "preprocessor_config" else INTERN_CLIPS
     with pytest.raises(ValueError, match=message) as caught:
-        TilePreprocessor().with_files({section: {**base, **change}})
+        TilePreprocessor().with_files({section: {**GOT, **change}})
     assert str(caught.value).startswith(f"{section}.json: ")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        (TilePreprocessor(), {**INTERN_CLIPS, "do_center_crop": True}, "do_center_crop=True is no"),
+        (TilePreprocessor(), {**INTERN_CLIPS, "initial_shift": "x"}, "initial_shift='x' must be"),
+        (QWEN2, {"resample": 2}, "resample=2 is not implemented"),
+        (QWEN2, {"min_pixels": 2**28 + 1}, "min_pixels=268435457 must be at most 268435456"),
+        (
+            QWEN3,
+            {"size": {"shortest_edge": 9, "longest_edge": 1 << 40}},
+            "max_pixels=1099511627776",
+        ),
+    ],
+)
+def test_bad_values_for_videos_wait_for_the_first_video(
+    family: PatchPreprocessor | TilePreprocessor, change: dict[str, Any], message: str
+) -> None:
+    ours = family.with_files({"video_preprocessor_config": change})
+    assert torch.equal(ours([china()]).pixel_values, family([china()]).pixel_values)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^video_preprocessor_config.json: {message}"):
+            ours([china()], [panning_clip(2)])
+    assert ours.with_files({}) == family
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")]
+)
+def test_areas_over_the_limit_are_refused(old: str, new: str) -> None:
+    limit = 2**28
+    largest = {"min_pixels": limit, "max_pixels": limit}
+    assert QWEN2.with_files({"preprocessor_config": largest}).images.min_pixels == limit
+    size = {"shortest_edge": limit, "longest_edge": limit, new: limit + 1}
+    for section in ({**largest, old: limit + 1}, {"size": size}):
+        with pytest.raises(ValueError, match=f"{old}=268435457 must be at most 268435456"):
+            QWEN2.with_files({"preprocessor_config": section})
+
+
+def test_a_small_max_pixels_alone_bounds_images_as_in_transformers(tmp_path: Path) -> None:
+    # It lies below the default of min_pixels of the video processor, which reads the same file.
+    files = {"preprocessor_config": {"max_pixels": 50176, "image_processor_type": SLOW}}
+    folder = write_repo(tmp_path, "qwen2_5_vl", files)
+    image = AutoImageProcessor.from_pretrained(folder)([china()], return_tensors="pt")
+    ours = QWEN2.with_files(files)
+    assert torch.equal(ours([china()]).pixel_values, image["pixel_values"])
+    with pytest.raises(ValueError, match="min_pixels=100352 is over max_pixels=50176: pass both"):
+        ours(videos=[panning_clip(2)])
+    assert len(ours(videos=[panning_clip(2)], min_pixels=3136, max_pixels=50176).grid_thw) == 1
 
 
 def test_null_means_left_out() -> None:

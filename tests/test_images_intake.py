@@ -1,4 +1,4 @@
-"""What is taken as an image: modes, layouts, files; and what is refused, with which words."""
+"""Images that are accepted (modes, layouts, files), and the messages for those refused."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_16_bit_grey_is_scaled_to_8_bits(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "wanted"), [("L", 200), ("I;16", 1)])
-def test_small_values_of_mode_i_are_taken_once_their_range_is_said(mode: str, wanted: int) -> None:
-    """As they are they once came out black, taken for 16 bits."""
+def test_mode_i_with_values_below_256_needs_conversion(mode: str, wanted: int) -> None:
+    """Read as 16 bits, they would come out black."""
     image = Image.new("I", (3, 2), 200)
     with pytest.raises(ValueError, match="up to 200"):
         as_array(image)
@@ -215,6 +215,20 @@ BAD = {
         lambda p: Video([torch.zeros(3, 8, 8)], 24),
         "is a clip, not an image: pass it ",
     ),
+    "meta tensor": (
+        lambda p: torch.zeros(3, 8, 8, dtype=torch.uint8, device="meta"),
+        "is a meta tensor: an image is a dense tensor with values",
+    ),
+    "sparse tensor": (
+        lambda p: torch.zeros(3, 8, 8, dtype=torch.uint8).to_sparse(),
+        r"is a tensor of layout torch\.sparse_coo: an image is a dense tensor",
+    ),
+    "nested tensor": (
+        lambda p: torch.nested.as_nested_tensor(
+            [torch.zeros(8, 8, dtype=torch.uint8)] * 3, layout=torch.jagged
+        ),
+        "is a nested tensor: an image is a dense tensor",
+    ),
     "float array": (lambda p: FLOATS, "array of float32: .*multiply by 255, round and cast"),
     "float tensor": (lambda p: torch.zeros(3, 4, 4), r"torch\.float32: .*multiply by 255, round"),
     "bool array": (lambda p: FLOATS > 0, "array of bool: .*multiply by 255 and cast"),
@@ -288,7 +302,7 @@ def test_defaults_for_new_tensors_change_nothing(preprocess: Any) -> None:
 
 
 @pytest.mark.parametrize("bare", [china(), "photo.jpg", np.asarray(china()), None])
-def test_one_image_outside_a_list_is_told_to_be_put_into_one(bare: Any) -> None:
+def test_one_image_outside_a_list_is_refused(bare: Any) -> None:
     for preprocess in (QWEN, TilePreprocessor()):
         with pytest.raises(ValueError, match=r"pass a list, also for one: images=\[image\]"):
             preprocess(bare)

@@ -1,4 +1,4 @@
-"""Images for the Qwen towers: the same grids and pixels as the torchvision-backed processor."""
+"""Images for the Qwen towers have the grids and pixels of the torchvision-backed processor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def settings(ours: PatchPreprocessor, **size: int) -> dict[str, Any]:
 
 
 def levels(ours: PatchPreprocessor, difference: torch.Tensor) -> float:
-    """The largest difference of two ``pixel_values`` in steps of the 8-bit image."""
+    """Return the largest difference of two ``pixel_values`` in steps of the 8-bit image."""
     return float(difference.abs().max()) * 255 * max(ours.images.std)
 
 
@@ -152,6 +152,10 @@ def test_an_image_does_not_depend_on_its_neighbours(ours: PatchPreprocessor) -> 
     ("keywords", "message"),
     [
         ({"max_tiles": 6}, "max_tiles=6: a Qwen tower has no tiles; .*max_pixels"),
+        (
+            {"min_pixels": 10**14, "max_pixels": 10**15},
+            "min_pixels=10{14}: must be at most 26843545",
+        ),
         ({"min_pixels": 0}, "min_pixels=0: must be a positive integer"),
         ({"max_pixels": -5}, "max_pixels=-5: must be a positive integer"),
         ({"max_pixels": 1e6}, "max_pixels=1000000.0: must be a positive integer"),

@@ -1,4 +1,4 @@
-"""Sizes, tilings and sampled frames: golden values, invariants, the reference's functions."""
+"""Sizes, tilings and sampled frames: golden values, invariants, and transformers' functions."""
 
 from __future__ import annotations
 

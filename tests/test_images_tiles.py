@@ -1,4 +1,4 @@
-"""Images and videos for InternViT: the same tiles as the torchvision-backed processors."""
+"""Images and videos for InternViT have the tiles of the torchvision-backed processors."""
 
 from __future__ import annotations
 
@@ -163,6 +163,7 @@ def test_tile_counts_of_600_random_sizes_are_the_reference_s() -> None:
     [
         ({"min_pixels": 100}, "min_pixels=100: InternViT resizes to tiles of 448x448.*max_tiles"),
         ({"max_pixels": 100}, "max_pixels=100: InternViT resizes to tiles of 448x448.*max_tiles"),
+        ({"max_tiles": 2000}, "max_tiles=2000: at most 1024"),
         ({"max_tiles": 0}, "max_tiles=0: must be a positive integer"),
         ({"max_tiles": 2.5}, r"max_tiles=2\.5: must be a positive integer"),
     ],
@@ -180,3 +181,12 @@ def test_fewer_tiles_than_the_checkpoint_s_least_are_refused() -> None:
 def test_contradicting_bounds_cannot_be_constructed() -> None:
     with pytest.raises(ValueError, match="min_tiles=3, max_tiles=2: must be from 1 to"):
         TilePreprocessor(min_tiles=3, max_tiles=2)
+
+
+def test_tiles_whose_area_is_over_the_limit_are_refused() -> None:
+    tower = TilePreprocessor(image_size=8192, max_tiles=4)  # 4 tiles of 2**26 pixels
+    assert tower.max_tiles == 4
+    with pytest.raises(ValueError, match="5 tiles of 8192x8192 pixels are 335544320 pixels"):
+        TilePreprocessor(image_size=8192, max_tiles=5)
+    with pytest.raises(ValueError, match="an image may be resized to at most 268435456"):
+        tower([china().resize((70, 10))], max_tiles=7)

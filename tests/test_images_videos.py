@@ -1,8 +1,10 @@
-"""Videos for the Qwen towers: frame pairs, budgets, sampling, and what is no video."""
+"""Videos for the Qwen towers: frame pairs, bounds on the area, sampling, refused input."""
 
 from __future__ import annotations
 
 import random
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -97,7 +99,7 @@ def test_fps_goes_by_the_rate_of_the_source(ours: PatchPreprocessor, processor: 
         assert torch.equal(got.pixel_values, pixels)
 
 
-def test_the_default_budget_of_qwen2_is_a_frame_s_and_of_qwen3_a_clip_s() -> None:
+def test_areas_are_per_frame_in_qwen2_and_per_clip_in_qwen3() -> None:
     frame = torch.zeros(1, 3, 720, 1280, dtype=torch.uint8)
     eight = frame.expand(8, -1, -1, -1)
     assert QWEN2(videos=[eight]).grid_thw.tolist() == [[4, 40, 72]]
@@ -107,7 +109,7 @@ def test_the_default_budget_of_qwen2_is_a_frame_s_and_of_qwen3_a_clip_s() -> Non
 
 
 @pytest.mark.parametrize("ours", [QWEN2, QWEN3])
-def test_a_one_frame_video_is_a_pair_of_equal_frames(ours: PatchPreprocessor) -> None:
+def test_a_video_of_one_frame_becomes_a_pair(ours: PatchPreprocessor) -> None:
     one, two = panning_clip(1), np.repeat(panning_clip(1), 2, axis=0)
     assert torch.equal(ours(videos=[one]).pixel_values, ours(videos=[two]).pixel_values)
     assert ours(videos=[one]).grid_thw[0, 0] == 1
@@ -166,8 +168,34 @@ def test_sampling_that_cannot_be_names_the_video() -> None:
         QWEN3(videos=[panning_clip(4)], num_frames=2, fps=1)
 
 
+@pytest.mark.parametrize("number", [Decimal, Fraction, np.float32])
+def test_rates_may_be_numbers_of_any_type(number: Any) -> None:
+    array = panning_clip(30, 60, 80)
+    for ours in (QWEN2, QWEN3, TilePreprocessor(image_size=56)):
+        wanted = ours(videos=[Video(array, 12.0)], fps=2.5).pixel_values
+        for source, sampled in ((number(12), 2.5), (12.0, number(2.5)), (number(12), number(2.5))):
+            got = ours(videos=[Video(array, source)], fps=sampled).pixel_values
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("rate", [10**400, Decimal("NaN"), torch.ones(2), 1j], ids=type)
+def test_a_rate_that_is_no_number_is_refused_as_a_keyword(rate: Any) -> None:
+    for ours in (QWEN2, QWEN3, TilePreprocessor()):
+        with pytest.raises(ValueError, match=r"fps=.*: must be a positive number of frames"):
+            ours(videos=[panning_clip(4)], fps=rate)
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_videos_without_values_are_refused(kind: str) -> None:
+    clip = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    clip = clip.to("meta") if kind == "meta" else clip.to_sparse()
+    for ours in (QWEN2, QWEN3, TilePreprocessor()):
+        with pytest.raises(ValueError, match=r"^video 0: frame 0: is a .*dense tensor with values"):
+            ours(videos=[clip])
+
+
 @pytest.mark.parametrize("rate", [0, -24.0, float("nan"), float("inf"), "24"])
-def test_a_rate_that_cannot_be_is_refused_where_sampling_goes_by_it(rate: Any) -> None:
+def test_a_bad_source_rate_is_refused_when_sampling_by_fps(rate: Any) -> None:
     clip = Video(panning_clip(4), rate)
     for ours in (QWEN2, QWEN3, TilePreprocessor()):
         with pytest.raises(ValueError, match=rf"video 0: .*fps={rate}: must be .*leave it out"):

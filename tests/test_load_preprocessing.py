@@ -1,23 +1,25 @@
-"""A checkpoint that does not say how images are prepared loads, and that is said once."""
+"""A checkpoint without processor files loads with defaults and one warning; bad files raise."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from checkpoints import read_json
 from fetching import REPO
 from hub_server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
-from weights import extract_encoder, inspect_checkpoint, load_encoder
+from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
 FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def without_files(folder: Path, family: str) -> Path:
-    """As ``model.save_pretrained`` leaves it."""
+    """Write a checkpoint without processor files, as ``model.save_pretrained`` does."""
     write_seeded_checkpoint(folder, family, width=64)
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
@@ -59,7 +61,7 @@ def test_defaults_that_stand_in_for_a_missing_file_are_said(
 
 
 def test_what_the_config_says_of_tiles_is_not_called_a_default(tmp_path: Path) -> None:
-    """InternVL's chat repos: the colours alone are the family's then, and no keyword is theirs."""
+    """The config of a chat repo describes tiling, so that only mean and std are defaults."""
     folder = without_files(tmp_path / "tuned", "intern_vit_300m")
     config = read_json(folder / "config.json")
     (folder / "config.json").write_text(json.dumps({**config, "max_dynamic_patch": 3}))
@@ -126,3 +128,43 @@ def test_a_repo_without_the_file_is_named_at_every_load(
     message = said_once(REPO, cache_dir=cache, local_files_only=True)
     assert "in the cache says how" in message
     assert ": load once with a connection, copy preprocessor_config.json" in message
+
+
+def edit(folder: Path, name: str, **values: object) -> Path:
+    (folder / name).write_text(json.dumps({**read_json(folder / name), **values}))
+    return folder
+
+
+def test_an_area_over_the_limit_is_a_checkpoint_error(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "qwen2_vl", width=64)
+    edit(folder, "preprocessor_config.json", max_pixels=2**40, size=None)
+    with pytest.raises(CheckpointError, match=r"processor files: .*max_pixels=.* must be at most"):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"force_image_size": 28672},
+        {"force_image_size": 7168, "max_dynamic_patch": 6},
+        {"force_image_size": 28672, "dynamic_image_size": False},
+    ],
+)
+def test_tiles_over_the_limit_are_a_checkpoint_error(
+    tmp_path: Path, values: dict[str, object]
+) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "intern_vit_300m", width=64)
+    edit(folder, "config.json", **values)
+    with pytest.raises(CheckpointError, match=r"an image may be resized to at most 268435456"):
+        load_encoder(folder)
+
+
+def test_bad_video_rules_are_a_checkpoint_error_at_first_use(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "qwen3_vl", width=64)
+    large = {"shortest_edge": 4096, "longest_edge": 2**40}
+    edit(folder, "video_preprocessor_config.json", size=large)
+    encoder = load_encoder(folder)
+    photo = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    assert len(encoder.encode([photo])) == 1
+    with pytest.raises(CheckpointError, match=rf"^{folder}: processor files: video_preprocessor"):
+        copy.deepcopy(encoder).encode(videos=[photo[None]])

@@ -1,4 +1,4 @@
-"""An encoder's preprocessing set up as the checkpoint's processor files say, or a warning."""
+"""Setting an encoder's preprocessing to the values of the checkpoint's processor files."""
 
 from __future__ import annotations
 
@@ -20,40 +20,42 @@ from .snapshot import Snapshot
 def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
-    Warns, as from the caller's caller, if no file says how images are prepared.
-
     Raises:
-        CheckpointError: a file that cannot be had or read, or a value that is not implemented.
+        CheckpointError: a file that cannot be fetched or read, or a value for images that is not
+            implemented. A bad value for videos is a CheckpointError at the first video.
+
+    Warns:
+        UserWarning: no file says how images are prepared. It is attributed to the caller of the
+            function that calls this one.
     """
     snapshot = tower.contents.snapshot
     files = _read_files(snapshot)
-    try:
-        encoder.preprocessor = encoder.preprocessor.with_files(files)
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise CheckpointError(f"{snapshot.label}: processor files: {error}") from error
+
+    def bad_value(message: str) -> CheckpointError:
+        return CheckpointError(f"{snapshot.label}: processor files: {message}")
+
+    encoder.preprocessor = encoder.preprocessor.with_files(files, bad_value)
     # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
     if not _describe_images(files) and tower.layout.name != "timm":
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
 
 
 def _read_files(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
-    """What the checkpoint says about preprocessing: file name without ``.json`` -> its content."""
-    with ThreadPoolExecutor(
-        len(PROCESSOR_FILES)
-    ) as pool:  # on the Hub, one round trip and not three
+    """Return the parsed processor files of a checkpoint by file name without ``.json``."""
+    with ThreadPoolExecutor(len(PROCESSOR_FILES)) as pool:  # one round trip to the Hub, not three
         found = pool.map(lambda name: snapshot.read_json(f"{name}.json"), PROCESSOR_FILES)
         pairs = zip(PROCESSOR_FILES, found, strict=True)
         return {name: content for name, content in pairs if content is not None}
 
 
 def _describe_images(files: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether one says how images are prepared; old ``processor_config.json`` name a class only."""
+    """Return whether a file describes images; old ``processor_config.json`` only name a class."""
     nested = files.get("processor_config", {}).get("image_processor")
     return "preprocessor_config" in files or isinstance(nested, Mapping)
 
 
 def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
-    """The warning where no file speaks: model.save_pretrained, for one, writes none."""
+    """Return the warning for a checkpoint without such files; ``save_pretrained`` writes none."""
     snapshot = tower.contents.snapshot
     offline = isinstance(snapshot, HubSnapshot) and snapshot.repo.offline
     values, keyword = _shown(preprocessor, tower.contents.config)
@@ -71,7 +73,7 @@ def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
 
 
 def _shown(preprocessor: Preprocessor, config: Mapping[str, Any]) -> tuple[str, str]:
-    """What nothing in the checkpoint says, and the keyword that says otherwise, if there is one."""
+    """Return the defaults that no file sets, and the keyword that overrides them, or none."""
     if isinstance(preprocessor, PatchPreprocessor):
         rules = preprocessor.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"

@@ -1,11 +1,12 @@
 """What goes into a tower: images and videos turned into pixels, and the grids that describe them.
 
-- ``intake``: what a user passes (paths, PIL images, arrays, tensors) to uint8 RGB tensors
-- ``sizes``: the size an image is resized to, its tiling, and the frames taken from a video
-- ``images``: the preprocessing of the two kinds of tower, over patches and over tiles
+- ``intake``: paths, PIL images, arrays and tensors to uint8 RGB tensors
+- ``sizes``: the size an image is resized to, its tiling, and the frames sampled from a video
+- ``patches``, ``tiles``: the preprocessing of the Qwen towers and of InternViT
+- ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set
 - ``grids``: ``grid_thw`` read on the host, and the orders of patches that follow from it
-- ``checks``: what is refused as an argument of an encoder's methods
+- ``checks``: arguments of an encoder's methods that are refused
 """
 
 from .checks import (
@@ -16,6 +17,7 @@ from .checks import (
     check_tiles,
     missing_grid,
     require_features,
+    require_metadata,
     require_output,
     require_tensor,
 )
@@ -28,10 +30,12 @@ from .grids import (
     stitch_tiles,
     window_order,
 )
-from .images import PatchPreprocessor, Preprocessor, TilePreprocessor, resize
+from .images import Preprocessor, resize
 from .intake import Video, read_images, read_item, to_rgb
+from .patches import PatchPreprocessor
 from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
 from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
+from .tiles import TilePreprocessor
 
 __all__ = [
     "HALF",
@@ -55,6 +59,7 @@ __all__ = [
     "read_images",
     "read_item",
     "require_features",
+    "require_metadata",
     "require_output",
     "require_tensor",
     "resize",

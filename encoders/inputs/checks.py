@@ -1,14 +1,14 @@
-"""What the methods of an encoder refuse, and the messages that say why."""
+"""Checks of the arguments of an encoder's methods; each raises a ValueError that says the fix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..contract import Grid
+from ..contract import EncoderOutput, Grid
 
 
 @runtime_checkable
@@ -19,14 +19,21 @@ class _Array(Protocol):
 
 
 def plain_values(values: Any) -> Any:
-    """A tensor's or an array's values as Python's; anything else as it is."""
-    if isinstance(values, list | tuple | int | str):  # the usual ones, and the quickest to tell
+    """Return the values of a tensor or an array as Python's numbers, and anything else as it is.
+
+    Raises:
+        ValueError: a tensor without values (meta), or in another layout than a dense one.
+    """
+    if isinstance(values, list | tuple | int | str):  # the usual types, which are quick to tell
         return values
+    if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
+        kind = "on the meta device" if values.is_meta else f"of layout {values.layout}"
+        raise ValueError(f"a tensor {kind} has no values to read: pass a dense tensor or a list")
     return values.tolist() if isinstance(values, Tensor | _Array) else values
 
 
 def require_tensor(pixel_values: object) -> None:
-    """Raise unless ``pixel_values`` is a tensor: images go through ``preprocess`` first."""
+    """Raise a ValueError unless ``pixel_values`` is a tensor."""
     if isinstance(pixel_values, Tensor):
         return
     fix = "call encoder.preprocess on the images, or encoder.encode"
@@ -39,7 +46,7 @@ def require_tensor(pixel_values: object) -> None:
 
 
 def require_features(features: object) -> None:
-    """Raise unless ``features`` is one tensor, for ``feature_maps``."""
+    """Raise a ValueError unless ``features``, the argument of ``feature_maps``, is a tensor."""
     if not isinstance(features, Tensor):
         raise ValueError(
             f"features is of type {type(features).__name__}: feature_maps takes one tensor; pass "
@@ -48,16 +55,32 @@ def require_features(features: object) -> None:
 
 
 def require_output(output: object) -> None:
-    """Raise unless ``output`` is a whole output, for ``split``."""
-    if not isinstance(output, tuple):
+    """Raise a ValueError unless ``output``, the argument of ``split``, is an EncoderOutput."""
+    if not isinstance(output, EncoderOutput):
         raise ValueError(
             f"output is of type {type(output).__name__}: split takes the EncoderOutput that the "
-            "encoder returned; a tensor of it can be split by the rows that item_specs says"
+            "encoder returned; a tensor of it can be split by the rows that item_specs returns"
         )
 
 
+def require_metadata(metadata: object) -> None:
+    """Raise a ValueError unless ``metadata`` is a dict of tensors with the offsets of segments."""
+    fix = "pass what this encoder's prepare_encoder_metadata returned"
+    if not isinstance(metadata, Mapping) or "cu_seqlens" not in metadata:
+        raise ValueError(
+            f"encoder_metadata is of type {type(metadata).__name__} and must be a dict of tensors "
+            f"that has 'cu_seqlens': {fix}"
+        )
+    for name, value in metadata.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"encoder_metadata[{name!r}] is of type {type(value).__name__}: must be a tensor; "
+                f"{fix}"
+            )
+
+
 def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
-    """What to pass where neither grid nor metadata was given; for tiles the very value."""
+    """Return the message for a call that has neither grid nor metadata; for tiles with the grid."""
     fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
     if pixel_values.ndim != 4:
         return fix
@@ -69,12 +92,12 @@ def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
 def check_pixels(
     pixel_values: Tensor, row_shape: tuple[int, ...], rule: str, device: torch.device
 ) -> None:
-    """Raise unless these are floating-point rows of this shape, on the CPU or on ``device``.
+    """Check that pixels are floating-point rows of one shape, on the CPU or on ``device``.
 
     Args:
-        pixel_values: what the user passed.
+        pixel_values: the argument of ``forward``.
         row_shape: trailing shape that they must have.
-        rule: which rows the encoder takes, for the message.
+        rule: the rows that the encoder takes, for the message.
         device: the encoder's.
 
     Raises:
@@ -99,7 +122,7 @@ def check_pixels(
 
 
 def _looks_like(pixel_values: Tensor) -> str:
-    """Which family's rows these are, for the message about a wrong width."""
+    """Return a hint at the family that takes rows of this width, or nothing."""
     if pixel_values.ndim == 4:
         return "; these look like InternViT tiles"
     families = {1176: "Qwen2-VL or Qwen2.5-VL (14x14)", 1536: "Qwen3-VL or Qwen3.5 (16x16)"}
@@ -108,16 +131,34 @@ def _looks_like(pixel_values: Tensor) -> str:
 
 
 def check_rows(rows: int, expected: int, what: str) -> None:
-    """Raise unless ``pixel_values`` has the number of rows that the grid or metadata speaks of."""
+    """Check the number of rows of ``pixel_values``.
+
+    Args:
+        rows: rows that ``pixel_values`` has.
+        expected: rows that it must have.
+        what: subject and verb for the message, such as "the grid makes".
+
+    Raises:
+        ValueError: the two numbers differ.
+    """
     if rows != expected:
         raise ValueError(
             f"pixel_values has {rows} rows but {what} {expected}: pass the grid_thw that belongs "
-            "to these pixels (one row t, h, w an item)"
+            "to these pixels (one row t, h, w per item)"
         )
 
 
 def check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -> None:
-    """Raise unless the tiles are as many, and each as large, as the grid says."""
+    """Check the number and the size of tiles against the grid.
+
+    Args:
+        pixel_values: [tiles, C, H, W].
+        grids: ``(tiles, h, w)`` per item, h and w in patches.
+        patch_size: side of a patch in pixels.
+
+    Raises:
+        ValueError: another number of tiles, or tiles of another size.
+    """
     check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
     for _, h, w in grids:
         height, width = h * patch_size, w * patch_size
@@ -129,16 +170,21 @@ def check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) ->
 
 
 def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> int:
-    """Rows that per-patch metadata shall have: ``max_input_size`` if given, else ``rows``.
+    """Return the number of rows that per-patch metadata must have.
+
+    Args:
+        rows: rows that the grid makes.
+        max_input_size: rows to pad to; None pads none.
+        group: patches per token, which a size may not cut.
 
     Raises:
-        ValueError: more rows than that, or a size that cuts a token's ``group`` of patches.
+        ValueError: more rows than ``max_input_size``, or a size that is no multiple of ``group``.
     """
     if max_input_size is None:
         return rows
     if max_input_size % group:
         raise ValueError(
-            f"max_input_size={max_input_size} must be a multiple of {group}, the patches of a token"
+            f"max_input_size={max_input_size} must be a multiple of {group}, the patches per token"
         )
     if rows > max_input_size:
         raise ValueError(
@@ -149,11 +195,14 @@ def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> i
 
 
 def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
-    """Block numbers that ``forward_intermediates`` shall return, 0-based, in the order asked for.
+    """Return the 0-based numbers of the blocks that ``forward_intermediates`` was asked for.
 
     Args:
         indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
-        depth: how many blocks there are.
+        depth: number of blocks of the tower.
+
+    Returns:
+        Block numbers in the order asked for.
 
     Raises:
         ValueError: a block that does not exist.

@@ -17,15 +17,19 @@ _RULE = "each item needs three positive integers (t, h, w) in patches"
 
 
 def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size") -> list[Grid]:
-    """Read ``grid_thw`` on the host as a list of ``(t, h, w)``, checked.
+    """Read ``grid_thw`` on the host and check it.
 
     Args:
-        grid_thw: [items, 3], a tensor, an array or nested; one flat ``(t, h, w)`` is one item.
+        grid_thw: [items, 3], a tensor, an array or nested lists; a flat ``(t, h, w)`` is one item.
         merge: h and w must be multiples of it.
         merge_name: the config field that ``merge`` comes from, for the message.
 
+    Returns:
+        ``(t, h, w)`` per item.
+
     Raises:
-        ValueError: not three positive integers an item, or h or w not a multiple of ``merge``.
+        ValueError: a row other than three positive integers, h or w that is no multiple of
+            ``merge``, or a tensor without values.
     """
     plain = plain_values(grid_thw)
     if not isinstance(plain, Iterable):
@@ -37,7 +41,7 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
 
 
 def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
-    if type(row) in (list, tuple) and len(row) == 3:  # read before: no need to look closer
+    if type(row) in (list, tuple) and len(row) == 3:  # the common case, without further calls
         t, h, w = row
         whole = type(t) is type(h) is type(w) is int and t > 0 and h > 0 and w > 0
         if whole and not h % merge and not w % merge:
@@ -63,10 +67,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Tensor]:
-    """Undo the merge-block order: a list of [t, h, w, D], one an item.
+    """Undo the merge-block order.
 
-    Rows of a 2x2-merge tower run block by block, so that 4 neighbours in memory make one token; for
-    a 4x4 grid of patches::
+    Rows of a tower that merges 2x2 patches run block by block, so that 4 neighbours in memory make
+    one token. For a grid of 4x4 patches::
 
         0  1 |  4  5
         2  3 |  6  7        rows 0..3 are the top left block, 4..7 the top right one
@@ -74,15 +78,18 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
         8  9 | 12 13
        10 11 | 14 15
 
-    Merged tokens (a row a block) are in raster order already, on a grid of h/2 x w/2.
+    Merged tokens (one row per block) are in raster order already, on a grid of h/2 x w/2.
 
     Args:
-        features: [P, D] a row a patch, or [N, D] a row a token.
-        grids: ``(t, h, w)`` in patches, one an item.
+        features: [P, D], one row per patch, or [N, D], one row per token.
+        grids: ``(t, h, w)`` per item, in patches.
         merge: side of a block in patches.
 
+    Returns:
+        [t, h, w, D] per item in raster order, of patches or of tokens as ``features`` are.
+
     Raises:
-        ValueError: no tensor, or one that has neither a row a patch nor a row a token.
+        ValueError: no tensor, or one with neither a row per patch nor a row per token.
     """
     require_features(features)
     patches = [t * h * w for t, h, w in grids]
@@ -107,11 +114,17 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
 
 
 def stitch_tiles(maps: Tensor, layout: tuple[int, int, bool]) -> Tensor:
-    """Join the tiles [t, h, w, D] of an image to [1, rows*h, columns*w, D]; a video stays [t, h,
-    w, D].
+    """Join the tiles of an image to one map.
+
+    Args:
+        maps: [t, h, w, D], one map per tile, the thumbnail last.
+        layout: (columns, rows, thumbnail) of the image; (1, 1, False) for a video.
+
+    Returns:
+        [1, rows*h, columns*w, D] without the thumbnail; for a video ``maps`` itself.
 
     Raises:
-        ValueError: the layout does not make this many tiles.
+        ValueError: another number of tiles than the layout makes.
     """
     columns, rows, thumbnail = layout
     if (columns, rows, thumbnail) == (1, 1, False):
@@ -125,16 +138,23 @@ def stitch_tiles(maps: Tensor, layout: tuple[int, int, bool]) -> Tensor:
 
 
 def squarest(tokens: int) -> tuple[int, int]:
-    """The two factors of ``tokens`` nearest to each other, the smaller first."""
+    """Return the two factors of ``tokens`` that are nearest to each other, the smaller first."""
     side = next(n for n in range(math.isqrt(max(tokens, 1)), 0, -1) if max(tokens, 1) % n == 0)
     return side, max(tokens, 1) // side
 
 
 def split_rows(tensor: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
-    """Cut a tensor by the rows of each item; rows beyond the last item are padding.
+    """Cut a tensor into the rows of each item; rows beyond those of the last item are padding.
+
+    Args:
+        tensor: [rows, ..], or None for an output that was left out.
+        sizes: rows per item.
+
+    Returns:
+        One view per item; None per item if ``tensor`` is None.
 
     Raises:
-        ValueError: fewer rows than the items have.
+        ValueError: the tensor has fewer rows than the items.
     """
     if tensor is None:
         return [None] * len(sizes)
@@ -147,7 +167,16 @@ def split_rows(tensor: Tensor | None, sizes: Sequence[int]) -> list[Tensor | Non
 
 
 def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """(row, column) of every patch in merge-block order, int64 [rows, 2]; pad rows are (0, 0)."""
+    """Return the position of every patch in merge-block order.
+
+    Args:
+        grids: ``(t, h, w)`` per item, in patches.
+        merge: side of a block in patches.
+        rows: rows of the result, at least the number of patches.
+
+    Returns:
+        (row, column) per patch, int64 [rows, 2]; (0, 0) for rows beyond the patches.
+    """
     positions = torch.zeros(rows, 2, dtype=torch.int64, device="cpu")
     start = 0
     for t, h, w in grids:
@@ -161,15 +190,25 @@ def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tenso
 def window_order(
     grids: Sequence[Grid], merge: int, side: int, tokens: int
 ) -> tuple[Tensor, list[int]]:
-    """Merged tokens listed window by window, and the patches of each window.
+    """Return the order of merged tokens window by window, and the size of each window.
 
     Windows of ``side`` x ``side`` tokens run in raster order over each frame, and tokens in raster
-    order inside a window; those at the right and bottom edge are smaller. A frame of 3x6 tokens
+    order inside a window; windows at the right and bottom edge are smaller. A frame of 3x6 tokens
     with side 4::
 
         0  1  2  3 |  4  5
         6  7  8  9 | 10 11      order 0-3, 6-9, 12-15 | 4, 5, 10, 11, 16, 17
        12 13 14 15 | 16 17      windows of 12 and 6 tokens
+
+    Args:
+        grids: ``(t, h, w)`` per item, in patches.
+        merge: side of a merge block in patches.
+        side: side of a window in tokens.
+        tokens: length of the order, at least the number of tokens.
+
+    Returns:
+        Token numbers, int64 [tokens], those beyond the last window in their own order; and the
+        number of patches per window.
     """
     order, windows, start = [], [], 0
     for t, h, w in grids:
@@ -185,5 +224,5 @@ def window_order(
 
 
 def _count(end: int) -> Tensor:
-    """0 to ``end`` - 1 on the host, whatever the default device."""
+    """Return 0 to ``end`` - 1 on the CPU, independent of torch's default device."""
     return torch.arange(end, device="cpu")

@@ -1,20 +1,21 @@
-"""What a user hands over as images and videos, turned into uint8 RGB tensors.
+"""Whatever a user passes as images and videos, turned into uint8 RGB tensors.
 
-Taken: PIL images of any mode, paths of image files, numpy arrays [H, W, C] or [H, W], uint8 tensors
-[C, H, W] or [H, W], with 1, 3 or 4 channels, in any mix. Conversions are those of transformers 5.23
-(``convert_to_rgb``): transparency is laid over white, everything else is PIL's ``convert("RGB")``.
+Accepted are PIL images of any mode, paths of image files, numpy arrays [H, W, C] or [H, W], and
+uint8 tensors [C, H, W] or [H, W], with 1, 3 or 4 channels, in any mix. Conversions are those of
+transformers 5.23.0 (``convert_to_rgb``): transparency is laid over white, everything else is PIL's
+``convert("RGB")``.
 
 Deliberate differences:
 
 - 16-bit grey (PIL modes ``I;16*`` and ``I``) is scaled to 8 bits by 1/257, rounded; PIL would clip
-  it at 255, which turns almost every such image white. 12 bits in ``I;16`` are taken as 16: scale
-  them beforehand. Mode ``I`` with no value above 255 may be 8-bit, and is refused.
-- Files that are opened here are turned upright by their EXIF orientation (as ``load_image`` does
-  there); PIL objects are taken as they are.
-- The layout goes by the type, arrays channels-last, tensors channels-first; there it is guessed
+  it at 255, which turns almost every such image white. 12 bits in ``I;16`` are read as 16 bits:
+  scale them beforehand. Mode ``I`` with no value above 255 may be 8-bit, and is refused.
+- Files that are opened here are turned upright by their EXIF orientation, as transformers'
+  ``load_image`` does; PIL objects are taken as they are.
+- Arrays are read as channels-last and tensors as channels-first; transformers guesses the layout
   from the sizes, which fails where a side has 1, 3 or 4 pixels.
-- A video's frames are converted one by one like images; there, PIL frames with a palette or with
-  transparency go another way.
+- The frames of a video are converted like images; transformers converts PIL frames that have a
+  palette or transparency in another way.
 """
 
 from __future__ import annotations
@@ -22,22 +23,28 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-ChooseFrames = Callable[[int, "float | None"], Sequence[int]]
-"""From (frames, frames a second or None) to the indices of the frames to encode."""
 
-# What PIL's decoders are known to let out on damaged files.
+class ChooseFrames(Protocol):
+    """Chooses the frames of a video to encode."""
+
+    def __call__(self, total: int, *, source_fps: float | None) -> Sequence[int]:
+        """Return indices of some of ``total`` frames, which were shot at ``source_fps``."""
+        ...
+
+
+# What PIL's decoders raise on damaged files.
 _DAMAGED = (
     OSError,
     SyntaxError,
@@ -56,26 +63,27 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class Video:
-    """Frames together with their rate, which sampling with ``fps=`` goes by (24 where unknown)."""
+    """The frames of a video, and their rate, which sampling with ``fps=`` needs (24 if None)."""
 
     frames: Any
     """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
     fps: float | None = None
-    """Frames a second of the source."""
+    """Frames per second of the source."""
 
 
 def to_rgb(image: Any) -> Tensor:
-    """One image as a uint8 tensor [3, H, W] on the CPU, sharing memory where it can.
+    """Convert one image to a uint8 tensor [3, H, W] on the CPU, which may share its memory.
 
     Args:
         image: a PIL image of any mode, the path or the bytes of an image file, numpy uint8
             [H, W, C] or [H, W], or a uint8 tensor [C, H, W] or [H, W]; 1 (grey), 3 (RGB) or
             4 (RGBA) channels. 16-bit grey PIL images (modes ``I;16*`` and ``I``) are scaled to
-            8 bits by 1/257, rounded, 12 bits in ``I;16`` as if they were 16.
+            8 bits by 1/257, rounded; 12 bits in ``I;16`` are read as 16 bits.
 
     Raises:
-        ValueError: not an image, not 8 bits a channel, without pixels, of mode ``I`` with values
-            that may be of 8 bits or of 16, or a file that is missing or damaged.
+        ValueError: something that is no image, has no pixels, has not 8 bits per channel, is a
+            tensor without values or in a sparse layout, is of mode ``I`` with values that may have
+            8 or 16 bits, or a file that is missing or damaged.
     """
     if isinstance(image, str | os.PathLike):
         with naming(str(path := Path(image))):
@@ -120,10 +128,17 @@ def read_item(item: Any) -> tuple[bool, Any]:
 
 
 def read_images(images: Iterable[Any]) -> list[Tensor]:
-    """Every image as :func:`to_rgb` gives it; a 4-dimensional array or tensor is a batch of images.
+    """Convert every image with :func:`to_rgb`.
+
+    Args:
+        images: a list of images, or one 4-dimensional array or tensor, which is a batch of images.
+
+    Returns:
+        uint8 [3, H, W] per image.
 
     Raises:
-        ValueError: as :func:`to_rgb`, with the image's number; one image that is not in a list.
+        ValueError: what :func:`to_rgb` raises, with the number of the image; or one image that is
+            not in a list.
     """
     bare = isinstance(images, str | os.PathLike | Image.Image) or not isinstance(images, Iterable)
     if bare or (isinstance(images, np.ndarray | Tensor) and images.ndim < 4):
@@ -137,16 +152,23 @@ def read_images(images: Iterable[Any]) -> list[Tensor]:
     return pixels
 
 
-def read_videos(videos: Iterable[Any], choose: ChooseFrames) -> list[list[Tensor]]:
-    """The chosen frames of every video, each as :func:`to_rgb` gives it.
+def read_videos(
+    videos: Iterable[Any], choose: ChooseFrames, error: ValueError | None = None
+) -> list[list[Tensor]]:
+    """Convert the chosen frames of every video with :func:`to_rgb`.
 
     Args:
         videos: each a :class:`Video`, a sequence of images, numpy [F, H, W, C] or a tensor
             [F, C, H, W].
-        choose: called once a video.
+        choose: called once per video.
+        error: raised at the first video, before it is read.
+
+    Returns:
+        The frames of each video, uint8 [3, H, W] per frame.
 
     Raises:
-        ValueError: a bad frame, frames of different sizes, no frames, or what is no video.
+        ValueError: a bad frame, frames of different sizes, no frames, something that is no video,
+            or ``error``.
     """
     bare = isinstance(videos, str | os.PathLike | Image.Image | Video)
     if bare or not isinstance(videos, Iterable):
@@ -155,6 +177,8 @@ def read_videos(videos: Iterable[Any], choose: ChooseFrames) -> list[list[Tensor
         )
     clips = []
     for number, video in enumerate(videos):
+        if error is not None:
+            raise error.with_traceback(None)
         with naming(f"video {number}"):
             clips.append(_read_video(video, choose))
     return clips
@@ -176,19 +200,19 @@ def _read_video(video: Any, choose: ChooseFrames) -> list[Tensor]:
             layout = "[F, H, W, C]" if isinstance(frames, np.ndarray) else "[F, C, H, W]"
             raise ValueError(
                 f"shape {tuple(frames.shape)}: a video array has four dimensions {layout}; pass "
-                "videos=[video] with one such array, or a list of images, a video"
+                "videos=[video] with one such array, or with a list of images"
             )
     elif isinstance(frames, str | os.PathLike | Image.Image) or not isinstance(frames, Iterable):
         raise ValueError(
             f"is of type {type(frames).__name__}, not a video: decode the file and pass its "
             "frames, videos=[[frame, frame, ...]]"
         )
-    elif not isinstance(frames, Sequence):  # one may decode its frames only when asked for them
+    elif not isinstance(frames, Sequence):  # a Sequence may decode a frame when it is asked for
         frames = list(frames)
     if not len(frames):
         raise ValueError("has no frames: a video needs at least one")
     pixels: list[Tensor] = []
-    for number in choose(len(frames), fps):
+    for number in choose(len(frames), source_fps=fps):
         with naming(f"frame {number}"):
             frame = to_rgb(frames[number])
             if pixels and frame.shape != pixels[0].shape:
@@ -284,6 +308,10 @@ def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _from_tensor(image: Tensor) -> Tensor:
+    if image.is_meta or image.is_nested or image.layout != torch.strided:
+        nested = "a nested tensor" if image.is_nested else f"a tensor of layout {image.layout}"
+        kind = "a meta tensor" if image.is_meta else nested
+        raise ValueError(f"is {kind}: an image is a dense tensor with values; pass uint8 [C, H, W]")
     if image.dtype != torch.uint8:
         kind = "f" if image.is_floating_point() else "b" if image.dtype == torch.bool else "u"
         raise ValueError(f"tensor of {image.dtype}: pixels must be uint8, 0..255; {_fix(kind)}")
@@ -316,7 +344,7 @@ def _require_pixels(height: int, width: int) -> None:
 
 
 def _spread(image: Tensor) -> Tensor:
-    """[1, 3 or 4, H, W] channels to three; alpha is laid over white in torchvision's arithmetic."""
+    """Turn [C, H, W] of 1, 3 or 4 channels into three, alpha over white in torchvision's order."""
     if image.shape[0] == 1:
         return image.expand(3, -1, -1)
     if image.shape[0] == 3:

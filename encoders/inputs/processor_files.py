@@ -1,9 +1,9 @@
-"""Reading a repo's processor files: which one speaks, what it says, and values that are refused.
+"""Reading a repo's processor files: which file is read, its values, and values that are refused.
 
-As transformers 5.23 does, one file speaks for images and one for videos, whole: the nested section
-of ``processor_config.json``, else (videos) ``video_preprocessor_config.json``, else
-``preprocessor_config.json``. What that file leaves out comes from the class that it names, not from
-another file.
+As in transformers 5.23.0, all values for images come from one section, and all values for videos
+from one section: the nested section of ``processor_config.json``, else (for videos)
+``video_preprocessor_config.json``, else ``preprocessor_config.json``. A value that the section
+leaves out comes from the class that it names, not from another file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .sizes import MOST_TILES
+from .sizes import MOST_PIXELS, MOST_TILES
 
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, Any]]
 Section: TypeAlias = Mapping[str, Any]
@@ -26,7 +26,7 @@ HALF: Stats = (0.5, 0.5, 0.5)
 
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 _MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
-"""Of pixels from 0 to 1, generously; what is left stays finite in float16."""
+"""Bounds on mean and std of pixels from 0 to 1; within them all pixels stay finite in float16."""
 _MUST_BE: dict[str, Any] = {
     "do_resize": True,
     "do_rescale": True,
@@ -38,22 +38,26 @@ _MUST_BE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class PixelRules:
-    """How the images, or the videos, of one Qwen repo are sized, sampled and normalised."""
+    """The values by which a Qwen repo resizes, samples and normalises its images, or its videos."""
 
     min_pixels: int
     max_pixels: int
     mean: Stats = CLIP_MEAN
     std: Stats = CLIP_STD
     whole_clip: bool = False
-    """The bounds are for all frames of a video together (Qwen3-VL), not for each."""
+    """The bounds on the area hold for all frames of a video together (Qwen3-VL), not per frame."""
     min_frames: int = 4
     max_frames: int = 768
 
     def bounded(self, min_pixels: int | None, max_pixels: int | None) -> PixelRules:
-        """The same rules with other bounds where given.
+        """Return a copy with these bounds on the area in place of its own.
+
+        Args:
+            min_pixels: smallest area in pixels; None keeps the copy's own.
+            max_pixels: largest area in pixels; None keeps the copy's own.
 
         Raises:
-            ValueError: the bounds contradict each other.
+            ValueError: the smallest area is larger than the largest.
         """
         lowest = self.min_pixels if min_pixels is None else min_pixels
         highest = self.max_pixels if max_pixels is None else max_pixels
@@ -74,43 +78,119 @@ QWEN3_PUBLISHED_IMAGES = PixelRules(256**2, 4096**2, HALF, HALF)
 QWEN3_PUBLISHED_VIDEOS = PixelRules(4096, 25_165_824, HALF, HALF, whole_clip=True)
 
 
-def patch_rules(
-    files: ProcessorFiles, images: PixelRules, videos: PixelRules, sizes: Mapping[str, int]
-) -> tuple[PixelRules, PixelRules]:
-    """The rules of a Qwen repo for images and for videos; those given where no file speaks.
+def patch_image_rules(
+    files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
+) -> PixelRules:
+    """Read how a Qwen repo prepares images.
 
     Args:
-        files: parsed JSON by name, without ``.json``.
-        images, videos: the family's own.
-        sizes: ``patch_size`` and the like of the tower, which the files may not contradict.
+        files: parsed JSON per file name without ``.json``.
+        family: the rules to return where no file describes images.
+        sizes: ``patch_size`` and the other sizes of the tower, which the files may not contradict.
+
+    Raises:
+        ValueError: a value that is not implemented, contradicts another value, or disagrees with
+            the tower.
+    """
+    found = _image_section(files)
+    if found is None:
+        return family
+    rules = _read_pixel_rules(*found, QWEN2_IMAGES, sizes)
+    try:
+        return rules.bounded(None, None)
+    except ValueError as error:
+        raise ValueError(f"{found[0]}: {error}") from error
+
+
+def patch_video_rules(
+    files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
+) -> PixelRules:
+    """Read how a Qwen repo prepares videos.
+
+    A smallest area above the largest one is not refused: a file for images that sets
+    ``max_pixels`` alone may lie below the video class's default of ``min_pixels``. The
+    preprocessor compares the two when a video is passed.
+
+    Args:
+        files: parsed JSON per file name without ``.json``.
+        family: the rules to return where no file describes videos.
+        sizes: ``patch_size`` and the other sizes of the tower, which the files may not contradict.
 
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
     """
-    if found := _image_section(files):
-        images = _read_pixel_rules(*found, QWEN2_IMAGES, sizes)
-    if found := _video_section(files):
-        videos = _read_pixel_rules(*found, _qwen_video_defaults(found[1], videos), sizes)
-    return images, videos
+    found = _video_section(files)
+    if found is None:
+        return family
+    return _read_pixel_rules(*found, _qwen_video_defaults(found[1], family), sizes)
 
 
-def tile_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: Stats) -> dict[str, Any]:
-    """Fields of ``TilePreprocessor`` that the files of an InternVL repo set.
+def tile_image_rules(
+    files: ProcessorFiles, image_size: int, mean: Stats, std: Stats
+) -> dict[str, Any]:
+    """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for images.
 
     Args:
-        files: parsed JSON by name, without ``.json``.
-        image_size: side of the tower's tiles, which the files may not contradict.
-        mean, std: where the files say nothing.
+        files: parsed JSON per file name without ``.json``.
+        image_size: side of the tower's tiles in pixels, which the files may not contradict.
+        mean: per channel, where the files leave it out.
+        std: per channel, where the files leave it out.
 
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
     """
-    rules: dict[str, Any] = {}
-    if found := _image_section(files):
-        rules |= _image_tile_rules(*found, files, image_size, mean, std)
-    if found := _video_section(files):
-        rules |= _video_tile_rules(*found, image_size, mean, std)
-    return rules
+    found = _image_section(files)
+    if found is None:
+        return {}
+    where, section = found
+    if not _describes_tiles(section):  # of a remote-code repo, whose tiling is in its config.json
+        mean, std = _read_stats(where, section, mean, std)
+        return {"mean": mean, "std": std}
+    _check_converted(where, section, image_size)
+    mean, std = _read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    outer = files.get("processor_config", {}).get("processor_class")
+    # InternVLProcessor cuts images into tiles even if the section of its image processor says
+    # crop_to_patches=false, as published -hf repos do.
+    tiled = "InternVLProcessor" in (section.get("processor_class"), outer)
+    return {
+        "mean": mean,
+        "std": std,
+        "dynamic": tiled or bool(section.get("crop_to_patches")),
+        "min_tiles": _positive(where, "min_patches", section.get("min_patches"), 1, MOST_TILES),
+        "max_tiles": _positive(where, "max_patches", section.get("max_patches"), 12, MOST_TILES),
+        "use_thumbnail": True,
+    }
+
+
+def tile_video_rules(
+    files: ProcessorFiles, image_size: int, mean: Stats, std: Stats
+) -> dict[str, Any]:
+    """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for videos.
+
+    Args:
+        files: parsed JSON per file name without ``.json``.
+        image_size: side of the tower's tiles in pixels, which the files may not contradict.
+        mean: per channel, where the files leave it out.
+        std: per channel, where the files leave it out.
+
+    Raises:
+        ValueError: a value that is not implemented, or that disagrees with the tower.
+    """
+    found = _video_section(files)
+    if found is None:
+        return {}
+    where, section = found
+    if section.get("video_processor_type") or _describes_tiles(section):
+        mean, std = CLIP_MEAN, CLIP_STD  # the defaults of the class that the section names
+        _check_converted(where, section, image_size)
+        _require_supported(where, section, do_center_crop=False)
+    mean, std = _read_stats(where, section, mean, std)
+    shift = True if section.get("initial_shift") is None else section["initial_shift"]
+    if not isinstance(shift, int | float) or not 0 <= shift < 1e9:
+        raise ValueError(
+            f"{where}: initial_shift={shift!r} must be true, false or the number of a frame"
+        )
+    return {"video_mean": mean, "video_std": std, "initial_shift": shift}
 
 
 def _image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
@@ -140,11 +220,11 @@ def _first(*candidates: tuple[str, Any]) -> tuple[str, Section] | None:
 
 
 def _qwen_video_defaults(section: Section, family: PixelRules) -> PixelRules:
-    """Class defaults of the video processor that transformers picks for ``section``.
+    """Return the class defaults of the video processor that transformers picks for ``section``.
 
-    It goes by ``video_processor_type``, else by ``image_processor_type`` with "Video" for "Image"
-    where such a class exists, else by the model: so Qwen3-Omni's file means a budget a frame,
-    although its tower is Qwen3's, and a name that ends in "Fast" means nothing.
+    The class is ``video_processor_type``, else ``image_processor_type`` with "Video" for "Image"
+    where such a class exists, else the class of the model. Hence the file of Qwen3-Omni bounds the
+    area per frame, although its tower is Qwen3's, and a name that ends in "Fast" has no effect.
     """
     image_class = str(section.get("image_processor_type") or "")
     name = str(section.get("video_processor_type") or image_class.replace("Image", "Video"))
@@ -164,60 +244,15 @@ def _read_pixel_rules(
             )
     lowest, highest = _pixel_bounds(where, section, defaults)
     mean, std = _read_stats(where, section, defaults.mean, defaults.std)
-    rules = replace(
+    return replace(
         defaults,
+        min_pixels=lowest,
+        max_pixels=highest,
         mean=mean,
         std=std,
         min_frames=_positive(where, "min_frames", section.get("min_frames"), defaults.min_frames),
         max_frames=_positive(where, "max_frames", section.get("max_frames"), defaults.max_frames),
     )
-    try:
-        return rules.bounded(lowest, highest)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _image_tile_rules(
-    where: str,
-    section: Section,
-    files: ProcessorFiles,
-    image_size: int,
-    mean: Stats,
-    std: Stats,
-) -> dict[str, Any]:
-    if not _describes_tiles(section):  # a remote-code repo's: tiling is in its config.json
-        mean, std = _read_stats(where, section, mean, std)
-        return {"mean": mean, "std": std}
-    _check_converted(where, section, image_size)
-    mean, std = _read_stats(where, section, CLIP_MEAN, CLIP_STD)
-    outer = files.get("processor_config", {}).get("processor_class")
-    # InternVLProcessor tiles images whatever the file of its image processor says; published -hf
-    # repos say crop_to_patches=false.
-    tiled = "InternVLProcessor" in (section.get("processor_class"), outer)
-    return {
-        "mean": mean,
-        "std": std,
-        "dynamic": tiled or bool(section.get("crop_to_patches")),
-        "min_tiles": _positive(where, "min_patches", section.get("min_patches"), 1, MOST_TILES),
-        "max_tiles": _positive(where, "max_patches", section.get("max_patches"), 12, MOST_TILES),
-        "use_thumbnail": True,
-    }
-
-
-def _video_tile_rules(
-    where: str, section: Section, image_size: int, mean: Stats, std: Stats
-) -> dict[str, Any]:
-    if section.get("video_processor_type") or _describes_tiles(section):
-        mean, std = CLIP_MEAN, CLIP_STD  # the class's
-        _check_converted(where, section, image_size)
-        _require_supported(where, section, do_center_crop=False)
-    mean, std = _read_stats(where, section, mean, std)
-    shift = True if section.get("initial_shift") is None else section["initial_shift"]
-    if not isinstance(shift, int | float) or not 0 <= shift < 1e9:
-        raise ValueError(
-            f"{where}: initial_shift={shift!r} must be a truth value or a frame number"
-        )
-    return {"video_mean": mean, "video_std": std, "initial_shift": shift}
 
 
 def _describes_tiles(section: Section) -> bool:
@@ -244,18 +279,18 @@ def _pixel_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[i
         ("min_pixels", "shortest_edge", defaults.min_pixels),
         ("max_pixels", "longest_edge", defaults.max_pixels),
     ):
-        # Qwen3VLVideoProcessor reads the new spelling only.
+        # Qwen3VLVideoProcessor reads only the spelling inside of ``size``.
         value = None if defaults.whole_clip else section.get(old)
         if value is None and size is not None:
             value = size.get(new, size.get(old))
             if value is None:
                 raise ValueError(f"{where}: size={dict(size)} lacks {new}, an area in pixels")
-        bounds.append(_positive(where, old, value, default))
+        bounds.append(_positive(where, old, value, default, MOST_PIXELS))
     return bounds[0], bounds[1]
 
 
 def _require_supported(where: str, section: Section, **more: Any) -> None:
-    """Raise if the file switches off a step, or on one that is not implemented."""
+    """Raise if the file turns a step off, or turns a step on that is not implemented."""
     for key, only in {**_MUST_BE, **more}.items():
         value = section.get(key)
         if value is not None and value != only:
@@ -263,7 +298,7 @@ def _require_supported(where: str, section: Section, **more: Any) -> None:
 
 
 def _read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
-    """``image_mean`` and ``image_std`` of a file, or the defaults."""
+    """Return ``image_mean`` and ``image_std`` of a section, or the defaults."""
     rescale = section.get("rescale_factor")
     known = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
     if rescale is not None and not known:
@@ -286,7 +321,7 @@ def _triple(where: str, key: str, value: Any, default: Stats, bounds: tuple[floa
         or not all(isinstance(n, int | float) and bounds[0] <= n <= bounds[1] for n in numbers)
     ):
         rule = f"three numbers from {bounds[0]} to {bounds[1]}"
-        raise ValueError(f"{where}: {key}={value!r} must be {rule}, one a channel")
+        raise ValueError(f"{where}: {key}={value!r} must be {rule}, one per channel")
     red, green, blue = (float(n) for n in numbers)
     return red, green, blue
 

@@ -1,4 +1,4 @@
-"""Which size an image is resized to, how it is tiled, and which frames of a video are taken.
+"""The size an image is resized to, how it is tiled, and which frames are sampled from a video.
 
 Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image and Qwen3-VL video processors,
 ``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), and
@@ -17,7 +17,9 @@ import torch
 SamplingRule: TypeAlias = Literal["qwen2_vl", "qwen3_vl", "internvl"]
 
 MOST_TILES = 1024
-"""Of one image; published checkpoints make at most 40, and choosing takes time for each."""
+"""Tiles of one image. Published checkpoints make at most 40; choosing among more takes longer."""
+MOST_PIXELS = 1 << 28
+"""Area that a checkpoint or ``min_pixels`` may ask for: 16384x16384, 3 GiB of float32 pixels."""
 
 _MAX_ASPECT = 200
 
@@ -25,10 +27,20 @@ _MAX_ASPECT = 200
 def smart_resize(
     height: int, width: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Height and width as multiples of ``factor``, their area within bounds, the shape about kept.
+    """Return the size that a Qwen tower resizes an image to.
+
+    Args:
+        height: of the image in pixels.
+        width: of the image in pixels.
+        factor: height and width of the result are multiples of it.
+        min_pixels: smallest area of the result.
+        max_pixels: largest area of the result, except that each side has at least ``factor``.
+
+    Returns:
+        Height and width in about the shape of the image.
 
     Raises:
-        ValueError: an aspect ratio over 200, or no pixels.
+        ValueError: an aspect ratio over 200, or an image without pixels.
     """
     return _fit(1, 1, height, width, factor, min_pixels, max_pixels)
 
@@ -42,9 +54,24 @@ def smart_resize_video(
     max_pixels: int,
     temporal_factor: int = 2,
 ) -> tuple[int, int]:
-    """Like :func:`smart_resize` with bounds on the pixels of all ``frames`` together (Qwen3-VL).
+    """Return the size that Qwen3-VL resizes the frames of a video to.
 
     Frames smaller than ``factor`` on a side are first scaled up to it, keeping their shape.
+
+    Args:
+        frames: number of frames.
+        height: of a frame in pixels.
+        width: of a frame in pixels.
+        factor: height and width of the result are multiples of it.
+        min_pixels: smallest area of all frames of the result together.
+        max_pixels: largest area of all frames of the result together.
+        temporal_factor: the number of frames is rounded to a multiple of it for the bounds.
+
+    Returns:
+        Height and width in about the shape of a frame.
+
+    Raises:
+        ValueError: an aspect ratio over 200, or frames without pixels.
     """
     if height < factor or width < factor:
         _check_shape(height, width)
@@ -96,17 +123,22 @@ def _check_shape(height: int, width: int) -> None:
 def best_tiling(
     width: int, height: int, min_tiles: int, max_tiles: int, tile: int
 ) -> tuple[int, int]:
-    """Columns and rows of the grid of tiles whose shape is nearest to the image's (InternViT).
+    """Return the grid of tiles whose shape is nearest to the shape of an image (InternViT).
 
-    Among grids of one shape the larger wins as long as the image has over half their pixels.
+    Of two grids of equal shape the larger is taken if the image has over half of its pixels.
 
     Args:
-        width, height: of the image in pixels.
-        min_tiles, max_tiles: bounds on columns * rows.
+        width: of the image in pixels.
+        height: of the image in pixels.
+        min_tiles: smallest number of tiles.
+        max_tiles: largest number of tiles.
         tile: side of a tile in pixels.
 
+    Returns:
+        Columns and rows of the grid.
+
     Raises:
-        ValueError: no grid has so many tiles, or no pixels.
+        ValueError: bounds that no grid meets, or an image without pixels.
     """
     if width < 1 or height < 1:
         raise ValueError(f"is {width}x{height} pixels: an image needs at least one")
@@ -148,26 +180,34 @@ def sample_frames(
     temporal_patch_size: int = 2,
     initial_shift: bool | float = True,
 ) -> list[int]:
-    """Indices of the frames that a family's video processor would take of a video.
+    """Return the indices of the frames that a family's video processor samples.
 
     Args:
-        total: frames of the video.
-        rule: whose video processor.
-        fps: frames a second to take; the Qwen rules keep within ``min_frames`` and ``max_frames``.
-        num_frames: or, how many frames to take. With neither, every frame is taken.
-        source_fps: frames a second of the video, 24 if unknown.
-        temporal_patch_size: the qwen2_vl rule takes a multiple of it.
+        total: number of frames of the video.
+        rule: the family whose video processor is followed.
+        fps: frames per second to sample; the Qwen rules keep the number of frames between
+            ``min_frames`` and ``max_frames``.
+        num_frames: number of frames to sample. Without ``fps`` and ``num_frames``, all frames.
+        source_fps: frames per second of the video, 24 if None.
+        min_frames: smallest number of frames with ``fps``.
+        max_frames: largest number of frames with ``fps``.
+        temporal_patch_size: the qwen2_vl rule samples a multiple of it.
         initial_shift: where the internvl rule starts: True is half a step, a number is a frame.
 
+    Returns:
+        Indices in ascending order; the qwen3_vl rule may repeat some.
+
     Raises:
-        ValueError: both ``fps`` and ``num_frames``, more frames than there are (where qwen3_vl
-            repeats some), none at all, or a ``source_fps`` that is no positive number.
+        ValueError: both ``fps`` and ``num_frames``, more frames than the video has (except by the
+            qwen3_vl rule), no frame at all, or a rate that is not a positive number.
     """
     if fps is None and num_frames is None:
         return list(range(total))
     if fps is not None and num_frames is not None:
         raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
-    wanted = float(num_frames or 0) if fps is None else total / _source_rate(source_fps) * fps
+    wanted = (
+        float(num_frames or 0) if fps is None else total / _source_rate(source_fps) * _rate(fps)
+    )
     if rule == "qwen3_vl":
         count = int(wanted)
         if fps is not None:
@@ -182,23 +222,33 @@ def sample_frames(
         return _steps(0, total, _check_count(round(wanted / pair) * pair, total, fps, pair))
     most = min(max_frames, total) // pair * pair
     count = math.floor(min(max(wanted, min_frames), most) / pair) * pair
-    return _steps(0, total, count or total)  # fewer than a pair: all there are
+    return _steps(0, total, count or total)  # a video shorter than a pair: all its frames
 
 
-def is_rate(fps: object) -> bool:
-    """Whether it is a positive number of frames a second."""
-    return isinstance(fps, SupportsFloat) and 0 < float(fps) < math.inf
+def read_rate(fps: object) -> float | None:
+    """Return a positive finite number of any type (Fraction, Decimal, ...) as float, else None."""
+    try:
+        rate = float(fps) if isinstance(fps, SupportsFloat) else 0.0
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or several numbers
+        return None
+    return rate if 0 < rate < math.inf else None
 
 
 def _source_rate(fps: float | None) -> float:
-    if fps is None:
-        return 24.0
-    if not is_rate(fps):
+    rate = 24.0 if fps is None else read_rate(fps)
+    if rate is None:
         raise ValueError(
-            f"the video's own fps={fps}: must be a positive number of frames a second; leave it "
+            f"the video's own fps={fps}: must be a positive number of frames per second; leave it "
             "out where it is unknown"
         )
-    return fps
+    return rate
+
+
+def _rate(fps: float) -> float:
+    rate = read_rate(fps)
+    if rate is None:
+        raise ValueError(f"fps={fps}: must be a positive number of frames per second")
+    return rate
 
 
 def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:
@@ -211,7 +261,7 @@ def _check_count(count: int, total: int, fps: float | None, multiple: int) -> in
 
 
 def _steps(start: float, total: int, count: int) -> list[int]:
-    # float32 steps, as the reference takes them; it may make one index too many, out of range.
+    # The reference takes float32 steps too; it may make one index too many, which is out of range.
     indices: list[int] = (
         torch.arange(start, total, total / count, dtype=torch.float32, device="cpu").int().tolist()
     )

@@ -1,0 +1,193 @@
+"""Images and videos to the patches of a Qwen tower.
+
+Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor`` and ``Qwen3VLVideoProcessor`` of
+transformers 5.23.0.
+
+Shapes: T frames per patch, p patch size, m merge size, P patches.
+
+Deliberate differences:
+
+- Frames are sampled only on request (``fps=``, ``num_frames=``); ``do_sample_frames``, ``fps`` and
+  ``num_frames`` in a repo's files are not read.
+- A video of one frame is encoded as a pair of equal frames for Qwen3-VL too, where transformers
+  raises.
+- Results are written into one array as they are made, in strips that fit the processor's cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..contract import Grid, VisionInputs
+from .images import check_keywords, folded_stats, grid_tensor, resize
+from .intake import naming, read_images, read_videos
+from .processor_files import (
+    QWEN2_IMAGES,
+    QWEN2_VIDEOS,
+    QWEN3_PUBLISHED_IMAGES,
+    QWEN3_PUBLISHED_VIDEOS,
+    PixelRules,
+    ProcessorFiles,
+    patch_image_rules,
+    patch_video_rules,
+)
+from .sizes import sample_frames, smart_resize, smart_resize_video
+
+_STRIP = 1 << 16
+"""Pixels that are normalised at a time: 768 KiB of float32, which fit the second-level cache."""
+
+
+@dataclass(frozen=True)
+class PatchPreprocessor:
+    """Resizes to multiples of p*m within bounds on the area, and cuts into patches (Qwen towers).
+
+    Rows of ``pixel_values`` run in merge-block order (drawn at ``grids.raster_maps``); inside a
+    row the order is channel, frame, row, column.
+    """
+
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    images: PixelRules
+    videos: PixelRules
+    video_error: ValueError | None = field(default=None, compare=False)
+    """Raised by a call that passes a video: the repo's rules for videos cannot be followed."""
+
+    @classmethod
+    def qwen2_vl(
+        cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
+    ) -> PatchPreprocessor:
+        """Return transformers' class defaults of Qwen2-VL and Qwen2.5-VL; areas are per frame."""
+        return cls(patch_size, temporal_patch_size, merge_size, QWEN2_IMAGES, QWEN2_VIDEOS)
+
+    @classmethod
+    def qwen3_vl(
+        cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
+    ) -> PatchPreprocessor:
+        """Return the values published with Qwen3-VL, 3.5 and 3.6; areas are per whole video."""
+        images, videos = QWEN3_PUBLISHED_IMAGES, QWEN3_PUBLISHED_VIDEOS
+        return cls(patch_size, temporal_patch_size, merge_size, images, videos)
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> PatchPreprocessor:
+        """Return a copy with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. A bad value for videos is raised by the first call that passes a video.
+        """
+        sizes = {
+            "patch_size": self.patch_size,
+            "temporal_patch_size": self.temporal_patch_size,
+            "merge_size": self.merge_size,
+        }
+        try:
+            images = patch_image_rules(files, self.images, sizes)
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+        try:
+            videos = patch_video_rules(files, self.videos, sizes)
+        except ValueError as bad:
+            return replace(self, images=images, video_error=error(str(bad)))
+        return replace(self, images=images, videos=videos, video_error=None)
+
+    def __call__(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Return patches [P, 3*T*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
+        if max_tiles is not None:
+            raise ValueError(
+                f"max_tiles={max_tiles}: a Qwen tower has no tiles; bound the size with max_pixels"
+            )
+        areas = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+        check_keywords({**areas, "num_frames": num_frames}, fps)
+        choose = partial(
+            sample_frames,
+            rule="qwen3_vl" if self.videos.whole_clip else "qwen2_vl",
+            fps=fps,
+            num_frames=num_frames,
+            min_frames=self.videos.min_frames,
+            max_frames=self.videos.max_frames,
+            temporal_patch_size=self.temporal_patch_size,
+        )
+        stills = [[image] for image in read_images(images)]
+        clips = read_videos(videos, choose, self.video_error)
+        items: list[tuple[list[Tensor], PixelRules, Grid]] = []
+        for kind, frame_lists, own in (
+            ("image", stills, self.images),
+            ("video", clips, self.videos),
+        ):
+            rules = own.bounded(min_pixels, max_pixels) if frame_lists else own
+            for number, frames in enumerate(frame_lists):
+                with naming(f"{kind} {number}"):
+                    items.append((frames, rules, self._grid(frames, rules)))
+        return self._fill(items)
+
+    def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
+        height, width = frames[0].shape[1:]
+        factor, pair = self.patch_size * self.merge_size, self.temporal_patch_size
+        low, high = rules.min_pixels, rules.max_pixels
+        if rules.whole_clip:
+            count = max(len(frames), pair)
+            height, width = smart_resize_video(count, height, width, factor, low, high, pair)
+        else:
+            height, width = smart_resize(height, width, factor, low, high)
+        return -(-len(frames) // pair), height // self.patch_size, width // self.patch_size
+
+    def _fill(self, items: Sequence[tuple[list[Tensor], PixelRules, Grid]]) -> VisionInputs:
+        grids = [grid for _, _, grid in items]
+        p, m, pair = self.patch_size, self.merge_size, self.temporal_patch_size
+        counts = [math.prod(grid) for grid in grids]
+        pixel_values = torch.empty(sum(counts), 3 * pair * p * p, dtype=torch.float32, device="cpu")
+        for rows, (frames, rules, (t, h, w)) in zip(pixel_values.split(counts), items, strict=True):
+            self._write(frames, rules, rows.view(t, h // m, w // m, m, m, 3, pair, p, p))
+        return VisionInputs(pixel_values, grid_tensor(grids))
+
+    def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:
+        """Resize, normalise and cut one item into ``out`` [t, rows, columns, m, m, 3, T, p, p]."""
+        rows, columns, pair = out.shape[1], out.shape[2], out.shape[6]
+        side = self.patch_size * self.merge_size
+        strip = max(1, _STRIP // (columns * side**2))
+        mean, std = folded_stats(rules.mean, rules.std)
+        for step, target in enumerate(out):
+            group = [
+                resize(frame, rows * side, columns * side)
+                for frame in frames[step * pair : (step + 1) * pair]
+            ]
+            if len(group) > 1:  # a single frame is repeated by expand_as below
+                group += group[-1:] * (pair - len(group))
+            for row in range(0, rows, strip):
+                cut = slice(row * side, (row + strip) * side)
+                pixels = torch.stack([frame[:, cut] for frame in group]).to(torch.float32)
+                patches = rearrange(
+                    pixels.sub_(mean).div_(std),
+                    "f c (r a p) (s b q) -> r s a b c f p q",
+                    a=self.merge_size,
+                    b=self.merge_size,
+                    p=self.patch_size,
+                    q=self.patch_size,
+                )
+                part = target[row : row + strip]
+                part.copy_(patches.expand_as(part))

@@ -1,0 +1,176 @@
+"""Images and videos to the tiles of InternViT.
+
+Source: ``GotOcr2ImageProcessor``, ``InternVLVideoProcessor`` and ``InternVLProcessor`` of
+transformers 5.23.0; tiling also ``dynamic_preprocess`` of OpenGVLab/InternVL at commit 1831ceb.
+
+Shapes: S side of a tile.
+
+Deliberate differences:
+
+- Frames are sampled only on request (``fps=``, ``num_frames=``); ``do_sample_frames``, ``fps`` and
+  ``num_frames`` in a repo's files are not read.
+- The keyword ``max_tiles`` turns tiling on where a checkpoint has it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..contract import VisionInputs
+from .images import check_keywords, folded_stats, grid_tensor, resize
+from .intake import read_images, read_videos
+from .processor_files import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ProcessorFiles,
+    Stats,
+    tile_image_rules,
+    tile_video_rules,
+)
+from .sizes import MOST_PIXELS, MOST_TILES, best_tiling, sample_frames
+
+
+@dataclass(frozen=True)
+class TilePreprocessor:
+    """Resizes an image to the grid of SxS tiles nearest its shape, and appends a thumbnail.
+
+    Each frame of a video becomes one tile.
+    """
+
+    image_size: int = 448
+    patch_size: int = 14
+    min_tiles: int = 1
+    max_tiles: int = 12
+    use_thumbnail: bool = True
+    """Append the whole image as one more tile, unless it is a single tile anyway."""
+    dynamic: bool = True
+    """Cut images into tiles; otherwise each image is resized to one tile."""
+    mean: Stats = IMAGENET_MEAN
+    std: Stats = IMAGENET_STD
+    video_mean: Stats | None = None
+    """Mean for videos where it differs from images."""
+    video_std: Stats | None = None
+    """Standard deviation for videos where it differs from images."""
+    initial_shift: bool | float = True
+    """Where sampling of frames starts: True is half a step into the video, a number is a frame."""
+    video_error: ValueError | None = field(default=None, compare=False)
+    """Raised by a call that passes a video: the repo's rules for videos cannot be followed."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_tiles <= self.max_tiles <= MOST_TILES:
+            raise ValueError(
+                f"min_tiles={self.min_tiles}, max_tiles={self.max_tiles}: must be from 1 to "
+                f"{MOST_TILES}, and min_tiles at most max_tiles"
+            )
+        self._check_area(self.max_tiles if self.dynamic else 1)
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> TilePreprocessor:
+        """Return a copy with the defaults of a repo's processor files.
+
+        The files of -hf repos (GotOcr2ImageProcessor, InternVLVideoProcessor) describe everything.
+        Of a remote-code repo's CLIPFeatureExtractor only mean and std count, because its tiling is
+        in config.json.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. A bad value for videos is raised by the first call that passes a video.
+        """
+        try:
+            rules = tile_image_rules(files, self.image_size, self.mean, self.std)
+            images = replace(self, **rules, video_error=None)
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+        try:
+            return replace(images, **tile_video_rules(files, self.image_size, self.mean, self.std))
+        except ValueError as bad:
+            return replace(images, video_error=error(str(bad)))
+
+    def __call__(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Return tiles [n, 3, S, S] of images, then videos; see ``VisionEncoder.preprocess``."""
+        for name, value in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value}: InternViT resizes to tiles of {self.image_size}x"
+                    f"{self.image_size} pixels; bound their number with max_tiles"
+                )
+        check_keywords({"max_tiles": max_tiles, "num_frames": num_frames}, fps)
+        stills = read_images(images)
+        choose = partial(
+            sample_frames,
+            rule="internvl",
+            fps=fps,
+            num_frames=num_frames,
+            initial_shift=self.initial_shift,
+        )
+        clips = read_videos(videos, choose, self.video_error)
+        tiles = [self._tiling(image, max_tiles) for image in stills]
+        counts = [c * r + thumbnail for c, r, thumbnail in tiles] + [len(clip) for clip in clips]
+        size = self.image_size
+        pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
+        parts = pixel_values.split(counts)
+        stats = folded_stats(self.mean, self.std)
+        for image, tiling, out in zip(stills, tiles, parts[: len(stills)], strict=True):
+            _write_tiles(image, tiling, out, *stats)
+        stats = folded_stats(self.video_mean or self.mean, self.video_std or self.std)
+        for clip, out in zip(clips, parts[len(stills) :], strict=True):
+            for frame, tile in zip(clip, out, strict=True):
+                _write_tiles(frame, (1, 1, False), tile[None], *stats)
+        side = size // self.patch_size
+        grids = grid_tensor([(n, side, side) for n in counts])
+        return VisionInputs(pixel_values, grids, tiles + [(1, 1, False)] * len(clips))
+
+    def _tiling(self, image: Tensor, max_tiles: int | None) -> tuple[int, int, bool]:
+        if not self.dynamic and max_tiles is None:
+            return 1, 1, False
+        most = self.max_tiles if max_tiles is None else max_tiles
+        height, width = image.shape[1:]
+        columns, rows = best_tiling(width, height, self.min_tiles, most, self.image_size)
+        self._check_area(columns * rows)
+        return columns, rows, self.use_thumbnail and columns * rows > 1
+
+    def _check_area(self, tiles: int) -> None:
+        side = self.image_size
+        if tiles * side * side > MOST_PIXELS:
+            raise ValueError(
+                f"{tiles} tiles of {side}x{side} pixels are {tiles * side * side} pixels: an image "
+                f"may be resized to at most {MOST_PIXELS}; lower max_tiles or the size of a tile"
+            )
+
+
+def _write_tiles(
+    image: Tensor, tiling: tuple[int, int, bool], out: Tensor, mean: Tensor, std: Tensor
+) -> None:
+    """Resize, cut row by row and normalise one image into ``out`` [tiles, 3, S, S]."""
+    columns, rows, thumbnail = tiling
+    size = out.shape[-1]
+    whole = resize(image, rows * size, columns * size)
+    cut = rearrange(whole, "c (r h) (q w) -> r q c h w", r=rows, q=columns)
+    tiles = [cut[row, column] for row in range(rows) for column in range(columns)]
+    if thumbnail:
+        tiles.append(resize(image, size, size))
+    for tile, target in zip(tiles, out, strict=True):
+        target.copy_(tile).sub_(mean).div_(std)
