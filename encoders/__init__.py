@@ -14,6 +14,7 @@ from .intern_vit import InternViT, InternViTConfig
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+from .streams import ItemError
 from .vision_encoder import VisionEncoder
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "GraphableEncoder",
     "InternViT",
     "InternViTConfig",
+    "ItemError",
     "Qwen2VLConfig",
     "Qwen2VLEncoder",
     "Qwen2_5VLConfig",

@@ -26,9 +26,10 @@ from .inputs import (
     split_rows,
 )
 from .segments import segment_metadata
+from .streams import EncodesItems, Encoding
 
 
-class VisionEncoder(BlockRunner):
+class VisionEncoder(EncodesItems, BlockRunner):
     """The base class of all encoders: preprocessing, metadata, splitting, checks of pixels.
 
     Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
@@ -194,26 +195,9 @@ class VisionEncoder(BlockRunner):
             num_frames=num_frames,
         )
 
-    def encode(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> list[EncoderOutput]:
-        """Encode images and videos: one :class:`EncoderOutput` per item, images first.
-
-        The arguments and errors are those of :meth:`preprocess`. All items run in one forward, so
-        memory grows with their number. The tensors of each item are copies of its own.
-        """
-        limits = {"min_pixels": min_pixels, "max_pixels": max_pixels, "max_tiles": max_tiles}
-        inputs = self.preprocess(images, videos, fps=fps, num_frames=num_frames, **limits)
-        items = self.split(self(inputs.pixel_values, inputs.grid_thw), inputs.grid_thw)
-        return [item.clone() for item in items] if len(items) > 1 else items
+    def encoding(self) -> Encoding:
+        """This encoder, and how ``encode`` and ``encode_many`` call it."""
+        return Encoding(self, self, next(self.parameters()).device)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
         """Cut a batched output into one output per item.

@@ -6,12 +6,13 @@ import os
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
 from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
+from encoders.streams import EncodesItems, Encoding, ItemEncoder
 
 from .budgets import choose_budgets
 from .buffers import Arena
@@ -44,7 +45,7 @@ PLAN_ITEMS = 200_000
 """Items of all plans kept: a call with a grid seen before costs one look-up."""
 
 
-class GraphedEncoder:
+class GraphedEncoder(EncodesItems):
     """Wraps any encoder that keeps the contract of :class:`encoders.contract.GraphableEncoder`.
 
     Args:
@@ -308,42 +309,11 @@ class GraphedEncoder:
             if self._locate().backend == "eager":
                 self._ready().counts = captured.counts
 
-    def encode(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> list[EncoderOutput]:
-        """Encode images and videos, through ``encoder.preprocess``.
-
-        Args:
-            images, videos: what ``preprocess`` takes, as are all keywords.
-
-        Returns:
-            One :class:`EncoderOutput` per item, images first, then videos, each in the order given
-            and, unless ``clone=False``, in memory of its own.
-
-        Raises:
-            TypeError: the encoder has no ``preprocess``.
-            ValueError: what ``preprocess`` or a call raises.
-        """
-        inputs = find_preprocess(self.encoder)(
-            images,
-            videos,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            fps=fps,
-            num_frames=num_frames,
-        )
-        output = self(inputs.pixel_values, inputs.grid_thw)
-        items = self._contract.split(output, inputs.grid_thw)
-        return [item.clone() for item in items] if self.clone and len(items) > 1 else items
+    def encoding(self) -> Encoding:
+        """This encoder, and how ``encode`` and ``encode_many`` call it."""
+        find_preprocess(self.encoder)
+        encoder = cast(ItemEncoder, self.encoder)
+        return Encoding(encoder, self, self.device, self.outputs, self.clone)
 
     def _plan(self, grid_thw: GridLike, rows: int | None = None) -> Plan:
         """Return the plan of a grid, kept since it was first seen.

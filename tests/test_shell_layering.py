@@ -23,6 +23,7 @@ ALLOWED = {
         "graphwrap",
         "encoders.contract",
         "encoders.inputs.grids",
+        "encoders.streams",
     },
     "weights": {
         "torch",
@@ -33,12 +34,31 @@ ALLOWED = {
         "weights",
         "encoders",
     },
-    "vitgraph": {"torch", "safetensors", "numpy", "PIL", "tqdm", "matplotlib", "av", *PACKAGES},
+    "vitgraph": {
+        "torch",
+        "safetensors",
+        "numpy",
+        "PIL",
+        "tqdm",
+        "matplotlib",
+        "av",
+        "pyarrow",
+        *PACKAGES,
+    },
 }
 # The base classes; files that they and an encoder file may import, which may import one another.
 BASE = "vision_encoder"
 BASES = {BASE, "block_runner", "patch_encoder", "tile_encoder"}
-SHARED = {"contract", "attention", "hf_config", "inputs", "layers", "segments"}
+SHARED = {
+    "contract",
+    "attention",
+    "hf_config",
+    "inputs",
+    "layers",
+    "pooling",
+    "segments",
+    "streams",
+}
 # All of ``encoders`` that the accelerated towers know.
 ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image, an array or a video file is.
@@ -79,6 +99,8 @@ def extra(path: Path) -> set[str]:
     """What one file may import beyond its package."""
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
+    if path.parent.name == "streams":
+        return {"tqdm"}
     return INTAKE.get(path.stem, set())
 
 

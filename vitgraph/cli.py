@@ -37,16 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit code: 0 for success, 2 for an error that the user can mend, 130 for an interrupt.
+        The exit code: 0 for success, 2 for an error that the user can mend, 3 if ``embed`` could
+        not encode some images, 130 for an interrupt.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     make_streams_safe()
     try:
         options = parse(build_parser(), arguments)
-        command: Callable[[argparse.Namespace], None] = options.command
+        command: Callable[[argparse.Namespace], int | None] = options.command
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
-            command(options)
+            code = command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # `vitgraph list | head`: the reader has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("vitgraph: interrupted", file=sys.stderr)
         return 130
+    else:
+        return code or 0
     return 0
 
 
@@ -67,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vitgraph {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_encode(commands)
+    _add_embed(commands)
     _add_list(commands)
     _add_inspect(commands)
     _add_extract(commands)
@@ -77,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_command(
-    commands: Any, name: str, command: Callable[[argparse.Namespace], None], summary: str
+    commands: Any, name: str, command: Callable[[argparse.Namespace], int | None], summary: str
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -105,6 +109,13 @@ def _add_encode(commands: Any) -> None:
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
     _add_graphs(parser)
+
+
+def _add_embed(commands: Any) -> None:
+    from .embed import add_embed, embed
+
+    summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
+    add_embed(_add_command(commands, "embed", embed, summary))
 
 
 def _add_graphs(parser: argparse.ArgumentParser) -> None:

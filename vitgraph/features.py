@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -198,6 +199,24 @@ def load_features(path: str | Path) -> Features:
         raise ValueError(f"{path}: the header is damaged ({error!r}); encode again") from error
     outputs = [_read_output(tensors, f"item{number}") for number in range(len(items))]
     return Features(*source, items, outputs)
+
+
+def load_embeddings(folder: str | Path) -> tuple[list[str], np.ndarray[Any, Any]]:
+    """Read all vectors that ``vitgraph embed`` wrote into a folder.
+
+    Args:
+        folder: what ``--out`` named.
+
+    Returns:
+        Keys, and a matrix [keys, D]. Keys are the paths of the images relative to the source, with
+        forward slashes, in the order of the source; images that could not be encoded are left out.
+
+    Raises:
+        ValueError: the job is not finished, wrote no vectors, or its files disagree.
+    """
+    from .shards import read_embeddings
+
+    return read_embeddings(Path(folder))
 
 
 def is_features_file(path: Path) -> bool:

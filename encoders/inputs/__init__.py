@@ -33,7 +33,7 @@ from .grids import (
     window_order,
 )
 from .images import Preprocessor, resize
-from .intake import Video, read_images, to_rgb
+from .intake import Video, read_images, read_item, to_rgb
 from .patches import PatchPreprocessor
 from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
 from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
@@ -61,6 +61,7 @@ __all__ = [
     "raster_maps",
     "read_grid",
     "read_images",
+    "read_item",
     "read_video",
     "require_av",
     "require_features",

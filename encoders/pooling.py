@@ -1,0 +1,96 @@
+"""One vector per item: pooling over the rows of an encoder's output.
+
+Shapes: N tokens of an item, D width of ``pooler_output`` or, for "cls", of the tower.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .contract import EncoderItemSpec, EncoderOutput, Grid
+
+POOLS = ("none", "mean", "max", "cls")
+"""What ``pool=`` takes; "none" keeps the whole output."""
+
+
+def pool(output: EncoderOutput, how: str, grid: Grid, normalize: bool = False) -> Tensor:
+    """Make one vector of the output of one item.
+
+    Args:
+        output: of one item, as ``split`` returns it.
+        how: "mean" or "max" over all tokens of ``pooler_output``, whatever tile or frame they come
+            from; "cls" is the class token's row of ``last_hidden_state``, averaged over the tiles.
+        grid: the (t, h, w) of the item.
+        normalize: divide the vector by its L2 norm.
+
+    Returns:
+        [D] in float32, or in float64 where the output is float64. Means are taken in that dtype.
+
+    Raises:
+        ValueError: an unknown ``how``, a field that the output lacks, or no class token.
+    """
+    check_pool(how, normalize)
+    if how == "none":
+        raise ValueError("pool='none' makes no vector: take 'mean', 'max' or 'cls'")
+    rows = _class_rows(output.last_hidden_state, grid) if how == "cls" else output.pooler_output
+    if rows is None:
+        raise ValueError(_missing(how))
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    vector = rows.amax(0).to(dtype) if how == "max" else rows.mean(0, dtype=dtype)
+    return F.normalize(vector, dim=0) if normalize else vector
+
+
+def check_pool(how: str, normalize: bool) -> None:
+    """Raise unless these two arguments make sense together.
+
+    Raises:
+        ValueError: an unknown ``how``, or ``normalize`` without a pool.
+    """
+    if how not in POOLS:
+        raise ValueError(f"pool={how!r}: must be one of {', '.join(map(repr, POOLS))}")
+    if normalize and how == "none":
+        raise ValueError(
+            "normalize=True needs one vector per item: also pass pool='mean', 'max' or 'cls'"
+        )
+
+
+def check_fields(how: str, fields: tuple[str, ...], grid: Grid, spec: EncoderItemSpec) -> None:
+    """Raise unless an encoder can be pooled in this way, before it runs.
+
+    Args:
+        how: one of :data:`POOLS`.
+        fields: the fields of :class:`EncoderOutput` that the encoder returns.
+        grid: the (t, h, w) of any item.
+        spec: what ``item_specs`` says of that item.
+
+    Raises:
+        ValueError: the encoder does not return the field that is pooled, or has no class token.
+    """
+    if how == "none":
+        return
+    if how == "cls" and spec.longest_segment != 1 + grid[1] * grid[2]:
+        raise ValueError(_NO_CLASS_TOKEN)
+    if (field := "last_hidden_state" if how == "cls" else "pooler_output") not in fields:
+        raise ValueError(f"{_missing(how)} (it returns {', '.join(fields)}, not {field})")
+
+
+_NO_CLASS_TOKEN = "pool='cls': this encoder has no class token; take pool='mean' or 'max'"
+
+
+def _missing(how: str) -> str:
+    field = "last_hidden_state" if how == "cls" else "pooler_output"
+    return (
+        f"pool={how!r} reads {field}, which this encoder leaves out: name it in "
+        f"GraphedEncoder(outputs=[{field!r}, ...])"
+    )
+
+
+def _class_rows(hidden: Tensor | None, grid: Grid) -> Tensor | None:
+    """The first row of each tile [tiles, D]."""
+    if hidden is None:
+        return None
+    if hidden.ndim != 3 or hidden.shape[1] != 1 + grid[1] * grid[2]:
+        raise ValueError(_NO_CLASS_TOKEN)
+    return hidden[:, 0]

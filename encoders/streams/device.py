@@ -1,0 +1,61 @@
+"""How batches reach a device and run there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+class DeviceQueue:
+    """Runs batches on one device: on the CPU each at once, on a GPU one ahead of the results.
+
+    On CUDA pixels are copied from pinned memory on a stream of their own, while the batch before
+    them runs on another; both leave the caller's stream alone.
+
+    Attributes:
+        ahead: batches that run beyond the one whose results are handed over.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._on_cuda = device.type == "cuda"
+        self.ahead = int(self._on_cuda)
+        if self._on_cuda:
+            self._copies, self._runs = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            self._runs.wait_stream(torch.cuda.current_stream(device))
+
+    def hold(self, rows: Tensor) -> Tensor:
+        """The same rows where the device can copy them from while it works."""
+        return rows.pin_memory() if self._on_cuda else rows
+
+    def gather(self, parts: Sequence[Tensor]) -> Tensor:
+        """All rows of ``parts`` in one tensor, on the device if that is a GPU."""
+        if not self._on_cuda:
+            return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        with torch.cuda.stream(self._copies):
+            sizes = [len(part) for part in parts]
+            shape = (sum(sizes), *parts[0].shape[1:])
+            rows = torch.empty(shape, dtype=parts[0].dtype, device=self.device)
+            for place, part in zip(rows.split(sizes), parts, strict=True):
+                place.copy_(part, non_blocking=True)
+        self._runs.wait_stream(self._copies)
+        rows.record_stream(self._runs)
+        return rows
+
+    def running(self) -> AbstractContextManager[object]:
+        """Where a batch is to be encoded."""
+        return torch.cuda.stream(self._runs) if self._on_cuda else nullcontext()
+
+    def mark(self) -> torch.cuda.Event | None:
+        """A point after everything that was queued so far."""
+        return self._runs.record_event() if self._on_cuda else None
+
+    def wait(self, mark: torch.cuda.Event | None, results: Sequence[Tensor]) -> None:
+        """Wait until the device has passed ``mark``; ``results`` then belong to the caller."""
+        if mark is not None:
+            mark.synchronize()
+            for tensor in results:  # its memory is not used again while the caller's stream may
+                tensor.record_stream(torch.cuda.current_stream(self.device))

@@ -1,0 +1,184 @@
+"""The methods ``encode`` and ``encode_many``, which encoders and their wrappers inherit.
+
+Shapes: D width of a pooled vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, Literal, overload
+
+from torch import Tensor
+
+from ..contract import EncoderOutput
+from .calls import Encoding, ItemResults
+from .stream import ItemError, ItemResult, StreamOptions, stream_items
+
+
+class EncodesItems:
+    """``encode`` and ``encode_many`` for whatever says how it is called."""
+
+    def encoding(self) -> Encoding:
+        """The encoder, and how it is called."""
+        raise NotImplementedError
+
+    @overload
+    def encode(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        pool: Literal["none"] = "none",
+        normalize: bool = False,
+        max_tokens_per_call: int | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> list[EncoderOutput]: ...
+
+    @overload
+    def encode(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        pool: Literal["mean", "max", "cls"],
+        normalize: bool = False,
+        max_tokens_per_call: int | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> list[Tensor]: ...
+
+    def encode(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        pool: str = "none",
+        normalize: bool = False,
+        max_tokens_per_call: int | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> list[EncoderOutput] | list[Tensor]:
+        """Encode images and videos: one result per item, images first, then videos.
+
+        All items run in one call unless ``max_tokens_per_call`` bounds it, so memory grows with
+        their number; ``encode_many`` takes a stream of any length.
+
+        Args:
+            images: as ``preprocess`` takes them.
+            videos: as ``preprocess`` takes them.
+            pool: "none" returns whole outputs. "mean" and "max" return one vector per item, over
+                all tokens of its ``pooler_output``: all tiles of an image, all frames of a video.
+                "cls" returns the class token of ``last_hidden_state``, averaged over the tiles.
+            normalize: divide each vector by its L2 norm; needs a pool.
+            max_tokens_per_call: most output tokens that the encoder is given at a time. An item
+                above it runs in parts between its segments (frames, tiles), which is exact; one
+                segment alone may exceed the limit. None runs all items in one call.
+            min_pixels: as ``preprocess`` takes it.
+            max_pixels: as ``preprocess`` takes it.
+            max_tiles: as ``preprocess`` takes it.
+            fps: as ``preprocess`` takes it.
+            num_frames: as ``preprocess`` takes it.
+
+        Returns:
+            One :class:`EncoderOutput` per item or, with a pool, one tensor [D] per item in float32
+            (float64 where the encoder is float64). Every result has memory of its own, except from
+            a wrapper that was told to return views.
+
+        Raises:
+            ValueError: what ``preprocess`` or the encoder refuses, or a pool that this encoder
+                cannot make.
+            torch.OutOfMemoryError, MemoryError: memory ran out; the message names
+                ``max_tokens_per_call``.
+        """
+        wanted = ItemResults(pool, normalize, max_tokens_per_call)
+        encoding = self.encoding()
+        encoding.check(wanted)
+        inputs = encoding.encoder.preprocess(
+            images,
+            videos,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
+        return encoding.run(inputs, wanted)
+
+    def encode_many(
+        self,
+        items: Iterable[Any],
+        *,
+        batch_tokens: int | None = None,
+        workers: int | None = None,
+        pool: str = "none",
+        normalize: bool = False,
+        progress: bool = True,
+        on_error: str = "raise",
+        max_tokens_per_call: int | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> Iterator[Any]:
+        """Encode a stream of items of any length; results come in the order of the items.
+
+        Threads decode and preprocess items while earlier ones are encoded, without gradients, in
+        batches of tokens. At most four batches are read ahead of the results that were yielded, so
+        memory is bounded; an item that is being decoded counts as the mean of those before it.
+
+        Args:
+            items: any iterable, read in worker threads, by one at a time. An item is an image as
+                ``preprocess`` takes it, a clip (a :class:`Video`, a list of frames, an array
+                [F, H, W, C] or a tensor [F, C, H, W]), a row of a ``datasets`` column, or a tuple
+                of two (key, item).
+            batch_tokens: output tokens per batch; None takes 8192, on the CPU 1024.
+            workers: threads that decode; None takes one per core, at most 16.
+            pool: as :meth:`encode` takes it.
+            normalize: as :meth:`encode` takes it.
+            progress: show a bar with items and tokens per second, and what the stream waits for.
+            on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place.
+            max_tokens_per_call: as :meth:`encode` takes it.
+            min_pixels: as ``preprocess`` takes it.
+            max_pixels: as ``preprocess`` takes it.
+            max_tiles: as ``preprocess`` takes it.
+            fps: as ``preprocess`` takes it.
+            num_frames: as ``preprocess`` takes it.
+
+        Returns:
+            A generator of one result per item: what :meth:`encode` returns for it, for a pair
+            (key, result), or an :class:`ItemError`. Closing it ends the threads.
+
+        Raises:
+            ValueError: arguments that cannot be; while iterating, a bad item, with its number.
+            torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it, while iterating.
+        """
+        limits = {
+            "min_pixels": min_pixels,
+            "max_pixels": max_pixels,
+            "max_tiles": max_tiles,
+            "fps": fps,
+            "num_frames": num_frames,
+        }
+        wanted = ItemResults(pool, normalize, max_tokens_per_call)
+        options = StreamOptions(batch_tokens, workers, progress, on_error)
+        results = stream_items(self.encoding(), items, limits, wanted, options)
+        return _as_given(results)
+
+
+def _as_given(results: Generator[ItemResult, None, None]) -> Iterator[Any]:
+    """The values alone, with the key where one was given; an error carries its own key."""
+    with closing(results):
+        for _, key, value, _, paired in results:
+            yield (key, value) if paired and not isinstance(value, ItemError) else value

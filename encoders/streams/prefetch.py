@@ -1,0 +1,172 @@
+"""Threads that prepare the items of an iterable ahead of whoever consumes them, within a bound."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Prepared = TypeVar("Prepared")
+
+_PATIENCE = 5.0
+"""Seconds that closing waits for threads; one that the caller's own iterator blocks is left."""
+
+
+class _Failure:
+    """What ``items`` or ``prepare`` raised, in the place of a result."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Prefetch(Generic[Item, Prepared]):
+    """Prepares items in worker threads and returns the results in the order of the items.
+
+    Each worker takes the next item itself, one worker at a time, so ``items`` needs no lock of its
+    own. No item is taken while the results that were not released would exceed ``limit``. An item
+    that is being prepared counts as the mean of those before it, and as a quarter of ``limit``
+    before any size is known.
+
+    Args:
+        items: what to prepare; read lazily.
+        prepare: from an item's number and the item to a result and its size.
+        limit: largest sum of sizes to hold at a time; one item may always be held.
+        workers: how many threads.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Item],
+        prepare: Callable[[int, Item], tuple[Prepared, int]],
+        *,
+        limit: int,
+        workers: int,
+    ) -> None:
+        self._items, self._prepare, self._limit = iter(items), prepare, limit
+        self._source = threading.Lock()
+        self._changed = threading.Condition()
+        self._ready: dict[int, Prepared | _Failure] = {}
+        self._failure: _Failure | None = None
+        self._held = 0
+        """Sizes of results that were not released."""
+        self._taken = 0
+        self._prepared, self._prepared_size = 0, 0
+        """How many items have been prepared, and the sum of their sizes."""
+        self._wanted = -1
+        """The item that the consumer waits for or had last."""
+        self._ended = False
+        self.waited = 0.0
+        """Seconds that the consumer has waited for results."""
+        self._threads = [
+            threading.Thread(target=self._work, name=f"prefetch-{n}", daemon=True)
+            for n in range(workers)
+        ]
+
+    def __enter__(self) -> Prefetch[Item, Prepared]:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._ended = True
+            self._ready.clear()
+            self._changed.notify_all()
+        deadline = time.monotonic() + _PATIENCE
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+
+    def __iter__(self) -> Iterator[Prepared]:
+        """The results in order, up to the first item that raised; then ``check`` raises that."""
+        while True:
+            began = time.perf_counter()
+            with self._changed:
+                self._wanted += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._wanted in self._ready or self._is_over())
+                if self._wanted not in self._ready:
+                    return
+                result = self._ready.pop(self._wanted)
+            self.waited += time.perf_counter() - began
+            if isinstance(result, _Failure):
+                self._failure = result
+                return
+            yield result
+
+    def check(self) -> None:
+        """Raise what ended the results, unless ``items`` came to its end.
+
+        Raises:
+            BaseException: what ``items`` or ``prepare`` raised.
+        """
+        if self._failure is not None:
+            raise self._failure.error
+
+    def release(self, size: int) -> None:
+        """Say that results of this total size are held no longer."""
+        with self._changed:
+            self._held -= size
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            number, item = taken
+            result: Prepared | _Failure
+            try:
+                result, size = self._prepare(number, item)
+            except BaseException as error:  # noqa: BLE001  # `check` raises it again
+                result, size = _Failure(error), 0
+            with self._changed:
+                self._put(number, result, size)
+            del taken, item, result  # the wait for room may be long
+
+    def _take(self) -> tuple[int, Item] | None:
+        """The next item and its number as soon as there is room for it; None at the end."""
+        with self._source:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended or self._has_room())
+                if self._ended:
+                    return None
+            number = self._taken  # changed by whoever holds the lock of the source alone
+            try:
+                item = next(self._items)
+            except StopIteration:
+                ending = None
+            except BaseException as error:  # noqa: BLE001  # `check` raises it again
+                ending = _Failure(error)
+            else:
+                with self._changed:
+                    self._taken += 1
+                return number, item
+            with self._changed:
+                self._ended = True
+                if ending is not None:
+                    self._taken += 1
+                    self._put(number, ending, 0)
+                self._changed.notify_all()
+            return None
+
+    def _put(self, number: int, result: Prepared | _Failure, size: int) -> None:
+        self._prepared += 1
+        self._prepared_size += size
+        self._held += size
+        self._ready[number] = result
+        self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        return self._ended and self._wanted >= self._taken
+
+    def _has_room(self) -> bool:
+        if self._wanted == self._taken:  # the consumer cannot go on without it
+            return True
+        count = self._prepared
+        mean = self._prepared_size / count if count else self._limit / 4
+        return self._held + (self._taken - count + 1) * mean <= self._limit

@@ -1,0 +1,311 @@
+"""Items of an iterable to results, in order and in bounded memory.
+
+Threads prepare the items, and the consumer's own thread encodes batches of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import Grid, VisionInputs
+from ..inputs import read_item
+from .calls import Encoding, ItemResults, is_out_of_memory
+from .device import DeviceQueue
+from .prefetch import Prefetch
+
+BATCHES_AHEAD = 4
+"""Batches of tokens that are read ahead of the results that were yielded."""
+_FAILURES = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    OSError,
+    RuntimeError,
+    MemoryError,
+)
+"""What a bad item raises while it is prepared or encoded."""
+_FAILED_TOKENS = 64
+"""What an item that cannot be prepared counts for, so that a run of them is bounded, too."""
+
+
+class ItemError(NamedTuple):
+    """Stands for an item that could not be encoded, with ``on_error="keep"``."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    """Number of the item, from 0."""
+    key: Any
+    """Key of the item, None if it had none."""
+    error: Exception
+    """What was raised, without its traceback, which would hold the pixels."""
+
+
+class ItemResult(NamedTuple):
+    """The result of one item of a stream, and where it comes from."""
+
+    number: int
+    """Of the item, from 0."""
+    key: Any
+    value: Any
+    """An ``EncoderOutput``, a vector [D], or an :class:`ItemError`."""
+    grid: Grid | None
+    """(t, h, w) of the item, None if it could not be prepared."""
+    paired: bool
+    """Whether the item came as a pair of key and item."""
+
+
+class StreamOptions(NamedTuple):
+    """How a stream runs; see ``EncodesItems.encode_many``."""
+
+    batch_tokens: int | None = None
+    workers: int | None = None
+    progress: bool = True
+    on_error: str = "raise"
+    total: int | None = None
+    """Number of items for the progress bar, None for ``len(items)`` or no number."""
+
+
+def stream_items(
+    encoding: Encoding,
+    items: Iterable[Any],
+    limits: Mapping[str, Any],
+    wanted: ItemResults,
+    options: StreamOptions,
+) -> Generator[ItemResult, None, None]:
+    """Encode items in order, in batches of tokens, with bounded memory.
+
+    Args:
+        encoding: the encoder, and how it is called.
+        items: images, clips, or pairs of a key and one of these.
+        limits: keywords of ``preprocess``.
+        wanted: what to return of each item.
+        options: how the stream runs.
+
+    Returns:
+        A generator of one :class:`ItemResult` per item.
+
+    Raises:
+        ValueError: arguments that cannot be; while iterating, a bad item unless errors are kept.
+    """
+    encoding.check(wanted)
+    if options.on_error not in ("raise", "keep"):
+        raise ValueError(f"on_error={options.on_error!r}: must be 'raise' or 'keep'")
+    tokens, workers, total = options.batch_tokens, options.workers, options.total
+    if tokens is None:
+        tokens = 1024 if encoding.device.type == "cpu" else 8192
+    if workers is None:
+        workers = min(os.cpu_count() or 1, 16)
+    for name, value in (("batch_tokens", tokens), ("workers", workers)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: must be a positive integer, or None")
+    if isinstance(items, str | os.PathLike) or not isinstance(items, Iterable):
+        raise ValueError(
+            f"items is one {type(items).__name__}: pass an iterable of items; for the images of a "
+            "folder, sorted(Path(folder).rglob('*.jpg'))"
+        )
+    encoding.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    stream = _Stream(encoding, limits, wanted, tokens, options.on_error == "keep")
+    return stream.run(items, workers, total, options.progress)
+
+
+@dataclass
+class _Entry:
+    """One item on its way."""
+
+    index: int
+    key: Any
+    paired: bool
+    tokens: int = _FAILED_TOKENS
+    grid: Grid | None = None
+    inputs: VisionInputs | None = None
+    value: Any = None
+    """The result, or the exception that stands in its place."""
+
+
+class _Stream:
+    """One run over a stream of items."""
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        limits: Mapping[str, Any],
+        wanted: ItemResults,
+        batch_tokens: int,
+        keep: bool,
+    ) -> None:
+        self.encoding, self.limits, self.wanted = encoding, limits, wanted
+        self.batch_tokens, self.keep = batch_tokens, keep
+        self.queue = DeviceQueue(encoding.device)
+        self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
+        """How long the stream has waited for each."""
+        self.tokens, self.began = 0, 0.0
+
+    def run(
+        self, items: Iterable[Any], workers: int, total: int | None, progress: bool
+    ) -> Generator[ItemResult, None, None]:
+        """Yield the results in order; the threads end with the generator."""
+        from tqdm.auto import tqdm  # here, so that importing the library stays cheap
+
+        limit = BATCHES_AHEAD * self.batch_tokens
+        with (
+            Prefetch(items, self._prepare, limit=limit, workers=workers) as prefetch,
+            tqdm(total=total, desc="encode", unit="item", disable=not progress) as bar,
+        ):
+            self.began = time.perf_counter()
+            started: deque[tuple[list[_Entry], torch.cuda.Event | None]] = deque()
+            for batch in self._batches(prefetch):
+                started.append(self._start(batch))
+                if len(started) > self.queue.ahead:
+                    yield from self._finish(*started.popleft(), prefetch, bar)
+            while started:
+                yield from self._finish(*started.popleft(), prefetch, bar)
+            prefetch.check()
+
+    def _prepare(self, index: int, item: Any) -> tuple[_Entry, int]:
+        """Decode and preprocess one item; runs in a worker thread."""
+        paired = isinstance(item, tuple) and len(item) == 2
+        key, item = item if paired else (None, item)
+        entry = _Entry(index, key, paired)
+        encoder = self.encoding.encoder
+        try:
+            is_clip, medium = read_item(item)
+            images, videos = ((), [medium]) if is_clip else ([medium], ())
+            inputs = encoder.preprocess(images, videos, **self.limits)
+            (spec,) = encoder.item_specs(inputs.grid_thw)
+            pixels = self.queue.hold(inputs.pixel_values)
+        except _FAILURES as error:
+            entry.value = _about_one(error)
+        else:
+            t, h, w = inputs.grid_thw[0].tolist()
+            entry.inputs, entry.grid = inputs._replace(pixel_values=pixels), (t, h, w)
+            entry.tokens = spec.output_tokens
+        return entry, entry.tokens
+
+    def _batches(self, entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+        """Consecutive items of at most ``batch_tokens`` tokens; a larger item is alone."""
+        batch: list[_Entry] = []
+        tokens = 0
+        for entry in entries:
+            if batch and tokens + entry.tokens > self.batch_tokens:
+                yield batch
+                batch, tokens = [], 0
+            batch.append(entry)
+            tokens += entry.tokens
+        if batch:
+            yield batch
+
+    def _start(self, batch: list[_Entry]) -> tuple[list[_Entry], torch.cuda.Event | None]:
+        """Have a batch encoded; on a GPU it is queued, and the point at which it ends returned."""
+        began = time.perf_counter()
+        with torch.no_grad(), self.queue.running():
+            self._encode([entry for entry in batch if entry.inputs is not None])
+        for entry in batch:
+            entry.inputs = None
+        self.seconds["encoding"] += time.perf_counter() - began
+        return batch, self.queue.mark()
+
+    def _encode(self, entries: list[_Entry]) -> None:
+        """Set the values of entries; after a failure each is tried alone if errors are kept."""
+        inputs = [entry.inputs for entry in entries if entry.inputs is not None]
+        if not inputs:
+            return
+        try:
+            pixels = self.queue.gather([one.pixel_values for one in inputs])
+            grids = torch.cat([one.grid_thw for one in inputs])
+            values = self.encoding.run(VisionInputs(pixels, grids), self.wanted)
+        except torch.AcceleratorError:
+            raise  # the device does not recover from it
+        except _FAILURES as error:
+            values = [without_traceback(error) if self.keep else error] * len(entries)
+        for entry, value in zip(entries, values, strict=True):
+            entry.value = value
+        if self.keep and len(entries) > 1 and isinstance(values[0], Exception):
+            for entry in entries:
+                self._encode([entry])
+            _raise_if_not_the_items([entry.value for entry in entries])
+
+    def _finish(
+        self,
+        batch: list[_Entry],
+        mark: torch.cuda.Event | None,
+        prefetch: Prefetch[Any, _Entry],
+        bar: Any,
+    ) -> Iterator[ItemResult]:
+        """Yield the results of a batch, once they are there."""
+        began = time.perf_counter()
+        self.queue.wait(mark, [tensor for entry in batch for tensor in _tensors(entry.value)])
+        ready = time.perf_counter()
+        for entry in batch:
+            prefetch.release(entry.tokens)
+            bar.update()
+            yield self._result(entry)
+            entry.value = None
+        self._count(sum(entry.tokens for entry in batch), ready - began, ready, prefetch, bar)
+
+    def _result(self, entry: _Entry) -> ItemResult:
+        value = entry.value
+        if isinstance(value, Exception):
+            if self.keep:
+                value = ItemError(entry.index, entry.key, value)
+            elif isinstance(value, ValueError):
+                name = f"item {entry.index}" + (f" ({entry.key})" if entry.paired else "")
+                raise ValueError(f"{name}: {value}") from value
+            else:
+                raise value
+        return ItemResult(entry.index, entry.key, value, entry.grid, entry.paired)
+
+    def _count(
+        self, tokens: int, waited: float, ready: float, prefetch: Prefetch[Any, _Entry], bar: Any
+    ) -> None:
+        """Say on the bar how many tokens run per second, and which stage takes longest."""
+        self.tokens += tokens
+        self.seconds["decoding"] = prefetch.waited
+        self.seconds["encoding"] += waited
+        self.seconds["the consumer"] += time.perf_counter() - ready
+        rate = self.tokens / max(time.perf_counter() - self.began, 1e-9)
+        slowest = max(self.seconds, key=self.seconds.__getitem__)
+        bar.set_postfix_str(f"{rate:,.0f} tokens/s, waiting for {slowest}", refresh=False)
+
+
+def without_traceback(error: Exception) -> Exception:
+    """The same error, which no longer holds the frames it came from, nor do its causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def _about_one(error: Exception) -> Exception:
+    """The error without the item's number, which ``preprocess`` counts within its own call."""
+    if not isinstance(error, ValueError):
+        return error
+    said = str(error)
+    return ValueError(said.removeprefix("image 0: ").removeprefix("video 0: "))
+
+
+def _raise_if_not_the_items(values: Sequence[Any]) -> None:
+    """Raise where every item of a batch failed alone, and neither data nor memory is the reason."""
+    for value in values:
+        if not isinstance(value, RuntimeError) or is_out_of_memory(value):
+            return
+    raise values[0]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of a result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors(part)

@@ -1,0 +1,91 @@
+"""Encoders for the tests of streams: small real towers, and a toy whose images are numbers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoders import VisionEncoder
+from encoders.contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
+from encoders.streams import EncodesItems, Encoding
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
+
+TOWERS = ["intern_vit_300m", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+@cache
+def tower(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+    """A small seeded tower with its own preprocessing."""
+    with TemporaryDirectory() as folder:
+        write_seeded_checkpoint(folder, name, width=64)
+        return load_encoder(folder, dtype=dtype, progress=False)
+
+
+class NumberEncoder(EncodesItems):
+    """An image is a number n, which makes ``tokens(n)`` tokens of value n.
+
+    Attributes:
+        calls: the sum of tokens of each call.
+        prepared: the numbers in the order in which threads have prepared them.
+        bad: numbers that cannot be preprocessed.
+        poison: numbers that no call can encode.
+        error: what a call with a poisoned number raises.
+    """
+
+    def __init__(self, tokens: Callable[[int], int] = lambda number: 10) -> None:
+        self.tokens = tokens
+        self.calls: list[int] = []
+        self.prepared: list[int] = []
+        self.bad: set[int] = set()
+        self.poison: set[int] = set()
+        self.error: Exception = ValueError("poisoned")
+        self.seconds = 0.0
+        self.lock = threading.Lock()
+
+    def encoding(self) -> Encoding:
+        return Encoding(self, self, torch.device("cpu"))
+
+    def preprocess(
+        self, images: Sequence[Any] = (), videos: Sequence[Any] = (), **limits: Any
+    ) -> VisionInputs:
+        if not images:
+            return VisionInputs(torch.zeros(0, 1), torch.zeros(0, 3, dtype=torch.int64))
+        (number,) = images
+        time.sleep(self.seconds * (1 + number % 3))  # later items may be ready first
+        if number in self.bad:
+            raise ValueError(f"image 0: {number} is a bad number")
+        with self.lock:
+            self.prepared.append(number)
+        count = self.tokens(number)
+        return VisionInputs(torch.full((count, 1), float(number)), torch.tensor([[1, 1, count]]))
+
+    def grid_for(self, tokens: int) -> Grid:
+        return 1, 1, tokens
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
+        return [EncoderItemSpec(t * h * w, t * h * w, t, h * w) for t, h, w in rows]
+
+    def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput:
+        if self.poison & set(pixel_values.flatten().int().tolist()):
+            raise self.error
+        self.calls.append(len(pixel_values))
+        return EncoderOutput(pixel_values, pixel_values, ())
+
+    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
+        sizes = [spec.output_tokens for spec in self.item_specs(grid_thw)]
+        parts = output.pooler_output.split(sizes)
+        return [EncoderOutput(part, part, ()) for part in parts]
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    """The worker threads of streams that are alive."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]

@@ -1,0 +1,286 @@
+"""``vitgraph embed`` again: jobs go on where they were, and copies are encoded once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from photographs import china, hopper
+
+import weights
+from encoders.vision_encoder import VisionEncoder
+from vitgraph.cli import main
+from vitgraph.features import load_embeddings
+from vitgraph.seeded import write_seeded_checkpoint
+
+ROOT = Path(__file__).parents[1]
+Command = list[str]
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve different photographs."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(12):
+        china().crop((20 * number, 0, 20 * number + 150, 150)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+@pytest.fixture
+def command(repo: Path, photos: Path, tmp_path: Path) -> Command:
+    out = str(tmp_path / "out")
+    return [
+        "embed", str(repo), str(photos), "--out", out, "--shard-items", "3", "--no-progress",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were preprocessed."""
+    names: list[str] = []
+    plain = VisionEncoder.preprocess
+
+    def noting(self: VisionEncoder, images: Any = (), *rest: Any, **limits: Any) -> Any:
+        names.extend(Path(image).name for image in images if isinstance(image, str))
+        return plain(self, images, *rest, **limits)
+
+    monkeypatch.setattr(VisionEncoder, "preprocess", noting)
+    return names
+
+
+def shards(out: Path) -> list[str]:
+    return sorted(path.name for path in out.glob("*_stats.json"))
+
+
+def test_a_job_goes_on_with_the_shards_that_are_missing(
+    command: Command, tmp_path: Path, encoded: list[str]
+) -> None:
+    assert main(command) == 0
+    keys, matrix = load_embeddings(tmp_path / "out")
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "out" / "00002_stats.json").unlink()
+    with pytest.raises(ValueError, match="1 of 4 shards are missing, the first is 2"):
+        load_embeddings(tmp_path / "out")
+    encoded.clear()
+    assert main(command) == 0
+    assert encoded == ["06.png", "07.png", "08.png"]
+    again, other = load_embeddings(tmp_path / "out")
+    assert again == keys
+    assert np.array_equal(other, matrix)
+    for path in (tmp_path / "out").iterdir():
+        rewritten = path.stat().st_mtime_ns != times[path.name]
+        assert rewritten == (path.name.startswith("00002") or path.name == "manifest.json")
+
+
+def test_a_finished_job_loads_no_encoder(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert main(command) == 0
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the encoder was loaded")
+
+    monkeypatch.setattr(weights, "load_encoder", refuse)
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "12 of 12 files in 4 shards" in capsys.readouterr().out
+
+
+def test_bad_files_are_reported_again_when_a_job_is_done(
+    command: Command, photos: Path, tmp_path: Path
+) -> None:
+    (photos / "04.png").write_text("no image")
+    assert [main(command), main(command)] == [3, 3]
+    assert "04.png" in (tmp_path / "out" / "errors.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--pool", "max"], "begun with pool mean, now it is max"),
+        (["--normalize"], "begun with normalize False, now it is True"),
+        (["--max-pixels", "90000"], "begun with max_pixels None, now it is 90000"),
+        (["--dtype", "float32"], "begun with dtype bfloat16, now it is float32"),
+        (["--format", "safetensors"], "begun with format npy, now it is safetensors"),
+        (["--out-dtype", "float16"], "begun with out_dtype float32, now it is float16"),
+        (["--shard-items", "4"], "begun with items per shard 3, now it is 4"),
+    ],
+)
+def test_other_settings_are_refused(
+    command: Command, capsys: pytest.CaptureFixture[str], changed: list[str], message: str
+) -> None:
+    assert main(command) == 0
+    assert main([*command, *changed]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_stored_dtype_may_be_named(command: Command) -> None:
+    assert main(command) == 0
+    assert main([*command, "--dtype", "bfloat16"]) == 0
+
+
+def test_other_files_are_refused(
+    command: Command, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 0
+    shutil.copy(photos / "00.png", photos / "13.png")
+    assert main(command) == 2
+    assert "was begun with 12 files, now there are 13" in capsys.readouterr().err
+    (photos / "13.png").unlink()
+    (photos / "00.png").rename(photos / "99.png")
+    assert main(command) == 2
+
+
+def test_weights_that_changed_on_disk_are_refused(
+    command: Command, repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 0
+    write_seeded_checkpoint(repo, "qwen3_vl", width=64, seed=1)
+    assert main(command) == 2
+    assert "was begun with commit files" in capsys.readouterr().err
+
+
+# --- copies ------------------------------------------------------------------------------------
+
+
+def test_copies_are_encoded_once_and_keep_their_keys(
+    command: Command, photos: Path, tmp_path: Path, encoded: list[str]
+) -> None:
+    assert main(command) == 0
+    _, alone = load_embeddings(tmp_path / "out")
+    for copy, original in (("01b", "01"), ("10b", "02"), ("10c", "02"), ("11b", "11")):
+        shutil.copy(photos / f"{original}.png", photos / f"{copy}.png")
+    shutil.rmtree(tmp_path / "out")
+    encoded.clear()
+    assert main(command) == 0
+    assert sorted(encoded) == [f"{n:02d}.png" for n in range(12)]
+    keys, matrix = load_embeddings(tmp_path / "out")
+    assert keys == sorted(path.name for path in photos.iterdir())
+    for copy, original in (("01b", 1), ("10b", 2), ("10c", 2), ("11b", 11)):
+        assert np.array_equal(matrix[keys.index(f"{copy}.png")], alone[original])
+    # The third shard is missing: originals of its copies are in shards that are done.
+    (tmp_path / "out" / "00003_stats.json").unlink()
+    encoded.clear()
+    assert main(command) == 0
+    assert "02.png" not in encoded
+    assert np.array_equal(load_embeddings(tmp_path / "out")[1], matrix)
+
+
+def test_copies_of_whole_outputs_are_equal(command: Command, photos: Path, tmp_path: Path) -> None:
+    shutil.copy(photos / "00.png", photos / "11b.png")
+    fields = "pooler_output,last_hidden_state"
+    assert main([*command, "--pool", "none", "--fields", fields]) == 0
+    assert '"copies": 1' in (tmp_path / "out" / "00004_stats.json").read_text()
+    for field in fields.split(","):
+        first = np.load(tmp_path / "out" / f"00000.{field}.npy")
+        last = np.load(tmp_path / "out" / f"00004.{field}.npy")
+        assert len(last) > 0
+        assert np.array_equal(last, first[: len(last)])
+
+
+def test_copies_of_a_bad_file_are_bad_in_every_shard(
+    command: Command, photos: Path, tmp_path: Path
+) -> None:
+    for name in ("00a", "00b", "09a"):
+        (photos / f"{name}.png").write_text("no image")
+    assert main(command) == 3
+    table = (tmp_path / "out" / "errors.csv").read_text()
+    assert table.count("cannot be read as an image") == 3
+    assert len(load_embeddings(tmp_path / "out")[0]) == 12
+
+
+def test_files_of_one_size_that_differ_are_no_copies(
+    command: Command, photos: Path, tmp_path: Path
+) -> None:
+    sizes = [(photos / name).stat().st_size for name in ("00.png", "01.png")]
+    for name, size in zip(("00.png", "01.png"), sizes, strict=True):
+        with (photos / name).open("ab") as file:
+            file.write(b"\0" * (max(sizes) - size))
+    assert main(command) == 0
+    _, matrix = load_embeddings(tmp_path / "out")
+    assert not np.allclose(matrix[0], matrix[1])
+
+
+# --- interruption ------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
+    command: Command, photos: Path, tmp_path: Path, sign: signal.Signals
+) -> None:
+    for number in range(12, 90):
+        hopper().resize((300 + number, 300)).save(photos / f"{number}.jpg")
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitgraph", *command],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while len(shards(out)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        process.send_signal(sign)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == (-9 if sign == signal.SIGKILL else 130)
+    begun = len(shards(out))
+    assert 2 <= begun < 30
+    for path in out.glob("*.npy"):
+        assert np.load(path).shape == (3, 96)
+    assert main(command) == 0
+    keys, matrix = load_embeddings(out)
+    assert keys == sorted(path.name for path in photos.iterdir())
+    whole = [*command]
+    whole[whole.index(str(out))] = str(tmp_path / "whole")
+    assert main(whole) == 0
+    assert np.allclose(matrix, load_embeddings(tmp_path / "whole")[1], atol=1e-2)
+
+
+def test_leftovers_of_a_killed_job_are_no_obstacle(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".00000.npy.123.abcd.tmp").write_bytes(b"half")
+    assert main(command) == 0
+    assert len(load_embeddings(out)[0]) == 12
+
+
+def test_a_shard_that_another_worker_finished_is_left_alone(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(command) == 0
+    out = tmp_path / "out"
+    kept = {path.name: path.read_bytes() for path in out.glob("00001*")}
+    for name in kept:
+        (out / name).unlink()
+    from vitgraph.embed_job import Job
+
+    plain: Callable[..., None] = Job._run_shard
+
+    def finished_meanwhile(self: Job, number: int, results: Any) -> None:
+        for name, content in kept.items():
+            (out / name).write_bytes(content)
+        times = [(out / name).stat().st_mtime_ns for name in kept]
+        plain(self, number, results)
+        assert [(out / name).stat().st_mtime_ns for name in kept] == times
+
+    monkeypatch.setattr(Job, "_run_shard", finished_meanwhile)
+    assert main(command) == 0
+    assert len(load_embeddings(out)[0]) == 12
