@@ -63,6 +63,8 @@ def foreign(path: Path) -> set[str]:
 
 def extra(path: Path) -> set[str]:
     """What one file may import beyond its package."""
+    if path.parent.name == "integrations":
+        return {path.stem}  # each is named after the library that it alone imports
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
     return {"PIL", "numpy"} if path.stem in INTAKE else set()
