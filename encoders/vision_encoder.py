@@ -28,6 +28,7 @@ from .grids import (
     split_rows,
 )
 from .layers import add_weighted_rows
+from .saving import SavedEncoder
 
 if TYPE_CHECKING:
     from .images import Preprocessor
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Encoder = TypeVar("Encoder", bound="VisionEncoder")
 
 
-class VisionEncoder(nn.Module, ABC):
+class VisionEncoder(SavedEncoder, ABC):
     """The shell that all towers share: preprocessing, splitting, running blocks, intake checks.
 
     Subclasses hold the architecture: ``config``, ``blocks``, ``prepare_encoder_metadata``,

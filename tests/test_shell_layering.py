@@ -26,13 +26,15 @@ ALLOWED = {
 BASE = "vision_encoder"
 BASES = {BASE, "patch_encoder", "tile_encoder"}
 SHARED = {
-    "contract", "attention", "grids", "hf_config", "layers",
+    "contract", "saving", "attention", "grids", "hf_config", "layers",
     "images", "image_intake", "image_sizes", "processor_files",
 }  # fmt: skip
 # All of ``encoders`` that the accelerated towers know.
 ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image file or an array is.
 INTAKE = {"image_intake"}
+# The only file of ``encoders`` that knows the Hub, and inside its functions alone.
+SAVING = Path("encoders/saving.py")
 
 
 def modules(package: str) -> list[Path]:
@@ -67,6 +69,8 @@ def extra(path: Path) -> set[str]:
         return {path.stem}  # each is named after the library that it alone imports
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
+    if path.relative_to(ROOT) == SAVING:
+        return {"safetensors", "huggingface_hub"}
     return {"PIL", "numpy"} if path.stem in INTAKE else set()
 
 
@@ -128,6 +132,13 @@ def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "accelerated"
     ]
     assert importers == ["accelerated"]
+
+
+def test_saving_imports_the_hub_inside_functions_alone() -> None:
+    lines = (ROOT / SAVING).read_text().splitlines()
+    imports = [line for line in lines if "huggingface_hub" in line or "safetensors import" in line]
+    assert imports
+    assert all(line.startswith("    ") for line in imports)
 
 
 def test_only_the_table_of_kernels_imports_flash_attention() -> None:

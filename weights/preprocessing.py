@@ -17,10 +17,13 @@ from .plan import Tower
 from .snapshot import Snapshot
 
 
-def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
+def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict[str, Any]]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
     Warns, as from the caller's caller, if no file says how images are prepared.
+
+    Returns:
+        The processor files that the checkpoint has: name without ``.json`` -> content.
 
     Raises:
         CheckpointError: a file that cannot be had or read, or a value that is not implemented.
@@ -34,6 +37,7 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
     # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
     if not _describe_images(files) and tower.layout.name != "timm":
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
+    return files
 
 
 def _read_files(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
