@@ -33,6 +33,12 @@ SHARED = {
 ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image file or an array is.
 INTAKE = {"image_intake"}
+# What the files of ``vitgraph.integrations`` import, and nothing else does.
+INTEGRATED = {
+    "export": {"onnxscript"},
+    "transformers": {"transformers"},
+    "sentence_transformers": {"sentence_transformers"},
+}
 # The only file of ``encoders`` that knows the Hub, and inside its functions alone.
 SAVING = Path("encoders/saving.py")
 
@@ -66,7 +72,7 @@ def foreign(path: Path) -> set[str]:
 def extra(path: Path) -> set[str]:
     """What one file may import beyond its package."""
     if path.parent.name == "integrations":
-        return {path.stem}  # each is named after the library that it alone imports
+        return INTEGRATED.get(path.stem, set())
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
     if path.relative_to(ROOT) == SAVING:
