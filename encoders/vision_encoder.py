@@ -25,11 +25,12 @@ from .inputs import (
     require_tensor,
     split_rows,
 )
+from .saving import SavedEncoder
 from .segments import segment_metadata
 from .streams import EncodesItems, Encoding
 
 
-class VisionEncoder(EncodesItems, BlockRunner):
+class VisionEncoder(SavedEncoder, EncodesItems, BlockRunner):
     """The base class of all encoders: preprocessing, metadata, splitting, checks of pixels.
 
     Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.

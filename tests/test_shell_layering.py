@@ -56,6 +56,7 @@ SHARED = {
     "inputs",
     "layers",
     "pooling",
+    "saving",
     "segments",
     "streams",
 }
@@ -67,6 +68,14 @@ INTAKE = {
     "clips": {"PIL", "numpy"},
     "video_files": {"av"},
 }
+# What the files of ``vitgraph.integrations`` import, and nothing else does.
+INTEGRATED = {
+    "export": {"onnxscript"},
+    "transformers": {"transformers"},
+    "sentence_transformers": {"sentence_transformers"},
+}
+# The only file of ``encoders`` that knows the Hub, and inside its functions alone.
+SAVING = Path("encoders/saving.py")
 
 
 def modules(package: str) -> list[Path]:
@@ -97,8 +106,12 @@ def foreign(path: Path) -> set[str]:
 
 def extra(path: Path) -> set[str]:
     """What one file may import beyond its package."""
+    if path.parent.name == "integrations":
+        return INTEGRATED.get(path.stem, set())
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
+    if path.relative_to(ROOT) == SAVING:
+        return {"safetensors", "huggingface_hub"}
     if path.parent.name == "streams":
         return {"tqdm"}
     return INTAKE.get(path.stem, set())
@@ -187,6 +200,13 @@ def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "accelerated"
     ]
     assert importers == ["accelerated"]
+
+
+def test_saving_imports_the_hub_inside_functions_alone() -> None:
+    lines = (ROOT / SAVING).read_text().splitlines()
+    imports = [line for line in lines if "huggingface_hub" in line or "safetensors import" in line]
+    assert imports
+    assert all(line.startswith("    ") for line in imports)
 
 
 def test_only_the_table_of_kernels_imports_flash_attention() -> None:

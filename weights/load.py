@@ -18,6 +18,7 @@ from .errors import CheckpointError, DamagedError
 from .hub.options import HubOptions
 from .plan import DTYPES, Source, Tower, find_encoder
 from .preprocessing import set_up_preprocessing
+from .published_form import published_form
 from .snapshot import Located, Snapshot
 from .source import with_checkpoint
 from .tensor_file import read_into
@@ -104,7 +105,9 @@ def load_encoder(
         everything = chain(encoder.named_parameters(), encoder.named_buffers())
         left = [name for name, value in everything if value.is_meta]
         assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
-        set_up_preprocessing(encoder, tower)
+        files = set_up_preprocessing(encoder, tower)
+        names = encoder.state_dict()
+        encoder.published = published_form(tower, names, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)
 
 

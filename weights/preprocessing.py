@@ -16,8 +16,11 @@ from .plan import Tower
 from .snapshot import Snapshot
 
 
-def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
+def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict[str, Any]]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
+
+    Returns:
+        The processor files that the checkpoint has: name without ``.json`` -> content.
 
     Raises:
         CheckpointError: a file that cannot be fetched or read, or a value for images that is not
@@ -37,6 +40,7 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> None:
     # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
     if not _describe_images(files) and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
+    return files
 
 
 def _read_files(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

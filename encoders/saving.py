@@ -1,0 +1,226 @@
+"""Writing an encoder as the checkpoint that it was loaded from, to a folder or to the Hub.
+
+What is written has the layout that ``extract_encoder`` gives a tower: configs as published, and the
+tensors under their published names without the prefix of the tower.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Dtypes that ``load_encoder`` reads."""
+CARD = """
+# {title}
+
+The vision tower of {base}, as [vitgraph](https://pypi.org/project/vitgraph/) saved it:
+{parameters:,} parameters in {dtype}.
+
+```python
+from weights import load_encoder
+
+encoder = load_encoder("{name}")
+features = encoder.encode(images=["photo.jpg"])
+```
+"""
+
+
+@dataclass(frozen=True)
+class PublishedForm:
+    """How the checkpoint that an encoder was loaded from is written, as plain data."""
+
+    files: Mapping[str, Mapping[str, Any]]
+    """``config`` and the processor files: name without ``.json`` -> content."""
+    names: Mapping[str, Sequence[str]]
+    """Name in ``state_dict`` -> published tensors whose rows it joins, in order."""
+    repo_id: str | None = None
+    """The repo on the Hub; None for a folder."""
+
+
+class SavedEncoder(nn.Module):
+    """The part of an encoder that saves it."""
+
+    published: PublishedForm | None = None
+    """Left by ``load_encoder``; None for an encoder that was built from a config."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Path:
+        """Write the encoder as a checkpoint that ``load_encoder`` reads back to the bit.
+
+        The folder has the configs of the checkpoint that the encoder was loaded from, its tensors
+        under their published names in the dtype that they have now (over 5 GB in several shards),
+        and a model card unless there is one. transformers' class of the tower alone reads it, and
+        timm does if the checkpoint was in timm's layout.
+
+        Args:
+            save_directory: the folder; it may hold an earlier save, which is replaced.
+
+        Returns:
+            ``save_directory``.
+
+        Raises:
+            ValueError: the encoder was not loaded from a checkpoint, its tensors are not those of
+                one (an adapter that is not merged, quantised or mixed dtypes), or the folder holds
+                other weights, such as those of the whole model.
+        """
+        folder = Path(save_directory)
+        self._save(folder, folder.name)
+        return folder
+
+    def _save(self, folder: Path, name: str) -> None:
+        """Write the files; ``name`` is what the model card loads."""
+        published = _require_published(self.published)
+        tensors = _published_tensors(self.state_dict(), published)
+        dtype = _only_dtype(tensors)
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_other_weights(folder, tensors)
+        _write_tensors(tensors, folder)
+        files = {**published.files, "config": _with_dtype(published.files["config"], dtype)}
+        for file, content in files.items():
+            (folder / f"{file}.json").write_text(json.dumps(content, indent=2) + "\n")
+        if not (folder / "README.md").exists():
+            card = CARD.format(
+                title=type(self).__name__,
+                base=published.repo_id or "a local checkpoint",
+                parameters=sum(tensor.numel() for tensor in tensors.values()),
+                dtype=str(dtype).removeprefix("torch."),
+                name=name,
+            )
+            _write_card(folder / "README.md", card, published.repo_id)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Push model using vitgraph.",
+        private: bool | None = None,
+        token: str | bool | None = None,
+        branch: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Upload what :meth:`save_pretrained` writes to a repo of the Hub, in one commit.
+
+        A model card that the repo has already is left as it is.
+
+        Args:
+            repo_id: ``owner/name``; the repo is made if it is not there.
+            commit_message: of the commit.
+            private: whether a new repo is private; None takes the owner's default.
+            token: access token, as the Hub client takes it.
+            branch: branch to commit to; None is the main one.
+            create_pr: open a pull request instead of committing to the branch.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ValueError: what :meth:`save_pretrained` raises.
+        """
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        with TemporaryDirectory() as folder:
+            self._save(Path(folder), repo_id)
+            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            has_card = api.file_exists(repo_id, "README.md", revision=branch)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=Path(folder),
+                commit_message=commit_message,
+                revision=branch,
+                create_pr=create_pr,
+                ignore_patterns=["README.md"] if has_card else None,
+            )
+        return str(commit.commit_url)
+
+
+def _require_published(published: PublishedForm | None) -> PublishedForm:
+    if published is None:
+        raise ValueError(
+            "this encoder was not loaded from a checkpoint, so nothing says what its config.json "
+            "holds: save its state_dict(), or load the same tower with load_encoder and give this "
+            "one its published form: encoder.published = loaded.published"
+        )
+    return published
+
+
+def _published_tensors(state: Mapping[str, Tensor], published: PublishedForm) -> dict[str, Tensor]:
+    """The tensors under their published names, on the CPU, none sharing memory with another."""
+    extra = [name for name in state if name not in published.names]
+    missing = [name for name in published.names if name not in state]
+    if extra or missing:
+        raise ValueError(
+            f"state_dict() is not that of the tower that was loaded: {len(extra)} tensors more "
+            f"({', '.join(extra[:3])}), {len(missing)} missing ({', '.join(missing[:3])}); merge "
+            "adapters (merge_and_unload) and remove parametrizations before saving"
+        )
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        parts = published.names[name]
+        for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+            tensors[part] = rows.cpu().clone() if len(parts) > 1 else rows.cpu().contiguous()
+    return tensors
+
+
+def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if len(dtypes) > 1 or not dtypes <= set(STORED):
+        raise ValueError(
+            f"the tensors are of dtype {', '.join(sorted(map(str, dtypes)))}: a tower is saved in "
+            f"one of {', '.join(map(str, STORED))}; cast it first, e.g. encoder.float()"
+        )
+    return dtypes.pop()
+
+
+def _refuse_other_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Saving a tower over the model that it was loaded from would lose the language model."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            others = [name for name in file.keys() if name not in tensors]  # noqa: SIM118
+        if others:
+            raise ValueError(
+                f"{folder} holds other weights ({path.name} has {others[0]}), which saving would "
+                "mix with this tower or replace: pass another folder"
+            )
+
+
+def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict(tensors, folder)
+
+
+def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The config with the dtype of the tensors where it says one, at the top and for the tower.
+
+    transformers casts to what the config says.
+    """
+    said = str(dtype).removeprefix("torch.")
+    edited = {
+        key: said if key in ("dtype", "torch_dtype") else value for key, value in config.items()
+    }
+    if isinstance(vision := config.get("vision_config"), Mapping):
+        edited["vision_config"] = _with_dtype(vision, dtype)
+    return edited
+
+
+def _write_card(path: Path, text: str, base_model: str | None) -> None:
+    from huggingface_hub import ModelCard, ModelCardData
+
+    data = ModelCardData(
+        library_name="vitgraph",
+        pipeline_tag="image-feature-extraction",
+        base_model=base_model,
+        tags=["vision", "feature-extraction"],
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n{text}").save(path)

@@ -1,0 +1,158 @@
+"""Tiny vision-language models of transformers with random weights, and prompts for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from oracles import draw_weights
+from PIL import Image
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+from encoders.vision_encoder import VisionEncoder
+from vitgraph.seeded import RECIPES
+from weights import load_encoder
+
+VOCABULARY = 64
+IMAGE, VIDEO, START, END = 60, 61, 62, 63
+TEXT = {
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_size": 48,
+    "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 4096,
+    "head_dim": 12, "initializer_range": 0.15,
+}  # fmt: skip
+ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}}
+QWEN_TOKENS = {
+    "image_token_id": IMAGE, "video_token_id": VIDEO,
+    "vision_start_token_id": START, "vision_end_token_id": END,
+}  # fmt: skip
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
+QWEN3 = {
+    "depth": 3, "hidden_size": 48, "num_heads": 4, "intermediate_size": 64,
+    "out_hidden_size": 48, "patch_size": 16, "num_position_embeddings": 64,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        **QWEN_TOKENS,
+        "text_config": {**TEXT, **ROPE},
+        "vision_config": {
+            "depth": 2, "embed_dim": 48, "num_heads": 4, "hidden_size": 48, "mlp_ratio": 2,
+        },
+    },
+    "qwen2_5_vl": {
+        **QWEN_TOKENS,
+        "text_config": {**TEXT, **ROPE},
+        "vision_config": {
+            "depth": 3, "hidden_size": 48, "num_heads": 4, "intermediate_size": 64,
+            "out_hidden_size": 48, "fullatt_block_indexes": [1],
+        },
+    },
+    "qwen3_vl": {
+        **QWEN_TOKENS,
+        "text_config": {**TEXT, **ROPE},
+        "vision_config": {**QWEN3, "deepstack_visual_indexes": [0, 1]},
+    },
+    "qwen3_5": {
+        **QWEN_TOKENS,
+        "text_config": {**TEXT, **ROPE, **LINEAR},
+        "vision_config": QWEN3,
+    },
+    "internvl": {
+        "image_token_id": IMAGE,
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {
+            "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "image_size": [56, 56], "patch_size": [14, 14],
+            "norm_type": "layer_norm", "attention_bias": True,
+        },
+    },
+}  # fmt: skip
+QWENS = [name for name in CONFIGS if name != "internvl"]
+
+
+def build_model(name: str) -> PreTrainedModel:
+    """A random model in float32 whose logits are within 5e-6 of those in float64."""
+    config = AutoConfig.for_model(name, **CONFIGS[name])
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
+    for part, weights in model.model.named_children():
+        if part != "language_model":
+            draw_weights(weights, calm=0.7)
+    return model.eval()
+
+
+def load_own(name: str, model: PreTrainedModel, folder: Path) -> VisionEncoder:
+    """Our encoder of a model, loaded from what ``save_pretrained`` writes."""
+    model.save_pretrained(folder)
+    recipe = "intern_vit_hf" if name == "internvl" else name
+    for file, content in RECIPES[recipe].files.items():
+        content = dict(content)
+        if name == "internvl":
+            content["size"] = {"height": 56, "width": 56}
+        (folder / f"{file}.json").write_text(json.dumps(content))
+    return load_encoder(folder, progress=False)
+
+
+def photograph(height: int, width: int, seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+@dataclass
+class Prompt:
+    """What a processor would make of a few images and videos and some text around them."""
+
+    text: dict[str, Tensor]
+    pixels: dict[str, Tensor]
+
+    @property
+    def whole(self) -> dict[str, Tensor]:
+        return {**self.text, **self.pixels}
+
+
+def make_prompt(
+    encoder: VisionEncoder,
+    images: list[Image.Image],
+    videos: list[list[Image.Image]],
+    limits: dict[str, int],
+) -> Prompt:
+    """One sequence with a placeholder per feature, all images before all videos."""
+    tokens, text, pixels = [3], {}, {}
+    tiled = len(encoder.row_shape) > 1
+    for kind, items, mark in (("image", images, IMAGE), ("video", videos, VIDEO)):
+        if not items:
+            continue
+        inputs = encoder.preprocess(**{f"{kind}s": items}, **limits)
+        specs = encoder.item_specs(inputs.grid_thw)
+        if tiled:
+            mark = IMAGE
+            parts = [pixels["pixel_values"]] if pixels else []
+            pixels["pixel_values"] = torch.cat([*parts, inputs.pixel_values])
+        else:
+            pixels["pixel_values" + ("_videos" if kind == "video" else "")] = inputs.pixel_values
+            text[f"{kind}_grid_thw"] = inputs.grid_thw
+        for (frames, _, _), spec in zip(inputs.grid_thw.tolist(), specs, strict=True):
+            runs = frames if kind == "video" and not tiled else 1
+            shares = (
+                [spec.output_tokens // runs] * runs if _per_frame(encoder) else [spec.output_tokens]
+            )
+            tokens += chain.from_iterable([START, *[mark] * share, END, 5] for share in shares)
+    ids = torch.tensor([[*tokens, 7, 9]])
+    if not tiled:
+        kinds = (ids == IMAGE).long() + 2 * (ids == VIDEO).long()
+        text["mm_token_type_ids"] = kinds
+    return Prompt({"input_ids": ids, "attention_mask": torch.ones_like(ids), **text}, pixels)
+
+
+def _per_frame(encoder: VisionEncoder) -> bool:
+    """Whether the prompt has one run of placeholders per frame pair (Qwen3-VL and later)."""
+    return "Qwen3" in type(encoder).__name__

@@ -1,0 +1,223 @@
+"""An encoder saved as its checkpoint is written, and what reads it back."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from checkpoints import same_weights
+from encoders import Qwen3VLEncoder
+from encoders.vision_encoder import VisionEncoder
+from hub_server import HubServer
+from test_extract import TRANSFORMERS, transformers_class
+from vitgraph.seeded import RECIPES, write_seeded_checkpoint
+from weights import extract_encoder, load_encoder
+
+TOWER = "model.safetensors"
+
+
+def seeded(folder: Path, family: str = "qwen3_vl", depth: int = 2) -> VisionEncoder:
+    path = write_seeded_checkpoint(folder, family, width=64, depth=depth)
+    return load_encoder(path, progress=False)
+
+
+def train(encoder: VisionEncoder) -> None:
+    """One step of gradient descent on every parameter."""
+    encoder.requires_grad_(True)
+    grid = [encoder.grid_for(64)]
+    rows = sum(spec.input_size for spec in encoder.item_specs(grid))
+    weight = next(encoder.parameters())
+    pixels = torch.randn(rows, *encoder.row_shape, dtype=weight.dtype)
+    output = encoder(pixels, grid)
+    loss = sum(layer.float().square().mean() for layer in (output.pooler_output, *output[2]))
+    loss.backward()
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad.sign()
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> None:
+    encoder = seeded(tmp_path / "whole", family)
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    out = extract_encoder(tmp_path / "whole", tmp_path / "extracted")
+    assert saved == tmp_path / "saved"
+    assert {path.name for path in saved.iterdir()} == {
+        "README.md", *(path.name for path in out.iterdir()),
+    }  # fmt: skip
+    mine, theirs = load_file(saved / TOWER), load_file(out / TOWER)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    for path in out.glob("*.json"):
+        assert json.loads((saved / path.name).read_text()) == json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", RECIPES)
+def test_a_fine_tuned_encoder_loads_back_to_the_bit(
+    tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    encoder = seeded(tmp_path / "whole", family)
+    before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
+    encoder.to(dtype)
+    train(encoder)
+    changed = [name for name, now in encoder.state_dict().items() if (now != before[name]).any()]
+    assert len(changed) > 0.9 * len(before)
+    again = load_encoder(encoder.save_pretrained(tmp_path / "saved"), progress=False)
+    assert next(again.parameters()).dtype == dtype
+    assert same_weights(encoder, again)
+    assert (again.config, again.preprocessor) == (encoder.config, encoder.preprocessor)
+    third = load_encoder(again.save_pretrained(tmp_path / "third"), progress=False)
+    assert same_weights(encoder, third)
+
+
+@pytest.mark.filterwarnings("default")  # of transformers
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_transformers_reads_a_fine_tuned_encoder(tmp_path: Path, family: str) -> None:
+    encoder = seeded(tmp_path / "whole", family, depth=4).float()
+    train(encoder)
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    model, info = transformers_class(family).from_pretrained(saved, output_loading_info=True)
+    stored = load_file(saved / TOWER)
+    projector = {name for name in stored if name.startswith("multi_modal_projector.")}
+    assert (info["missing_keys"], info["unexpected_keys"]) == (set(), projector)
+    state = model.state_dict()
+    assert all(torch.equal(value, stored[name]) for name, value in state.items())  # float32 still
+
+
+@pytest.mark.filterwarnings("default")  # of timm
+def test_timm_reads_a_fine_tuned_encoder_in_its_layout(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    encoder = seeded(tmp_path / "whole", "intern_vit_timm").float()
+    train(encoder)
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    model = timm.create_model(f"local-dir:{saved}", pretrained=True, num_classes=0)
+    stored, state = load_file(saved / TOWER), model.state_dict()
+    assert state.keys() == stored.keys()
+    assert all(torch.equal(state[name], stored[name]) for name in state)
+
+
+def test_an_encoder_of_another_process_keeps_its_form(tmp_path: Path) -> None:
+    """Half, copied and pickled, as jobs on several machines do it."""
+    encoder = seeded(tmp_path / "whole")
+    torch.save(encoder, tmp_path / "encoder.pt")
+    again = torch.load(tmp_path / "encoder.pt", weights_only=False)
+    saved = again.half().save_pretrained(tmp_path / "saved")
+    assert same_weights(load_encoder(saved, progress=False), encoder.half())
+
+
+def test_a_later_save_replaces_an_earlier_one(tmp_path: Path) -> None:
+    encoder = seeded(tmp_path / "whole")
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    (saved / "README.md").write_text("my own words")
+    with torch.no_grad():
+        encoder.merger.norm.weight += 1
+    encoder.save_pretrained(saved)
+    assert same_weights(load_encoder(saved, progress=False), encoder)
+    assert (saved / "README.md").read_text() == "my own words"
+
+
+def test_saving_over_the_whole_model_is_refused(tmp_path: Path) -> None:
+    encoder = seeded(tmp_path / "whole")
+    before = {path: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    with pytest.raises(ValueError, match="holds other weights"):
+        encoder.save_pretrained(tmp_path / "whole")
+    assert {path: path.read_bytes() for path in (tmp_path / "whole").iterdir()} == before
+    single = tmp_path / "single"
+    single.mkdir()
+    save_file({"lm_head.weight": torch.zeros(2)}, single / "other.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head\.weight"):
+        encoder.save_pretrained(single)
+
+
+def test_an_encoder_without_checkpoint_says_how_to_save_it(tmp_path: Path) -> None:
+    loaded = seeded(tmp_path / "whole")
+    built = Qwen3VLEncoder(loaded.config)
+    with pytest.raises(ValueError, match=r"encoder\.published = loaded\.published"):
+        built.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    built.published = loaded.published
+    assert same_weights(load_encoder(built.save_pretrained(tmp_path / "saved")), built)
+
+
+def test_tensors_that_no_checkpoint_holds_are_refused(tmp_path: Path) -> None:
+    encoder = seeded(tmp_path / "whole")
+    encoder.adapter = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"2 tensors more \(adapter\.weight, adapter\.bias\)"):
+        encoder.save_pretrained(tmp_path / "saved")
+    del encoder.adapter
+    encoder.merger.float()
+    with pytest.raises(ValueError, match=r"torch\.bfloat16, torch\.float32.*encoder\.float\(\)"):
+        encoder.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_large_encoder_is_saved_in_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = seeded(tmp_path / "whole")
+    saving = importlib.import_module("huggingface_hub")
+    whole = saving.save_torch_state_dict
+
+    def small(state: dict[str, Any], folder: Path) -> None:
+        whole(state, folder, max_shard_size="100KB")
+
+    monkeypatch.setattr(saving, "save_torch_state_dict", small)
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    assert len(list(saved.glob("*.safetensors"))) > 1
+    assert same_weights(load_encoder(saved, progress=False), encoder)
+    monkeypatch.undo()
+    encoder.save_pretrained(saved)
+    assert [path.name for path in saved.glob("*.safetensors")] == [TOWER]
+    assert same_weights(load_encoder(saved, progress=False), encoder)
+
+
+def test_the_model_card_is_one_that_the_hub_reads(tmp_path: Path, hub: HubServer) -> None:
+    write_seeded_checkpoint(tmp_path / "whole", "qwen3_vl", width=64)
+    hub.push("some/tower", tmp_path / "whole")
+    encoder = load_encoder("some/tower", progress=False)
+    card = ModelCard.load(encoder.half().save_pretrained(tmp_path / "mine") / "README.md")
+    assert card.data.base_model == "some/tower"
+    assert card.data.library_name == "vitgraph"
+    assert 'load_encoder("mine")' in card.content
+    assert "float16" in card.content
+    with safe_open(tmp_path / "mine" / TOWER, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("has_card", [False, True])
+def test_pushing_uploads_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_card: bool
+) -> None:
+    encoder = seeded(tmp_path / "whole")
+    calls: dict[str, Any] = {}
+
+    class Answer:
+        repo_id, commit_url = "me/tower", "https://hub.test/me/tower/commit/1"
+
+    def upload(self: HfApi, *, folder_path: Path, **given: Any) -> Answer:
+        calls.update(given)
+        calls["encoder"] = load_encoder(folder_path, progress=False)
+        calls["card"] = (folder_path / "README.md").read_text()
+        return Answer()
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo, **given: Answer())
+    monkeypatch.setattr(HfApi, "file_exists", lambda self, *names, **given: has_card)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    url = encoder.push_to_hub("tower", branch="dev", create_pr=True)
+    assert url == Answer.commit_url
+    assert same_weights(calls.pop("encoder"), encoder)
+    assert 'load_encoder("tower")' in calls.pop("card")
+    assert calls == {
+        "repo_id": "me/tower", "commit_message": "Push model using vitgraph.", "revision": "dev",
+        "create_pr": True, "ignore_patterns": ["README.md"] if has_card else None,
+    }  # fmt: skip

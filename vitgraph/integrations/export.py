@@ -1,0 +1,209 @@
+"""Encoders as ``torch.export`` programs and ONNX files that run without this library.
+
+While an encoder is traced, its attention over packed segments is one operator of our own. Here that
+operator is replaced by ``scaled_dot_product_attention``: over each run of equal segments where the
+grid is fixed, under a block-diagonal mask where it is not.
+
+Shapes: P patches, T packed rows, H heads, K head size, S segments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from encoders import InternViT, Qwen3VLEncoder, VisionEncoder
+from encoders.contract import GridLike, Metadata
+from encoders.inputs.grids import read_grid
+
+__all__ = ["export_onnx", "export_program"]
+
+UNREAD = ("max_seqlen", "max_window_seqlen")
+"""Metadata that attention kernels read and dense attention does not."""
+
+
+def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> ExportedProgram:
+    """Trace an encoder into operators that every torch has.
+
+    Args:
+        encoder: as ``load_encoder`` returns it.
+        grid_thw: [items, 3], the grids that every call will have. None takes items of any number
+            and size: Qwen families then take the metadata as an input, too, and attend under a mask
+            of [P, P], whose memory grows with the square of P; InternViT takes any number of tiles
+            of its own size and needs neither. Items have at least two tokens.
+
+    Returns:
+        A program over ``(pixel_values,)`` or, for a Qwen tower without ``grid_thw``,
+        ``(pixel_values, metadata)``, where ``metadata`` has the entries of
+        ``prepare_encoder_metadata`` but for ``max_seqlen`` and ``max_window_seqlen``. It returns a
+        dict with ``last_hidden_state``, ``pooler_output`` and, with DeepStack,
+        ``deepstack_features_0`` and so on.
+
+    Raises:
+        ValueError: an empty or bad grid, or an accelerated encoder.
+    """
+    if encoder.accelerator is not None:
+        raise ValueError(
+            "this encoder is accelerated, and its kernels cannot be exported: export the encoder "
+            "that it was made from"
+        )
+    dynamic, tiled = grid_thw is None, isinstance(encoder, InternViT)
+    grids = [encoder.grid_for(6), encoder.grid_for(600)] if grid_thw is None else grid_thw
+    pixels = _example_pixels(encoder, grids)
+    metadata = encoder.prepare_encoder_metadata(grids)
+    varying = _without_unread(metadata) if dynamic and not tiled else {}
+    fixed = {name: value for name, value in metadata.items() if name not in varying}
+    args = (pixels, varying) if varying else (pixels,)
+    shapes = _dynamic_shapes(encoder, varying) if dynamic else None
+    with torch.no_grad():
+        program = torch.export.export(_Traced(encoder, fixed), args, dynamic_shapes=shapes)
+        attend = _dense_attention({} if dynamic else _segment_lengths(metadata))
+        node = torch.ops.vitgraph.segment_attention.default
+        return program.run_decompositions({node: attend})
+
+
+def export_onnx(
+    encoder: VisionEncoder, path: str | os.PathLike[str], grid_thw: GridLike | None = None
+) -> None:
+    """Write an encoder as an ONNX file, its weights in a second file beside it.
+
+    The inputs are ``pixel_values`` and, for a Qwen tower without ``grid_thw``, the entries of the
+    metadata under their own names; the outputs are those of :func:`export_program`. onnxruntime
+    computes few operators in bfloat16 on the CPU: load the encoder in float32 or float16.
+
+    Args:
+        encoder: as ``load_encoder`` returns it.
+        path: of the ``.onnx`` file; the weights go to the same name with ``.data`` added.
+        grid_thw: as for :func:`export_program`.
+
+    Raises:
+        ImportError: ``onnx`` or ``onnxscript`` is not installed.
+        ValueError: what :func:`export_program` raises.
+    """
+    try:
+        import onnxscript  # noqa: F401  # torch.onnx needs it, and says so late
+    except ImportError as error:
+        raise ImportError(
+            "exporting to ONNX needs onnx and onnxscript: pip install onnx onnxscript"
+        ) from error
+    program = export_program(encoder, grid_thw)
+    assert program.example_inputs is not None
+    _, *more = program.example_inputs[0]
+    names = ["pixel_values", *(more[0] if more else ())]
+    torch.onnx.export(
+        program, (), path, input_names=names, output_names=_outputs(encoder), verbose=False
+    )
+
+
+def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
+    """Zeros of the shape that these grids make."""
+    specs, weight = encoder.item_specs(grids), next(encoder.parameters())
+    if not specs:
+        raise ValueError("grid_thw is empty: pass the grid of one item or more")
+    shape = encoder.row_shape
+    if isinstance(encoder, InternViT):
+        _, h, w = read_grid(grids)[0]
+        patch = encoder.config.patch_size
+        shape = (shape[0], h * patch, w * patch)
+    rows = sum(spec.input_size for spec in specs)
+    return torch.zeros(rows, *shape, dtype=weight.dtype, device=weight.device)
+
+
+class _Traced(nn.Module):
+    """The encoder as a function of what changes between calls."""
+
+    def __init__(self, encoder: VisionEncoder, fixed: Metadata) -> None:
+        super().__init__()
+        self.encoder = encoder
+        for name, value in fixed.items():
+            self.register_buffer(name, value)
+        self.fixed = list(fixed)
+
+    def forward(self, pixel_values: Tensor, metadata: Metadata | None = None) -> dict[str, Tensor]:
+        fixed = {name: self.get_buffer(name) for name in self.fixed}
+        hidden, pooled, deepstack = self.encoder(
+            pixel_values, encoder_metadata={**fixed, **(metadata or {})}
+        )
+        return dict(zip(_outputs(self.encoder), (hidden, pooled, *deepstack), strict=True))
+
+
+def _outputs(encoder: nn.Module) -> list[str]:
+    """Names of what a program returns, in order."""
+    layers = encoder.deepstack_merger_list if isinstance(encoder, Qwen3VLEncoder) else ()
+    deepstack = [f"deepstack_features_{number}" for number, _ in enumerate(layers)]
+    return ["last_hidden_state", "pooler_output", *deepstack]
+
+
+def _without_unread(metadata: Metadata) -> Metadata:
+    return {name: value for name, value in metadata.items() if name not in UNREAD}
+
+
+def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[Any, ...]:
+    """Tiles vary freely; patches come in whole tokens, segments and windows in any number."""
+    if isinstance(encoder, InternViT):
+        return ({0: Dim("tiles")},)
+    unit = encoder.config.spatial_merge_size**2
+    tokens = Dim("tokens")
+    sizes = {
+        "cu_seqlens": Dim("segments") + 1,
+        "cu_window_seqlens": Dim("windows") + 1,
+        "window_index": tokens,
+        "reverse_index": tokens,
+    }
+    return {0: unit * tokens}, {name: {0: sizes.get(name, unit * tokens)} for name in varying}
+
+
+def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
+    """Rows of each segment, by the number of offsets.
+
+    Segments and windows are as many only where each window is a whole segment.
+    """
+    offsets = [metadata[name].tolist() for name in metadata if name.startswith("cu_")]
+    return {len(ends): [b - a for a, b in pairwise(ends)] for ends in offsets}
+
+
+def _dense_attention(lengths: dict[int, list[int]]) -> Callable[..., Tensor]:
+    """What replaces the operator: dense attention over known lengths, else under a mask."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor,
+        padding: Tensor | None, segment_rows: int,
+    ) -> Tensor:  # fmt: skip
+        if segment_rows:
+            return _attend_equal(q, k, v, segment_rows)
+        if not lengths:
+            return _attend_masked(q, k, v, cu_seqlens)
+        return _attend_runs(q, k, v, lengths[cu_seqlens.shape[0]])
+
+    return attend
+
+
+def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
+    q, k, v = (x.unflatten(0, (-1, rows)).transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+
+
+def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
+    """Equal neighbours go together."""
+    parts, start = [], 0
+    for length, run in groupby(lengths):
+        end = start + length * len(list(run))
+        parts.append(_attend_equal(q[start:end], k[start:end], v[start:end], length))
+        start = end
+    return torch.cat(parts)
+
+
+def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Rows attend to the rows before which as many segments end."""
+    rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
+    segment = (rows[:, None] >= cu_seqlens[None, 1:]).sum(1)
+    mask = segment[:, None] == segment[None, :]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)

@@ -1,0 +1,134 @@
+"""Encoders as the first module of a ``SentenceTransformer`` for images.
+
+``SentenceTransformer(modules=[ImageEncoder(encoder)])`` then has everything that the library
+offers for embeddings: batches, a progress bar, normalising, similarities, a pool of processes.
+
+Source: ``base/modules/input_module.py`` and ``base/model.py`` of sentence-transformers 6.2.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoders import VisionEncoder
+from graphwrap import GraphedEncoder
+from weights import load_encoder
+
+try:
+    from sentence_transformers.base.modules import InputModule
+except ImportError as error:
+    raise ImportError(
+        "vitgraph.integrations.sentence_transformers needs sentence-transformers: "
+        "pip install 'sentence-transformers>=5.4'"
+    ) from error
+
+__all__ = ["ImageEncoder"]
+
+POOLS = ("mean", "max")
+
+
+class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not there for mypy
+    """Embeds images: all output tokens of an image pooled to one vector, in float32.
+
+    Args:
+        encoder: as ``load_encoder`` returns it, or a :class:`GraphedEncoder` around one, which no
+            pool of processes takes.
+        pool: "mean" or "max", over the tokens of an image.
+        min_pixels, max_pixels, max_tiles: as for ``encoder.preprocess``; None for the checkpoint's.
+
+    Raises:
+        ValueError: an unknown ``pool``.
+    """
+
+    config_file_name = "vitgraph_config.json"
+    config_keys = ["pool", "min_pixels", "max_pixels", "max_tiles"]
+
+    def __init__(
+        self,
+        encoder: VisionEncoder | GraphedEncoder,
+        pool: str = "mean",
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+    ) -> None:
+        super().__init__()
+        if pool not in POOLS:
+            raise ValueError(f"pool={pool!r}: must be one of {', '.join(POOLS)}")
+        self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
+        self.encoder: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+        self.pool = pool
+        self.min_pixels, self.max_pixels, self.max_tiles = min_pixels, max_pixels, max_tiles
+
+    @property
+    def modalities(self) -> list[str]:
+        """Images only."""
+        return ["image"]
+
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, **unused: Any
+    ) -> dict[str, Any]:
+        """Pixels of the images, and their grid as a list, which stays on the host."""
+        pixels = self.encoder.preprocess(
+            images=inputs,
+            min_pixels=self.min_pixels,
+            max_pixels=self.max_pixels,
+            max_tiles=self.max_tiles,
+        )
+        return {"pixel_values": pixels.pixel_values, "grid_thw": pixels.grid_thw.tolist()}
+
+    def forward(self, features: dict[str, Any], **unused: Any) -> dict[str, Any]:
+        """Add ``sentence_embedding`` [images, D] to the features."""
+        run = self.encoder if self.graphed is None else self.graphed
+        grid = features["grid_thw"]
+        items = self.encoder.split(run(features["pixel_values"], grid), grid)
+        vectors = [_pooled(item.pooler_output.float(), self.pool) for item in items]
+        return {**features, "sentence_embedding": torch.stack(vectors)}
+
+    def get_embedding_dimension(self) -> int:
+        """Width of ``pooler_output``."""
+        weight = next(self.encoder.parameters())
+        nothing = weight.new_zeros(0, *self.encoder.row_shape)
+        return int(self.encoder(nothing, []).pooler_output.shape[-1])
+
+    def save(
+        self, output_path: str, *unused: Any, safe_serialization: bool = True, **more: Any
+    ) -> None:
+        """Write the encoder as ``encoder.save_pretrained`` does, and how its output is pooled."""
+        self.encoder.save_pretrained(output_path)
+        self.save_config(output_path)
+
+    @classmethod
+    def load(
+        cls,
+        model_name_or_path: str,
+        subfolder: str = "",
+        token: bool | str | None = None,
+        cache_folder: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        **unused: Any,
+    ) -> ImageEncoder:
+        """Read what :meth:`save` wrote, from a folder or the Hub."""
+        config = cls.load_config(
+            model_name_or_path, subfolder, token=token, cache_folder=cache_folder,
+            revision=revision, local_files_only=local_files_only,
+        )  # fmt: skip
+        encoder = load_encoder(
+            model_name_or_path,
+            subfolder=subfolder or None,
+            token=token,
+            cache_dir=cache_folder,
+            revision=None if Path(model_name_or_path).exists() else revision,
+            local_files_only=local_files_only,
+        )
+        return cls(encoder, **config)
+
+
+def _pooled(tokens: Tensor, pool: str) -> Tensor:
+    return tokens.mean(0) if pool == "mean" else tokens.amax(0)

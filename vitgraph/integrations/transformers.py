@@ -1,0 +1,234 @@
+"""Encoders inside the vision-language models of transformers.
+
+There are two ways. :func:`as_vision_tower` replaces the tower of a model, and everything else of
+the model works as before. :func:`mm_encoder_outputs` encodes first, perhaps in another process,
+and its result goes to ``generate``.
+
+Source: ``generation/utils.py`` and the Qwen and InternVL models of transformers 5.23.0.
+
+Shapes: P patches, N output tokens, D tower width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from encoders import EncoderOutput, InternViT, VisionEncoder
+from graphwrap import GraphedEncoder
+
+try:
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+except ImportError as error:
+    raise ImportError(
+        "vitgraph.integrations.transformers needs transformers: pip install 'transformers>=5.18'"
+    ) from error
+
+__all__ = ["VisionTower", "as_vision_tower", "mm_encoder_outputs"]
+
+
+class VisionTower(nn.Module):
+    """An encoder with the call, the outputs and the ``state_dict`` of a Qwen tower of transformers.
+
+    It shares all layers with the encoder: training, moving or changing one changes both.
+
+    Args:
+        encoder: an encoder of a Qwen family, or a :class:`GraphedEncoder` around one.
+
+    Attributes:
+        encoder: as given.
+        config: the encoder's own config.
+        spatial_merge_size: patches per side of one output token.
+
+    Raises:
+        ValueError: the encoder belongs to a family without ``spatial_merge_size`` (InternViT).
+    """
+
+    encoder: VisionEncoder | GraphedEncoder
+
+    def __init__(self, encoder: VisionEncoder | GraphedEncoder) -> None:
+        super().__init__()
+        inner = _unwrap(encoder)
+        if isinstance(inner, InternViT):
+            raise ValueError(
+                "as_vision_tower takes encoders of the Qwen families, not InternViT, whose tower "
+                "and projector lie apart in transformers: pass mm_encoder_outputs to generate"
+            )
+        # The dictionaries themselves are shared: a layer that peft replaces is replaced in both,
+        # and the keys are those of the encoder, which are the published ones. The encoder is not
+        # registered, so that no layer is found twice.
+        self._modules, self._parameters = inner._modules, inner._parameters
+        self._buffers = inner._buffers
+        self.__dict__["encoder"] = encoder
+        self.config = inner.config
+        self.spatial_merge_size: int = inner.config.spatial_merge_size
+        self.training = inner.training
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether the encoder computes its blocks again in the backward pass."""
+        return _unwrap(self.encoder).gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, enabled: bool) -> None:
+        _unwrap(self.encoder).gradient_checkpointing = enabled
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        grid_thw: Tensor,
+        return_dict: bool = True,
+        **unused: Any,
+    ) -> BaseModelOutputWithPooling | tuple[Tensor, ...]:
+        """Encode packed patches, as the tower that this one replaces does.
+
+        Args:
+            hidden_states: [P, patch_dim], the ``pixel_values`` of the processor.
+            grid_thw: [items, 3].
+            return_dict: False returns the fields that are not None as a tuple.
+            unused: what models pass on to all of their parts. Metadata made beforehand is made
+                anew, and ``output_hidden_states`` and ``output_attentions`` add nothing.
+
+        Returns:
+            ``last_hidden_state`` [P, D] (None from a :class:`GraphedEncoder` that does not return
+            it; in input order, where transformers leaves the window order of Qwen2.5-VL),
+            ``pooler_output`` [N, out] and, for Qwen3-VL, ``deepstack_features``, a list of
+            [N, out].
+        """
+        output = self.encoder(hidden_states, grid_thw)
+        deepstack = output.deepstack_features or ()
+        given = _model_output(output.last_hidden_state, output.pooler_output, list(deepstack))
+        return given if return_dict else given.to_tuple()
+
+
+def as_vision_tower(encoder: VisionEncoder | GraphedEncoder) -> VisionTower:
+    """A module to assign to ``model.model.visual`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+
+    Logits and generated tokens stay what they are, and so do the keys of ``state_dict``:
+    ``model.save_pretrained`` writes a checkpoint that transformers loads with its own tower.
+
+    Args:
+        encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
+            ``load_encoder`` turns gradients off; turn them on to train the tower.
+
+    Returns:
+        The module. It shares all layers with the encoder.
+
+    Raises:
+        ValueError: the encoder is an InternViT.
+    """
+    return VisionTower(encoder)
+
+
+def mm_encoder_outputs(
+    encoder: VisionEncoder | GraphedEncoder,
+    images: Sequence[Any] = (),
+    videos: Sequence[Any] = (),
+    *,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    max_tiles: int | None = None,
+    fps: float | None = None,
+    num_frames: int | None = None,
+) -> dict[str, BaseModelOutputWithPooling]:
+    """Encode images and videos for ``model.generate(mm_encoder_outputs=...)`` (transformers 5.18).
+
+    The prompt needs one placeholder token per feature: make it with the model's processor from
+    the same images and limits, and drop the pixels that the processor returns. ``generate`` changes
+    the outputs when it returns several sequences, so each call needs outputs of its own.
+
+    Args:
+        encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
+        images: in the order of their placeholders in the prompts.
+        videos: likewise. InternVL has one kind of placeholder: the images have to come first.
+        min_pixels, max_pixels, max_tiles, fps, num_frames: as for ``encoder.preprocess``.
+
+    Returns:
+        ``"image"`` and ``"video"``, as far as there are any. Qwen families: ``pooler_output`` is a
+        tuple of [tokens, out], one per item, and Qwen3-VL's ``deepstack_features`` a list of such
+        tuples, one per layer. InternVL: everything under ``"image"``, ``pooler_output`` [tiles,
+        tokens per tile, out].
+
+    Raises:
+        ValueError: what ``encode`` raises, or a :class:`GraphedEncoder` whose ``outputs`` lack
+            ``pooler_output`` or ``deepstack_features``.
+    """
+    found = {
+        kind: encoder.encode(
+            images=items if kind == "image" else (),
+            videos=items if kind == "video" else (),
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
+        for kind, items in (("image", images), ("video", videos))
+        if not (isinstance(items, Sequence) and len(items) == 0)
+    }
+    inner = _unwrap(encoder)
+    if isinstance(inner, InternViT):
+        pooled = [_pooled(item) for items in found.values() for item in items]
+        tile_tokens = inner.budget_range[0]
+        tiles = torch.cat(pooled).unflatten(0, (-1, tile_tokens)) if pooled else None
+        return {} if tiles is None else {"image": _model_output(None, tiles, [])}
+    return {kind: _listed(items) for kind, items in found.items()}
+
+
+def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
+    """Outputs of Qwen items, one tensor per item and layer."""
+    pooled = tuple(_pooled(item) for item in items)
+    layers = zip(*(_deepstack(item) for item in items), strict=True)
+    return _model_output(None, pooled, list(layers))
+
+
+def _model_output(
+    hidden: Tensor | None, pooled: Any, deepstack: list[Any]
+) -> BaseModelOutputWithPooling:
+    """The output class of the models of transformers, which depends on whether they have DeepStack.
+
+    ``deepstack`` has one entry per layer.
+    """
+    if not deepstack:
+        return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
+    from transformers.models.qwen3_vl import modeling_qwen3_vl  # takes seconds to import
+
+    return modeling_qwen3_vl.BaseModelOutputWithDeepstackFeatures(
+        last_hidden_state=hidden, pooler_output=pooled, deepstack_features=deepstack
+    )
+
+
+def _pooled(output: EncoderOutput) -> Tensor:
+    if output.pooler_output is None:
+        raise ValueError(_missing("pooler_output"))
+    return output.pooler_output
+
+
+def _deepstack(output: EncoderOutput) -> tuple[Tensor, ...]:
+    if output.deepstack_features is None:
+        raise ValueError(_missing("deepstack_features"))
+    return output.deepstack_features
+
+
+def _missing(field: str) -> str:
+    return (
+        f"the GraphedEncoder returns no {field}, which language models read: leave its outputs at "
+        "('pooler_output', 'deepstack_features')"
+    )
+
+
+def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> Any:
+    return encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder

@@ -1,0 +1,116 @@
+"""Features in the form that vLLM takes instead of images (``enable_mm_embeds=True``).
+
+vLLM is not imported: the result is plain tensors, which may be made in another process or on
+another machine.
+
+Source: vLLM 0.33.0, ``model_executor/models``: ``Qwen2VLMultiModalDataParser`` of ``qwen2_vl.py``,
+``Qwen3VLMultiModalDataParser`` and ``Qwen3_VisionTransformer.forward`` of ``qwen3_vl.py``,
+``InternVLImageEmbeddingInputs`` of ``internvl.py``; ``multimodal/parse.py``.
+
+Shapes, for n items of N tokens together, L DeepStack layers, and the width D of the language model:
+
+====================  ============================================  ===============================
+family                ``"image"``                                   ``"video"``
+====================  ============================================  ===============================
+Qwen2-VL, Qwen2.5-VL  ``image_embeds`` [N, D],                      ``video_embeds`` [N, D],
+                      ``image_grid_thw`` [n, 3]                     ``video_grid_thw`` [n, 3]
+Qwen3-VL              ``image_embeds`` [N, (1 + L) * D],            ``video_embeds``
+                      ``image_grid_thw`` [n, 3]                     [N, (1 + L) * D],
+                                                                    ``video_grid_thw`` [n, 3],
+                                                                    ``timestamps``, n lists
+Qwen3.5               as Qwen3-VL with L = 0                        as Qwen3-VL with L = 0
+InternVL              n tensors [tokens of the image, D]            not taken
+====================  ============================================  ===============================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoders import EncoderOutput, InternViT, Qwen3VLEncoder, VisionEncoder
+from graphwrap import GraphedEncoder
+
+__all__ = ["multi_modal_data"]
+
+
+def multi_modal_data(
+    encoder: VisionEncoder | GraphedEncoder,
+    images: Sequence[Any] = (),
+    videos: Sequence[Any] = (),
+    *,
+    timestamps: Sequence[Sequence[float]] | None = None,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    max_tiles: int | None = None,
+    fps: float | None = None,
+    num_frames: int | None = None,
+) -> dict[str, Any]:
+    """Encode the images and videos of one prompt for vLLM's ``multi_modal_data``.
+
+    Args:
+        encoder: an encoder of the model that vLLM serves, or a :class:`GraphedEncoder` around one.
+        images: in the order of their placeholders in the prompt.
+        videos: likewise; InternVL takes none, as vLLM cannot tell how long their placeholders are.
+        timestamps: for each video, the time in seconds of each of its frame pairs, which Qwen3-VL
+            and Qwen3.5 write into the prompt; the other families have none.
+        min_pixels, max_pixels, max_tiles, fps, num_frames: as for ``encoder.preprocess``.
+
+    Returns:
+        ``"image"`` and ``"video"``, as far as there are any, with tensors on the CPU in the shapes
+        of the table above.
+
+    Raises:
+        ValueError: what ``preprocess`` raises, videos for InternVL, timestamps that are missing or
+            too many, or a :class:`GraphedEncoder` without ``pooler_output`` or
+            ``deepstack_features`` among its outputs.
+    """
+    inner: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+    data: dict[str, Any] = {}
+    for kind, items in (("image", images), ("video", videos)):
+        if isinstance(items, Sequence) and len(items) == 0:
+            continue
+        if kind == "video" and isinstance(inner, InternViT):
+            raise ValueError(
+                "vLLM takes no features of videos for InternVL: pass the frames as images"
+            )
+        inputs = inner.preprocess(
+            **{f"{kind}s": items},
+            min_pixels=min_pixels, max_pixels=max_pixels, max_tiles=max_tiles,
+            fps=fps, num_frames=num_frames,
+        )  # fmt: skip
+        output = encoder(inputs.pixel_values, inputs.grid_thw)
+        if isinstance(inner, InternViT):
+            parts = inner.split(output, inputs.grid_thw)
+            data[kind] = [_packed(part) for part in parts]
+            continue
+        data[kind] = {f"{kind}_embeds": _packed(output), f"{kind}_grid_thw": inputs.grid_thw}
+        if kind == "video" and isinstance(inner, Qwen3VLEncoder):
+            frames = inputs.grid_thw[:, 0].tolist()
+            data[kind]["timestamps"] = _read_timestamps(timestamps, frames)
+    return data
+
+
+def _packed(output: EncoderOutput) -> Tensor:
+    """Merged tokens, then each DeepStack layer, side by side on the channels."""
+    if output.pooler_output is None or output.deepstack_features is None:
+        raise ValueError(
+            "the GraphedEncoder leaves out what language models read: leave its outputs at "
+            "('pooler_output', 'deepstack_features')"
+        )
+    return torch.cat((output.pooler_output, *output.deepstack_features), dim=1).detach().cpu()
+
+
+def _read_timestamps(
+    timestamps: Sequence[Sequence[float]] | None, frames: list[int]
+) -> list[list[float]]:
+    given = [list(map(float, times)) for times in timestamps or ()]
+    if [len(times) for times in given] != frames:
+        raise ValueError(
+            f"timestamps are for {[len(times) for times in given]} frame pairs per video, these "
+            f"videos have {frames}: pass one list per video with the seconds of each frame pair"
+        )
+    return given

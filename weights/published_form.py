@@ -1,0 +1,34 @@
+"""How a tower is published, as plain data that lets its encoder save itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from encoders.saving import PublishedForm
+
+from .families import vision_section
+from .layouts import to_published
+from .plan import Tower
+
+
+def published_form(
+    tower: Tower, names: Iterable[str], files: Mapping[str, Mapping[str, Any]], repo_id: str
+) -> PublishedForm:
+    """What ``encoder.save_pretrained`` needs to write the tower as ``extract_encoder`` does.
+
+    Args:
+        tower: that was loaded.
+        names: of the encoder's ``state_dict``.
+        files: the checkpoint's processor files, name without ``.json`` -> content.
+        repo_id: what it was loaded by; left out if that is a path.
+    """
+    config = dict(tower.contents.config)
+    section, parents = vision_section(config)
+    if len(parents) > 1:  # transformers' class of the tower looks for it at the top level only
+        config["vision_config"] = section
+    return PublishedForm(
+        files={"config": config, **files},
+        names={name: to_published(tower.layout, name) for name in names},
+        repo_id=None if tower.contents.snapshot.commit is None else repo_id,
+    )
