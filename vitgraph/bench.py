@@ -16,7 +16,7 @@ from .bench_speed import add_speed
 from .tables import format_table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-"""Where a source checkout has them."""
+"""Where a source checkout has the results."""
 GRAPHS = "graphs_h200.json"
 _SHORT = ("1x224", "8x448", "mix8", "1 tile", "13 tiles")
 _TIMES = {
@@ -26,11 +26,11 @@ _TIMES = {
     "graphed_ms": "graphed",
     "bare_replay_ms": "bare replay",
 }
-"""What was measured, and its column. Results from before there were accelerated towers lack one."""
+"""What was measured, and its column; results older than the accelerated towers lack one."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    """The grammar of the command."""
+    """Add the command's arguments to its parser."""
     _add_table_options(parser, None)
     figures = parser.add_subparsers(title="figures", metavar="NAME")
     for name, summary, add in (
@@ -74,7 +74,7 @@ def print_graphs(options: argparse.Namespace) -> None:
 
 
 def list_results() -> str:
-    """A line a results file: its name, and the script that printed it.
+    """Return one line per results file: its name, and the script that printed it.
 
     Raises:
         ValueError: there is no such folder: this is not a source checkout.
@@ -91,7 +91,7 @@ _NO_CHECKOUT = "the figures are part of a source checkout, which this is not"
 
 
 def _script(path: Path) -> str:
-    """The script of the same name or of the name before the device's, or what the file names."""
+    """Return the script that the file names, or whose name the file's name starts with."""
     about = json.loads(path.read_text()).get("about")
     if isinstance(about, Mapping) and "printed_by" in about:
         return str(about["printed_by"])
@@ -110,7 +110,7 @@ def _measured_on(path: Path) -> str:
 
 
 def read_graphs(path: Path | None = None) -> dict[str, Any]:
-    """The results of ``benchmarks/graphs.py``.
+    """Read the results of ``benchmarks/graphs.py``.
 
     Args:
         path: a results file; by default the source checkout's.
@@ -140,7 +140,7 @@ def _missing() -> str:
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """What was measured on what; then a table a tower, with what capture took."""
+    """Return what was measured on which machine, and one table per tower."""
     about = body["about"]
     head = (
         f"{about['gpu']}, torch {about['torch']}, transformers {about['transformers']}, "
@@ -150,7 +150,7 @@ def table(body: Mapping[str, Any]) -> str:
 
 
 def markdown(body: Mapping[str, Any]) -> str:
-    """A short table: a small load of each tower, a middling one and a mixed one."""
+    """Return a short table with a small, a middling and a mixed workload per tower."""
     header = ("tower", "workload", "transformers eager", "vitgraph eager", "vitgraph graphs")
     names = ("hf_eager_ms", "eager_ms", "graphed_ms")
     rows = [
@@ -190,5 +190,5 @@ def _row(row: Mapping[str, Any], measured: Sequence[str]) -> list[str]:
 
 
 def _number(value: float | None, form: str) -> str:
-    """A dash where nothing was measured: no graph ran, or none could be captured by hand."""
+    """Return a number as text, or a dash where nothing was measured."""
     return "-" if value is None else f"{value:{form}}"
