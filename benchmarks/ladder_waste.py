@@ -1,13 +1,14 @@
-"""How much of a replay is padding, by ladder: sum(padded) / sum(real) - 1, one image a replay.
+"""How much of a replay is padding, by choice of budgets, for one image per replay.
+
+Padding is sum(padded) / sum(real) - 1.
 
     python -m benchmarks.ladder_waste --json benchmarks/results/ladder_waste.json  (in a clone)
 
 Over the 1,000 fixed sizes of ``sizes.py``, by size class too, and over its nine lists drawn
 differently, each image resized as the family's own preprocessing does. Counted are images within
 range, from the smallest budget's tokens to the largest's. A larger image runs eagerly and pads
-nothing; a smaller one costs what the smallest budget costs, which no ladder changes. Both are
-printed as shares. Nothing is captured or timed: this is arithmetic on the ladder, the same on
-every machine.
+nothing; a smaller one costs what the smallest budget costs, whatever the other budgets are. Both
+are printed as shares. Nothing is captured or timed: this is arithmetic, the same on every machine.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ QWEN2_5 = {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 35
 
 
 def towers() -> dict[str, VisionEncoder]:
-    """One tower a family at its published patch and tile sizes, without weights.
+    """One tower per family at its published patch and tile sizes, without weights.
 
-    Qwen2-VL's repos publish at most 12.8 megapixels an image; without their files it is one.
+    Qwen2-VL's repos publish at most 12.8 megapixels per image; without their files it is one.
     """
     smaller = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
     published = replace(smaller, images=PixelRules(56 * 56, 16384 * 28 * 28))
@@ -91,8 +92,10 @@ def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
     return 1, tall // rules.patch_size, wide // rules.patch_size
 
 
-def ladders(encoder: VisionEncoder, specs: Sequence[EncoderItemSpec]) -> dict[str, list[Budget]]:
-    """Ladders of at most 48 graphs by name; the fitted one knows the sizes it is judged on."""
+def budget_sets(
+    encoder: VisionEncoder, specs: Sequence[EncoderItemSpec]
+) -> dict[str, list[Budget]]:
+    """Budgets for at most 48 graphs by name; the fitted ones know the sizes they are judged on."""
     low, high = encoder.budget_range
     doublings = round(math.log2(high / low))
     powers = [low * 2**step for step in range(doublings + 1)]
@@ -134,13 +137,13 @@ def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[s
 
 
 def report() -> dict[str, Any]:
-    """Every family, ladder and list; of the fixed list, every size class too."""
+    """Return the padding per family, budgets and list, and per class of the fixed list."""
     lists = {"fixed": fixed_sizes(), **other_lists()}
     result: dict[str, Any] = {}
     for family, encoder in towers().items():
         specs = {name: specs_of(encoder, sizes) for name, sizes in lists.items()}
         known = [spec for _, spec in specs["fixed"]]
-        for ladder, budgets in ladders(encoder, known).items():
+        for choice, budgets in budget_sets(encoder, known).items():
             rows: dict[str, Any] = {
                 name: waste(budgets, [spec for _, spec in listed]) for name, listed in specs.items()
             }
@@ -149,33 +152,33 @@ def report() -> dict[str, Any]:
                 kind: waste(budgets, [spec for k, spec in specs["fixed"] if k == kind])["padding"]
                 for kind in dict(lists["fixed"])
             }
-            result.setdefault(family, {})[ladder] = rows
+            result.setdefault(family, {})[choice] = rows
     return result
 
 
 def specs_of(
     encoder: VisionEncoder, sizes: Sequence[tuple[str, Size]]
 ) -> list[tuple[str, EncoderItemSpec]]:
-    """(class, spec) of every size."""
+    """Return the class and the spec of every size."""
     specs = encoder.item_specs([grid_of(encoder, size) for _, size in sizes])
     return [(kind, spec) for (kind, _), spec in zip(sizes, specs, strict=True)]
 
 
 def show(result: dict[str, Any]) -> None:
-    """Two tables, a line a family and ladder: every list; then the classes of the fixed list."""
+    """Print two tables: all lists by family and budgets, then the classes of the fixed list."""
     lists, kinds = ["fixed", *other_lists()], list(dict(fixed_sizes()))
-    head = f"{'family':20} {'ladder':14}"
+    head = f"{'family':20} {'choice':14}"
     print(f"{head} {'graphs':>6} |" + "".join(f"{name:>12}" for name in lists))
-    for family, by_ladder in result.items():
-        for ladder, rows in by_ladder.items():
+    for family, by_choice in result.items():
+        for choice, rows in by_choice.items():
             cells = "".join(f"{rows[name]['padding']:>12.1%}" for name in lists)
-            print(f"{family:20} {ladder:14} {rows['fixed']['graphs']:>6} |{cells}")
+            print(f"{family:20} {choice:14} {rows['fixed']['graphs']:>6} |{cells}")
     print(f"\n{head} {'eager':>6} {'below':>6} |" + "".join(f"{kind:>12}" for kind in kinds))
-    for family, by_ladder in result.items():
-        for ladder, rows in by_ladder.items():
+    for family, by_choice in result.items():
+        for choice, rows in by_choice.items():
             row = rows["fixed"]
             cells = "".join(f"{row['classes'][kind]:>12.1%}" for kind in kinds)
-            print(f"{family:20} {ladder:14} {row['eager']:>6.1%} {row['below']:>6.1%} |{cells}")
+            print(f"{family:20} {choice:14} {row['eager']:>6.1%} {row['below']:>6.1%} |{cells}")
 
 
 def main() -> None:

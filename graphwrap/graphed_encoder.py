@@ -334,7 +334,9 @@ class GraphedEncoder(EncodesItems):
             if specs and captured.pads:
                 groups = captured.packer.pack(specs)
             else:  # everything at once, also where there is nothing
-                groups = [Group(tuple(range(len(specs))), None, ("eager backend",) * len(specs))]
+                groups = [
+                    Group(tuple(range(len(specs))), None, 0.0, ("eager backend",) * len(specs))
+                ]
             plan = make_plan(key, specs, groups)
             self._plans.put(key, plan, max(len(key), 1))
         if self.on_overflow == "raise":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -44,16 +44,9 @@ class Group(NamedTuple):
     items: tuple[int, ...]
     """Their places in the call, ascending."""
     budget: Budget | None
+    cost: float
     reasons: tuple[str, ...] = ()
     """Why each item runs eagerly; empty for a replay."""
-
-
-class _Run(NamedTuple):
-    """A group under consideration, with its cost."""
-
-    items: Sequence[int]
-    budget: Budget | None
-    cost: float
 
 
 class Packer:
@@ -82,20 +75,17 @@ class Packer:
         if not specs:
             return []
         everything, batch = list(range(len(specs))), Batch.of(specs)
-        runs, whys = self._replay(everything, batch), dict[EncoderItemSpec, str]()
-        if not runs or _cost(runs) > WORTH_A_SPLIT * self.prices.least(2, batch.rows):
-            fitting, over = everything, list[int]()
+        groups, over = self._replay(everything, batch), list[int]()
+        whys: dict[EncoderItemSpec, str] = {}
+        if not groups or _cost(groups) > WORTH_A_SPLIT * self.prices.least(2, batch.rows):
+            fitting = everything
             if self.why_eager(EncoderItemSpec(*map(max, zip(*specs, strict=True)))) != CHEAPER:
                 whys = {spec: self.why_eager(spec) for spec in set(specs)}
                 fitting = [item for item in everything if whys[specs[item]] == CHEAPER]
                 over = [item for item in everything if whys[specs[item]] != CHEAPER]
-            runs = self._replays(fitting, specs) + self._eager_runs(over, specs)
-        if self.prices.eager(batch.rows) < _cost(runs):
-            runs = min(runs, self._eager_runs(everything, specs), key=_cost)
-        groups = []
-        for items, budget, _ in runs:
-            eager = () if budget else tuple([whys.get(specs[item], CHEAPER) for item in items])
-            groups.append(Group(tuple(sorted(items)), budget, eager))
+            groups = self._replays(fitting, specs) + self._eager_runs(over, specs, whys)
+        if len(over) < len(specs) and self.prices.eager(batch.rows) < _cost(groups):
+            groups = min(groups, self._eager_runs(everything, specs, whys), key=_cost)
         return sorted(groups)
 
     def why_eager(self, spec: EncoderItemSpec) -> str:
@@ -112,26 +102,36 @@ class Packer:
             for other in self.budgets
         )
 
-    def _replay(self, items: Sequence[int], batch: Batch) -> list[_Run]:
+    def _replay(self, items: Sequence[int], batch: Batch) -> list[Group]:
         """Return items as one replay of the cheapest budget; nothing if no budget holds them."""
         budget = self.prices.cheapest(batch) if batch.items <= self.max_batch_size else None
-        return [] if budget is None else [_Run(items, budget, self.prices.replay_ms[budget])]
+        if budget is None:
+            return []
+        return [Group(tuple(sorted(items)), budget, self.prices.replay_ms[budget])]
 
-    def _eager_runs(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> list[_Run]:
+    def _eager_runs(
+        self,
+        items: Sequence[int],
+        specs: Sequence[EncoderItemSpec],
+        whys: Mapping[EncoderItemSpec, str],
+    ) -> list[Group]:
         """Return eager runs of items in the caller's order, each as long as it may be."""
-        runs, batch = list[_Run](), list[int]()
-        tokens = rows = 0
+        runs, tokens = list[list[int]](), math.inf
         for item in items:
-            spec = specs[item]
-            if batch and tokens + spec.output_tokens > self.eager_tokens:
-                runs.append(_Run(batch, None, self.prices.eager(rows)))
-                batch, tokens, rows = [], 0, 0
-            batch.append(item)
-            tokens += spec.output_tokens
-            rows += spec.input_size
-        return [*runs, _Run(batch, None, self.prices.eager(rows))] if batch else []
+            more = specs[item].output_tokens
+            if tokens + more > self.eager_tokens:
+                runs.append([])
+                tokens = 0
+            runs[-1].append(item)
+            tokens += more
+        groups = []
+        for run in runs:
+            cost = self.prices.eager(sum([specs[item].input_size for item in run]))
+            reasons = tuple([whys.get(specs[item], CHEAPER) for item in run])
+            groups.append(Group(tuple(run), None, cost, reasons))
+        return groups
 
-    def _replays(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> list[_Run]:
+    def _replays(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return the cheapest of a few packings of items that each fit a budget."""
         ordered = sorted(items, key=lambda item: -specs[item].output_tokens)
         batch = Batch.of([specs[item] for item in ordered])
@@ -140,7 +140,7 @@ class Packer:
             tried = tried[: max(PLACEMENTS // len(ordered), 1)]
         else:
             tried = self._of_all_sizes([specs[item].output_tokens for item in ordered])
-        best, least = list[_Run](), math.inf
+        best, least = list[Group](), math.inf
         for capacity in tried:
             replays = -(-batch.tokens // capacity.tokens)
             if WORTH_A_SPLIT * self.prices.least(replays, batch.rows) < least:
@@ -174,7 +174,7 @@ class Packer:
 
     def _first_fit(
         self, ordered: Sequence[int], specs: Sequence[EncoderItemSpec], capacity: Budget
-    ) -> list[_Run]:
+    ) -> list[Group]:
         """Return replays of items in the order given, each item in the first one with room.
 
         The rule of :meth:`Budget.fits` is applied here to what is left of each capacity: 10,000
@@ -228,7 +228,7 @@ class Packer:
             runs += self._replay([item], Batch.of([specs[item]]))
         return runs
 
-    def _merged(self, runs: list[_Run], specs: Sequence[EncoderItemSpec]) -> list[_Run]:
+    def _merged(self, runs: list[Group], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return runs of which no two would cost less as one replay."""
         for one, other in combinations(runs, 2):
             both = [*one.items, *other.items]
@@ -256,5 +256,5 @@ def eager_tokens(captured: Iterable[Budget], wanted: Sequence[Budget], worth: Su
     return 2 * most
 
 
-def _cost(runs: Sequence[_Run]) -> float:
+def _cost(runs: Sequence[Group]) -> float:
     return sum([run.cost for run in runs])

@@ -83,7 +83,7 @@ def make_plan(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group
     rows = [0, *accumulate(int(spec.input_size) for spec in specs)]  # or NumPy's integers
     tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
     steps = []
-    for items, budget, reasons in groups:
+    for items, budget, _, reasons in groups:
         neighbours = _neighbours(items)
         row_spans, row_count = _spans(neighbours, rows)
         token_spans, token_count = _spans(neighbours, tokens)

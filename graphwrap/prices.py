@@ -60,7 +60,7 @@ class Prices:
         """Return the cheapest budget that holds a batch, or None if no budget does."""
         budgets, tokens = self._by_price
         for place in range(bisect_left(tokens, batch.tokens), len(budgets)):
-            if budgets[place].fits(batch):
+            if budgets[place].exceeded_by(batch) is None:
                 return budgets[place]
         return None
 

@@ -18,7 +18,7 @@ COLUMNS = [1, 0, 2, 3, 4]
 def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> float:
     """What groups cost by the packer's prices."""
     prices, total = packer.prices, 0.0
-    for items, budget, _ in groups:
+    for items, budget, _, _ in groups:
         rows = sum(specs[item].input_size for item in items)
         total += prices.eager(rows) if budget is None else prices.replay_ms[budget]
     return total

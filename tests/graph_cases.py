@@ -88,7 +88,7 @@ def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
 
 
 def budgets_hit(graphed: GraphedEncoder, stats: GraphStats | None = None) -> list[Budget]:
-    """The budgets that were replayed since the last reset, once a replay."""
+    """The budgets that were replayed since the last reset, once per replay."""
     counts = stats or graphed.stats()
     return [
         budget

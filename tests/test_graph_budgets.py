@@ -22,8 +22,8 @@ from graphwrap.packing import Packer
 from graphwrap.prices import Prices
 
 
-def tokens(ladder: BudgetSet) -> list[int]:
-    return sorted({budget.tokens for budget in ladder.budgets})
+def tokens(chosen: BudgetSet) -> list[int]:
+    return sorted({budget.tokens for budget in chosen.budgets})
 
 
 def at_true_size(name: str) -> VisionEncoder:
@@ -37,36 +37,36 @@ def at_true_size(name: str) -> VisionEncoder:
 
 
 def test_both_given_are_kept() -> None:
-    ladder = choose_budgets(ToyEncoder(), [32, 8, 16, 8], max_batch_size=5)
-    assert tokens(ladder) == [8, 16, 32]
-    assert ladder.max_batch_size == 5
-    assert not ladder.inferred
+    chosen = choose_budgets(ToyEncoder(), [32, 8, 16, 8], max_batch_size=5)
+    assert tokens(chosen) == [8, 16, 32]
+    assert chosen.max_batch_size == 5
+    assert not chosen.inferred
 
 
 @pytest.mark.parametrize(("budgets", "items"), [([8, 32], 8), ([500, 64], 64), ([1], 1)])
 def test_only_budgets_infer_the_items_of_a_replay(budgets: list[int], items: int) -> None:
-    ladder = choose_budgets(ToyEncoder(), budgets)
-    assert tokens(ladder) == sorted(budgets)
-    assert ladder.max_batch_size == items
+    chosen = choose_budgets(ToyEncoder(), budgets)
+    assert tokens(chosen) == sorted(budgets)
+    assert chosen.max_batch_size == items
 
 
 @pytest.mark.parametrize(("items", "start"), [(2, 4), (4, 4), (10, 10), (100, 100)])
-def test_only_items_start_the_ladder_where_each_has_a_token(items: int, start: int) -> None:
-    ladder = choose_budgets(ToyEncoder(), max_batch_size=items)
-    assert tokens(ladder)[0] == start
-    assert ladder.max_batch_size == items
-    assert ladder.inferred
+def test_only_items_start_budgets_where_each_has_a_token(items: int, start: int) -> None:
+    chosen = choose_budgets(ToyEncoder(), max_batch_size=items)
+    assert tokens(chosen)[0] == start
+    assert chosen.max_batch_size == items
+    assert chosen.inferred
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_neither_infers_a_ladder_over_the_encoders_range(name: str) -> None:
+def test_neither_infers_budgets_over_the_encoders_range(name: str) -> None:
     encoder = at_true_size(name)
-    ladder = choose_budgets(encoder)
+    chosen = choose_budgets(encoder)
     low, high = encoder.budget_range
-    assert (tokens(ladder)[0], tokens(ladder)[-1]) == (low, high)
-    assert len(ladder.budgets) <= 48
-    assert ladder.max_batch_size == min(64, low)
-    assert list(ladder.budgets) == sorted(set(ladder.budgets))
+    assert (tokens(chosen)[0], tokens(chosen)[-1]) == (low, high)
+    assert len(chosen.budgets) <= 48
+    assert chosen.max_batch_size == min(64, low)
+    assert list(chosen.budgets) == sorted(set(chosen.budgets))
 
 
 CONFIGURED: list[dict[str, int]] = [
@@ -80,14 +80,14 @@ CONFIGURED: list[dict[str, int]] = [
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("settings_", CONFIGURED, ids=str)
-def test_every_ladder_has_room_for_its_items_and_whole_tiles(
+def test_every_choice_has_room_for_its_items_and_whole_tiles(
     name: str, settings_: dict[str, int]
 ) -> None:
     encoder = at_true_size(name)
-    ladder = choose_budgets(encoder, **settings_)
-    assert 1 <= ladder.max_batch_size <= tokens(ladder)[0]
-    assert len(ladder.budgets) <= settings_.get("max_graphs", 48)
-    for budget in ladder.budgets:
+    chosen = choose_budgets(encoder, **settings_)
+    assert 1 <= chosen.max_batch_size <= tokens(chosen)[0]
+    assert len(chosen.budgets) <= settings_.get("max_graphs", 48)
+    for budget in chosen.budgets:
         spec = encoder.item_specs([encoder.grid_for(budget.tokens)])[0]
         assert (spec.output_tokens, spec.input_size) == (budget.tokens, budget.rows)
         assert budget.segments >= 1
@@ -95,7 +95,7 @@ def test_every_ladder_has_room_for_its_items_and_whole_tiles(
         assert budget.segments * budget.longest_segment >= budget.rows or is_tiled(name)
 
 
-def test_bounds_clip_the_inferred_ladder_and_may_be_one_number() -> None:
+def test_bounds_clip_the_inferred_budgets_and_may_be_one_number() -> None:
     assert tokens(choose_budgets(ToyEncoder(), min_budget=10, max_budget=20))[::99] == [10]
     assert tokens(choose_budgets(ToyEncoder(), min_budget=12, max_budget=12)) == [12]
     assert tokens(choose_budgets(ToyEncoder(), max_graphs=1)) == [64]
@@ -168,9 +168,9 @@ class NumPyEncoder(ToyEncoder):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_numpy_leave_no_trace(name: str) -> None:
-    ladder = choose_budgets(NumPyEncoder(), **{name: np.int64(8)})
-    assert ladder == choose_budgets(ToyEncoder(), **{name: 8})
-    assert {type(number) for budget in ladder.budgets for number in budget} == {int}
+    chosen = choose_budgets(NumPyEncoder(), **{name: np.int64(8)})
+    assert chosen == choose_budgets(ToyEncoder(), **{name: 8})
+    assert {type(number) for budget in chosen.budgets for number in budget} == {int}
     graphed = static(ToyEncoder(), None, **{name: np.int64(8)})
     graphed(pixels_for(graphed.encoder, [[1, 1, 8]]), [[1, 1, 8]])
     json.dumps(graphed.stats().to_dict())
@@ -239,9 +239,9 @@ def test_nothing_is_allocated_before_the_configuration_is_checked() -> None:
 
 def test_budgets_are_rounded_up_to_whole_tiles_and_that_is_said() -> None:
     with pytest.warns(UserWarning, match=r"\[1, 257, 512\] rounded up .*\[256, 512\]"):
-        ladder = choose_budgets(at_true_size("intern_vit_300m"), [257, 1, 512])
-    assert tokens(ladder) == [256, 512]
-    assert [budget.rows for budget in ladder.budgets] == [1, 2]
+        chosen = choose_budgets(at_true_size("intern_vit_300m"), [257, 1, 512])
+    assert tokens(chosen) == [256, 512]
+    assert [budget.rows for budget in chosen.budgets] == [1, 2]
 
 
 def test_budgets_that_are_whole_are_not_spoken_of() -> None:
@@ -251,14 +251,14 @@ def test_budgets_that_are_whole_are_not_spoken_of() -> None:
         choose_budgets(at_true_size("qwen2_5_vl"), [1, 17, 257])
 
 
-# --- what a ladder holds --------------------------------------------------------------------------
+# --- what budgets hold ----------------------------------------------------------------------------
 
 CLIPS = {"32 frames of 448x448": (32, 448), "64 frames of 224x224": (64, 224)}
 
 
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("name", OURS)
-def test_default_clips_fit_the_default_ladder_at_true_size(name: str, clip: str) -> None:
+def test_default_clips_fit_the_default_budgets_at_true_size(name: str, clip: str) -> None:
     encoder = at_true_size(name)
     frames, side = CLIPS[clip]
     if is_tiled(name):
@@ -268,8 +268,8 @@ def test_default_clips_fit_the_default_ladder_at_true_size(name: str, clip: str)
         merged = patch * encoder.config.spatial_merge_size
         grid = (frames // 2, *[round(side / merged) * merged // patch] * 2)
     spec = encoder.item_specs([grid])[0]
-    ladder = choose_budgets(encoder)
-    packer = Packer(Prices.unmeasured(ladder.budgets), ladder.max_batch_size, 16_384)
+    chosen = choose_budgets(encoder)
+    packer = Packer(Prices.unmeasured(chosen.budgets), chosen.max_batch_size, 16_384)
     assert packer.why_eager(spec) == "cheaper"
     (group,) = packer.pack([spec])
     assert group.budget is not None
@@ -281,9 +281,9 @@ def test_default_clips_fit_the_default_ladder_at_true_size(name: str, clip: str)
 def test_clips_of_large_frames_fit_whatever_number_of_items_a_replay_takes(items: int) -> None:
     """By default 8 long segments or 64 short ones, also where a replay takes one item."""
     encoder = at_true_size("qwen2_vl")
-    ladder = choose_budgets(encoder, max_batch_size=items)
-    assert {budget.segments for budget in ladder.budgets} == {8, 64}
-    (group,) = Packer(Prices.unmeasured(ladder.budgets), items, 16_384).pack(
+    chosen = choose_budgets(encoder, max_batch_size=items)
+    assert {budget.segments for budget in chosen.budgets} == {8, 64}
+    (group,) = Packer(Prices.unmeasured(chosen.budgets), items, 16_384).pack(
         encoder.item_specs([(4, 46, 46)])
     )
     assert group.budget is not None
@@ -345,5 +345,5 @@ def test_the_short_shapes_longest_segment_is_rounded_up() -> None:
 
 def test_frames_given_are_the_segments_of_every_budget() -> None:
     for frames in (1, 3, 8, 50):
-        ladder = choose_budgets(ToyEncoder(), [64], max_frames_per_batch=frames)
-        assert max(budget.segments for budget in ladder.budgets) == frames
+        chosen = choose_budgets(ToyEncoder(), [64], max_frames_per_batch=frames)
+        assert max(budget.segments for budget in chosen.budgets) == frames

@@ -1,4 +1,4 @@
-"""How much memory a ladder may take, what is done where there is less, and what an error keeps."""
+"""How much memory budgets may take, what is done where there is less, and what an error keeps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lowered(
     cached: int = 0,
     limit: float = 1.0,
 ) -> tuple[BudgetSet, BudgetSet]:
-    """The toy's ladder before and after it is fitted to a device of ``a_row`` bytes a row."""
+    """The toy's budgets before and after they are fitted to a device of ``a_row`` bytes per row."""
     encoder = encoder or ToyEncoder()
     rows = [0]
     forward = encoder.forward
@@ -56,16 +56,16 @@ def lowered(
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(encoder, "forward", counted)
-    ladder = choose_budgets(encoder, max_frames_per_batch=2)
+    wanted = choose_budgets(encoder, max_frames_per_batch=2)
     target = Target(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
     capturer = Capturer(target, encoder, bounded=True)
-    return ladder, capturer._fit_memory(ladder)
+    return wanted, capturer._fit_memory(wanted)
 
 
 # --- a third of free memory -----------------------------------------------------------------------
 
 
-def test_a_ladder_that_fits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budgets_that_fit_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         before, after = lowered(monkeypatch, free=10**9)

@@ -88,7 +88,7 @@ def check_groups(packer: Packer, specs: Sequence[EncoderItemSpec], groups: list[
     """Each item once, in order inside its group, every capacity kept, eager items with why."""
     assert sorted(item for group in groups for item in group.items) == list(range(len(specs)))
     assert [group.items[0] for group in groups] == sorted(group.items[0] for group in groups)
-    for items, budget, reasons in groups:
+    for items, budget, _, reasons in groups:
         assert list(items) == sorted(items)
         batch = Batch.of([specs[item] for item in items])
         if budget is None:

@@ -104,19 +104,19 @@ def test_one_object_called_in_any_order_gives_eagers_bits(order: list[int]) -> N
         assert_same_bits(SHARED(pixels, KNOWN[number]), SHARED.encoder(pixels, KNOWN[number]))
 
 
-def ladder_is_sound(chosen: dict[str, Any]) -> None:
+def budgets_are_sound(chosen: dict[str, Any]) -> None:
     encoder = ToyEncoder()
     asked = {key: value for key, value in chosen.items() if key not in ("clone", "budgets")}
-    ladder = choose_budgets(encoder, chosen["budgets"], **asked)
-    tokens = sorted({budget.tokens for budget in ladder.budgets})
-    assert 1 <= ladder.max_batch_size <= tokens[0]
-    assert list(ladder.budgets) == sorted(set(ladder.budgets))
-    assert len(ladder.budgets) <= asked.get("max_graphs", 48)
-    assert ladder.inferred == (chosen["budgets"] is None)
+    wanted = choose_budgets(encoder, chosen["budgets"], **asked)
+    tokens = sorted({budget.tokens for budget in wanted.budgets})
+    assert 1 <= wanted.max_batch_size <= tokens[0]
+    assert list(wanted.budgets) == sorted(set(wanted.budgets))
+    assert len(wanted.budgets) <= asked.get("max_graphs", 48)
+    assert wanted.inferred == (chosen["budgets"] is None)
     if chosen["budgets"] is not None:
         assert tokens == sorted(set(chosen["budgets"]))
-    most = asked.get("max_frames_per_batch", max(ladder.max_batch_size, LONG_SEGMENTS**2))
-    for budget in ladder.budgets:
+    most = asked.get("max_frames_per_batch", max(wanted.max_batch_size, LONG_SEGMENTS**2))
+    for budget in wanted.budgets:
         assert budget.rows == 2 * budget.tokens
         assert budget.segments <= most
         assert budget.segments * budget.longest_segment >= budget.rows
@@ -127,8 +127,8 @@ def ladder_is_sound(chosen: dict[str, Any]) -> None:
 @pytest.mark.slow
 @given(chosen=configurations())
 @settings(QUICK, max_examples=800)
-def test_every_valid_configuration_makes_a_sound_ladder(chosen: dict[str, Any]) -> None:
-    ladder_is_sound(chosen)
+def test_every_valid_configuration_makes_sound_budgets(chosen: dict[str, Any]) -> None:
+    budgets_are_sound(chosen)
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_every_packing_keeps_capacities_and_its_plan_covers_every_row_once(
 ) -> None:
     encoder = ToyEncoder()
     asked = {key: value for key, value in chosen.items() if key not in ("clone", "budgets")}
-    ladder = choose_budgets(encoder, chosen["budgets"], **asked)
+    wanted = choose_budgets(encoder, chosen["budgets"], **asked)
     specs = encoder.item_specs(grids)
-    packer = Packer(Prices.unmeasured(ladder.budgets), ladder.max_batch_size, 16_384)
+    packer = Packer(Prices.unmeasured(wanted.budgets), wanted.max_batch_size, 16_384)
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
     plan = make_plan(tuple(grids), specs, groups)

@@ -80,7 +80,7 @@ def test_a_replay_agrees_with_the_encoder_in_the_callers_order(name: str, mix: s
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_default_ladder_replays_images_and_clips(name: str) -> None:
+def test_the_default_budgets_replay_images_and_clips(name: str) -> None:
     encoder, grids = tower(name), mixes(name)["images and a clip"]
     graphed = static(encoder, None, max_budget=256, max_graphs=8)
     pixels = pixels_for(encoder, grids)

@@ -1,4 +1,4 @@
-"""The default ladder's padding, over a fixed list of sizes and over nine drawn differently."""
+"""Padding of the default budgets over a fixed list of sizes, and over nine drawn differently."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_other_lists_owe_nothing_to_the_first_and_are_always_the_same() -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_default_ladder_pads_eight_percent_at_most(family: str) -> None:
+def test_the_default_budgets_pad_eight_percent_at_most(family: str) -> None:
     default = report()[family]["default"]
     assert default["fixed"]["graphs"] == 48
     assert default["fixed"]["padding"] <= 0.08
@@ -54,10 +54,10 @@ def test_the_figure_holds_within_two_points_on_a_list_drawn_differently(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_powers_of_two_pad_several_times_more(family: str) -> None:
-    ladders = report()[family]
+    sets = report()[family]
     for name in ("fixed", "log-uniform", "photographs"):
-        assert ladders["powers of two"][name]["padding"] >= 0.25
-        assert ladders["powers of two"][name]["padding"] >= 4 * ladders["default"][name]["padding"]
+        assert sets["powers of two"][name]["padding"] >= 0.25
+        assert sets["powers of two"][name]["padding"] >= 4 * sets["default"][name]["padding"]
 
 
 SCREENS_16_9 = [(1280, 720), (1366, 768), (1536, 864), (1920, 1080), (2560, 1440)]
@@ -85,10 +85,10 @@ def test_no_image_within_range_runs_eagerly_for_its_shape(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_ladder_fitted_to_the_list_pads_least_of_all(family: str) -> None:
-    ladders = report()[family]
-    fitted = ladders["fit_budgets"]["fixed"]["padding"]
-    assert all(fitted <= ladder["fixed"]["padding"] for ladder in ladders.values())
+def test_budgets_fitted_to_the_list_pad_least_of_all(family: str) -> None:
+    sets = report()[family]
+    fitted = sets["fit_budgets"]["fixed"]["padding"]
+    assert all(fitted <= one["fixed"]["padding"] for one in sets.values())
 
 
 def test_the_results_and_the_docs_are_what_the_script_prints() -> None:
@@ -96,7 +96,7 @@ def test_the_results_and_the_docs_are_what_the_script_prints() -> None:
     saved = json.loads((root / "benchmarks" / "results" / "ladder_waste.json").read_text())
     assert saved == json.loads(json.dumps(report()))
     text = (root / "docs" / "graphs.md").read_text()
-    header, _, *rows = text[text.index("| default ladder |") :].split("\n\n")[0].splitlines()
+    header, _, *rows = text[text.index("| default budgets |") :].split("\n\n")[0].splitlines()
     families = [cell.strip() for cell in header.split("|")[2:-1]]
     assert [row.split("|")[1].strip() for row in rows] == list(sizes.other_lists())
     for row in rows:

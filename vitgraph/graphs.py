@@ -1,9 +1,9 @@
 """``vitgraph encode --graph``: which graphs to capture, and encoding through them.
 
 A modality says what will come, and so which shapes of a token budget are worth a graph. An image is
-one attention segment. A clip is many, one a frame pair, so graphs for clips come in the two shapes
-that :mod:`graphwrap` knows: few long segments, and many short ones. InternViT's segments are tiles
-of one length, in images as in clips: there, one shape serves both.
+one attention segment. A clip has one segment per frame pair, so graphs for clips come in the two
+shapes that :mod:`graphwrap` captures: few long segments, and many short ones. InternViT's segments
+are tiles of one length, in images as in clips: one shape serves both there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from graphwrap import GraphedEncoder, GraphStats
 from .encode import Encoded, Media, describe, named, prepare, to_cpu
 
 MODALITIES = {"image": 1, "video": 1, "image+video": 2}
-"""What may come, and how many items a replay takes by default."""
+"""What may come, and how many items one replay takes by default."""
 CLIP_SEGMENTS = 64
 """Frame pairs that a graph for clips holds: 128 frames."""
 MAX_GRAPHS = 48
 """As many as :class:`GraphedEncoder` captures by default."""
 MOST_ITEMS = 8192
-"""Items a replay; as many as the tokens that graphs are captured for by default."""
+"""Items per replay at most: the tokens of the largest default budget."""
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """The ladder where there are no CUDA graphs: every budget costs a run of the tower."""
 EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
@@ -46,12 +46,12 @@ class GraphOptions:
 
     @property
     def items(self) -> int:
-        """Items a replay."""
+        """Items per replay."""
         return self.max_batch_size or MODALITIES[self.modality]
 
     @property
     def segments(self) -> int:
-        """Attention segments a replay: an image is one, a clip one a frame pair."""
+        """Attention segments per replay: one per image, or one per frame pair of a clip."""
         return self.items if self.modality == "image" else max(CLIP_SEGMENTS, self.items)
 
 
@@ -64,12 +64,12 @@ def read_graph_options(
     images: Sequence[object] = (),
     videos: Sequence[object] = (),
 ) -> GraphOptions | None:
-    """Check what was asked for on the command line, before anything is read or fetched.
+    """Check the options of the command line before anything is read or fetched.
 
     Args:
         graph: whether to capture at all.
-        budgets: output tokens with commas between, as ``"64,256,1024"``.
-        max_batch_size: items a replay.
+        budgets: output tokens separated by commas, such as ``"64,256,1024"``.
+        max_batch_size: items per replay.
         modality: one of :data:`MODALITIES`; by default what ``images`` and ``videos`` are.
         images: files that will be encoded as images.
         videos: files that will be encoded as videos.
@@ -78,8 +78,8 @@ def read_graph_options(
         The options, or None without ``graph``.
 
     Raises:
-        ValueError: numbers that are none, options without ``graph``, or files of a kind that the
-            modality leaves out.
+        ValueError: an option that is not a number, options without ``graph``, or files of a kind
+            that the modality leaves out.
     """
     given = {"budgets": budgets, "max-batch-size": max_batch_size, "modality": modality}
     if not graph:
@@ -109,7 +109,7 @@ def read_graph_options(
 
 
 def read_budgets(text: str) -> tuple[int, ...]:
-    """``"64,256,1024"`` as numbers.
+    """Return the numbers of a text such as ``"64,256,1024"``.
 
     Raises:
         ValueError: an entry that is no positive integer, or more budgets than graphs.
@@ -131,10 +131,10 @@ def read_budgets(text: str) -> tuple[int, ...]:
 
 
 def graph_encoder(encoder: VisionEncoder, options: GraphOptions) -> GraphedEncoder:
-    """The encoder with its graphs captured; what is to be known about that goes to stderr.
+    """Return the encoder with its graphs captured; notes about that go to stderr.
 
-    Off CUDA the "static" backend does the same padding and packing without graphs: right answers,
-    no gain.
+    Without CUDA the "static" backend does the same padding and packing without graphs: the answers
+    are right and nothing is faster.
 
     Raises:
         ValueError: budgets that cannot work, or no memory for any.
@@ -231,7 +231,7 @@ def _encode_group(
 
 
 def summary(stats: GraphStats) -> str:
-    """Two lines: what was replayed and what was not, and what capture took."""
+    """Return two lines: what was replayed and what was not, and what capture took."""
     hits = sum(budget.hits for budget in stats.budgets)
     items = sum(budget.items for budget in stats.budgets)
     reasons = ", ".join(f"{why}: {count}" for why, count in sorted(stats.eager_reasons.items()))

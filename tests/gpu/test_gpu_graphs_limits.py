@@ -208,7 +208,7 @@ def test_a_budget_that_fails_is_dropped_and_the_rest_serve(
 ) -> None:
     encoder = new_tower("qwen3_vl")
     fail_at(encoder, 4 * lost, run, fail)
-    # One shape a token count (one frame a replay), so that one budget fails.
+    # One shape per token count (one frame per replay), so that one budget fails.
     with pytest.warns(UserWarning, match=rf"budget {lost} .* is dropped") as caught:
         graphed = replaying(encoder, [64, 256, 1024], max_frames_per_batch=1)
     assert len(caught) == 1, [str(warning.message) for warning in caught]

@@ -1,4 +1,4 @@
-"""Ladders: the default one, and the one that ``fit_budgets`` finds."""
+"""Which budgets: the default ones, and those that ``fit_budgets`` finds."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from test_graph_budgets import at_true_size, tokens
 from graphwrap import fit_budgets
 from graphwrap.budgets import Batch, default_budgets, choose_budgets, square_counts
 
-# --- the default ladder ---------------------------------------------------------------------------
+# --- the default budgets --------------------------------------------------------------------------
 
 
-def test_the_default_ladder_holds_squares_and_steps_by_a_sixth_at_most() -> None:
-    ladder = default_budgets(64, 8192, 40)
-    assert len(ladder) == 40
-    assert set(ladder) >= set(square_counts(64, 8192))
-    assert max(after / before for before, after in pairwise(ladder)) <= 7 / 6
-    assert min(size for size in ladder if size >= 1369) <= 1.05 * 1369  # 1024x1024, patches of 14
+def test_the_default_budgets_hold_squares_and_step_by_a_sixth_at_most() -> None:
+    budgets = default_budgets(64, 8192, 40)
+    assert len(budgets) == 40
+    assert set(budgets) >= set(square_counts(64, 8192))
+    assert max(after / before for before, after in pairwise(budgets)) <= 7 / 6
+    assert min(size for size in budgets if size >= 1369) <= 1.05 * 1369  # 1024x1024, patches of 14
 
 
 @pytest.mark.parametrize(("low", "high"), [(4, 512), (64, 512), (64, 1024), (64, 8192), (7, 9)])
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 40, 10_000])
-def test_a_default_ladder_climbs_from_low_to_high_without_useless_steps(
+def test_default_budgets_climb_from_low_to_high_without_useless_steps(
     low: int, high: int, count: int
 ) -> None:
-    ladder = default_budgets(low, high, count)
-    assert ladder == sorted(set(ladder))
-    assert len(ladder) <= count
-    assert ladder[-1] == high
-    assert ladder[0] == (low if count > 1 else high)
+    budgets = default_budgets(low, high, count)
+    assert budgets == sorted(set(budgets))
+    assert len(budgets) <= count
+    assert budgets[-1] == high
+    assert budgets[0] == (low if count > 1 else high)
     if count <= 40:  # where there is one token to save on a hundred, the graph is worth more
-        steps = [(a, b) for a, b in pairwise(ladder) if b - a < a / 50]
+        steps = [(a, b) for a, b in pairwise(budgets) if b - a < a / 50]
         assert not steps, steps
 
 
@@ -60,10 +60,10 @@ def test_batches_of_squares_replay_without_padding(name: str) -> None:
     replayed = []
     for count, side in BATCHES:
         patches = side // encoder.config.patch_size
-        load = Batch.of(encoder.item_specs([(1, patches, patches)] * count))
-        if budgets[0].tokens <= load.tokens <= budgets[-1].tokens:
-            exact = [budget for budget in budgets if budget.tokens == load.tokens]
-            assert any(budget.exceeded_by(load) is None for budget in exact), (count, side)
+        batch = Batch.of(encoder.item_specs([(1, patches, patches)] * count))
+        if budgets[0].tokens <= batch.tokens <= budgets[-1].tokens:
+            exact = [budget for budget in budgets if budget.tokens == batch.tokens]
+            assert any(budget.exceeded_by(batch) is None for budget in exact), (count, side)
             replayed.append((count, side))
     assert replayed == BATCHES[name == "qwen3_vl" : -1]  # 49 tokens are too few, 64x448 too many
 
@@ -71,12 +71,12 @@ def test_batches_of_squares_replay_without_padding(name: str) -> None:
 # --- fit_budgets ----------------------------------------------------------------------------------
 
 
-def padding(ladder: Sequence[int], counts: Sequence[int]) -> int:
-    return sum(min(budget for budget in ladder if budget >= count) - count for count in counts)
+def padding(budgets: Sequence[int], counts: Sequence[int]) -> int:
+    return sum(min(budget for budget in budgets if budget >= count) - count for count in counts)
 
 
 def least_padding(counts: Sequence[int], graphs: int) -> int:
-    """By trying every ladder made of sizes that occur (no other budget is ever better)."""
+    """By trying all budgets made of sizes that occur (no other budget is ever better)."""
     sizes = sorted(set(counts))
     choices = itertools.combinations(sizes[:-1], min(graphs, len(sizes)) - 1)
     return min(padding([*choice, sizes[-1]], counts) for choice in choices)
@@ -87,12 +87,12 @@ def least_padding(counts: Sequence[int], graphs: int) -> int:
     graphs=st.integers(1, 6),
 )
 @settings(max_examples=400)
-def test_a_fitted_ladder_pads_as_little_as_any(counts: list[int], graphs: int) -> None:
-    ladder = fit_budgets(counts, graphs)
-    assert ladder == sorted(set(ladder))
-    assert 1 <= len(ladder) <= graphs
-    assert ladder[-1] == max(counts)
-    assert padding(ladder, counts) == least_padding(counts, graphs)
+def test_fitted_budgets_pad_as_little_as_any(counts: list[int], graphs: int) -> None:
+    budgets = fit_budgets(counts, graphs)
+    assert budgets == sorted(set(budgets))
+    assert 1 <= len(budgets) <= graphs
+    assert budgets[-1] == max(counts)
+    assert padding(budgets, counts) == least_padding(counts, graphs)
 
 
 @given(
@@ -100,7 +100,7 @@ def test_a_fitted_ladder_pads_as_little_as_any(counts: list[int], graphs: int) -
     graphs=st.integers(1, 5),
 )
 @settings(max_examples=200)
-def test_a_fitted_ladder_knows_how_often_each_size_occurs(counts: list[int], graphs: int) -> None:
+def test_fitted_budgets_know_how_often_each_size_occurs(counts: list[int], graphs: int) -> None:
     assert padding(fit_budgets(counts, graphs), counts) == least_padding(counts, graphs)
 
 
@@ -109,9 +109,9 @@ def test_counts_of_few_bits_do_not_overflow() -> None:
     assert fit_budgets(np.array(counts, dtype=np.int32), 2) == fit_budgets(counts, 2)
 
 
-def test_a_fitted_ladder_of_thousands_of_sizes_takes_a_moment() -> None:
-    ladder = fit_budgets([1 + n * n % 7919 for n in range(20_000)], 48)
-    assert len(ladder) == 48
+def test_fitting_budgets_to_thousands_of_sizes_takes_a_moment() -> None:
+    budgets = fit_budgets([1 + n * n % 7919 for n in range(20_000)], 48)
+    assert len(budgets) == 48
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_fit_budgets_refuses_what_is_no_count(counts: Any, graphs: Any, rule: st
         fit_budgets(counts, graphs)
 
 
-def test_a_fitted_ladder_replays_its_sizes_without_padding() -> None:
+def test_fitted_budgets_replay_their_sizes_without_padding() -> None:
     counts = [3, 7, 7, 11, 30]
     graphed = toy(fit_budgets(counts))
     for count in counts:
