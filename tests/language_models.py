@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,18 @@ import torch
 from oracles import draw_weights
 from PIL import Image
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessor,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
 
 from encoders.vision_encoder import VisionEncoder
 from vitgraph.seeded import RECIPES
@@ -156,3 +167,35 @@ def make_prompt(
 def _per_frame(encoder: VisionEncoder) -> bool:
     """Whether the prompt has one run of placeholders per frame pair (Qwen3-VL and later)."""
     return "Qwen3" in type(encoder).__name__
+
+
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def write_repo(folder: Path) -> Path:
+    """A whole tiny Qwen3-VL as its repo is: model, tokenizer, processors, chat template."""
+    special = {
+        "<|image_pad|>": IMAGE, "<|video_pad|>": VIDEO,
+        "<|vision_start|>": START, "<|vision_end|>": END,
+    }  # fmt: skip
+    letters = {chr(ord("A") + number): number for number in range(3, IMAGE)}
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **letters, **special}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="D"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    build_model("qwen3_vl").save_pretrained(folder)
+    Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(
+            patch_size=16, size={"shortest_edge": 4096, "longest_edge": 65536}
+        ),
+        tokenizer=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>",
+            additional_special_tokens=list(special),
+        ),
+        video_processor=Qwen3VLVideoProcessor(),
+        chat_template=TEMPLATE,
+    ).save_pretrained(folder)  # fmt: skip
+    return folder

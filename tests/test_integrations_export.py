@@ -16,6 +16,8 @@ from encoders.vision_encoder import VisionEncoder
 from vitgraph.integrations.export import export_onnx, export_program
 
 TOWERS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+FAST = ("intern_vit_300m", "qwen2_5_vl")
+"""Towers whose slower tests run in a plain pytest, too."""
 
 
 def grids_of(name: str) -> list[Grids]:
@@ -52,7 +54,9 @@ def test_a_program_for_one_grid_has_the_encoders_bits(name: str) -> None:
     assert all(map(torch.equal, output.values(), wanted.values()))
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in TOWERS]
+)
 def test_a_dynamic_program_takes_items_of_any_size(name: str) -> None:
     encoder = tiny(name)
     run = export_program(encoder).module()
@@ -64,7 +68,9 @@ def test_a_dynamic_program_takes_items_of_any_size(name: str) -> None:
         assert max(distance(*pair) for pair in pairs) <= 2e-6, grids
 
 
-@pytest.mark.parametrize("grids", [None, [[1, 4, 6], [2, 4, 4]]])
+@pytest.mark.parametrize(
+    "grids", [pytest.param(None, marks=pytest.mark.slow), [[1, 4, 6], [2, 4, 4]]]
+)
 def test_a_saved_program_runs_without_this_library(tmp_path: Path, grids: Grids | None) -> None:
     encoder = tiny("qwen2_5_vl")
     program = export_program(encoder, grids)
@@ -112,7 +118,7 @@ def test_without_onnxscript_the_error_says_what_to_install(
 @pytest.mark.filterwarnings("default")  # of onnxscript
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", ["qwen3_vl", *(pytest.param(n, marks=pytest.mark.slow) for n in TOWERS[:-2]), "qwen3_5"]
+    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in TOWERS]
 )
 def test_onnxruntime_computes_what_the_encoder_does(
     tmp_path: Path, name: str, dynamic: bool
