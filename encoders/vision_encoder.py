@@ -19,6 +19,7 @@ from .contract import Accelerator, EncoderItemSpec, EncoderOutput, Grid, GridLik
 from .contract import Metadata, VisionInputs
 from .inputs import (
     Preprocessor,
+    StagedPreprocessor,
     block_indices,
     check_pixels,
     missing_grid,
@@ -168,7 +169,8 @@ class VisionEncoder(EncodesItems, nn.Module, ABC):
 
     def encoding(self) -> Encoding:
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
-        return Encoding(self, self, next(self.parameters()).device)
+        stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
+        return Encoding(self, self, next(self.parameters()).device, stager=stager)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
         """Cut a batched output into one output an item: views, which keep the whole batch.
