@@ -12,7 +12,10 @@ from stream_cases import TOWERS, prefetch_threads, tower
 from encoders.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 ITEMS: list[Any] = [*photographs()[:5], panning_clip(5), *photographs()[:4]]
 
