@@ -16,6 +16,7 @@ from .block_runner import BlockRunner
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionInputs
 from .inputs import (
     Preprocessor,
+    StagedPreprocessor,
     block_indices,
     check_pixels,
     missing_grid,
@@ -198,7 +199,8 @@ class VisionEncoder(SavedEncoder, EncodesItems, BlockRunner):
 
     def encoding(self) -> Encoding:
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
-        return Encoding(self, self, next(self.parameters()).device)
+        stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
+        return Encoding(self, self, next(self.parameters()).device, stager=stager)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
         """Cut a batched output into one output per item.

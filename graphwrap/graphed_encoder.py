@@ -313,7 +313,9 @@ class GraphedEncoder(EncodesItems):
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
         find_preprocess(self.encoder)
         encoder = cast(ItemEncoder, self.encoder)
-        return Encoding(encoder, self, self.device, self.outputs, self.clone)
+        inner = self.encoder.encoding() if isinstance(self.encoder, EncodesItems) else None
+        stager = inner.stager if inner else None
+        return Encoding(encoder, self, self.device, self.outputs, stager, self.clone)
 
     def _plan(self, grid_thw: GridLike, rows: int | None = None) -> Plan:
         """Return the plan of a grid, kept since it was first seen.

@@ -32,7 +32,7 @@ from .grids import (
     stitch_tiles,
     window_order,
 )
-from .images import Preprocessor, resize
+from .images import Preprocessor, StagedItem, StagedPreprocessor, resize
 from .intake import Video, read_images, read_item, to_rgb
 from .patches import PatchPreprocessor
 from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
@@ -47,6 +47,8 @@ __all__ = [
     "PatchPreprocessor",
     "PixelRules",
     "Preprocessor",
+    "StagedItem",
+    "StagedPreprocessor",
     "TilePreprocessor",
     "Video",
     "VideoFrames",

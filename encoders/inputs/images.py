@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import index
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,37 @@ class Preprocessor(Protocol):
         ...
 
 
+class StagedItem(NamedTuple):
+    """One image or video, resized, before it is normalised and cut."""
+
+    pixels: Tensor
+    """uint8 [frames, H, W, 3], contiguous; for tiled families [tiles, S, S, 3]."""
+    grid: Grid
+    mean: Stats
+    std: Stats
+    tiles: tuple[int, int, bool] | None = None
+    """(columns, rows, thumbnail) for tiled families."""
+
+
+@runtime_checkable
+class StagedPreprocessor(Protocol):
+    """A preprocessor that can leave normalising and cutting to another device.
+
+    ``finish(stage(images, videos, limits))`` has the bits of a call with the same arguments, and
+    a quarter of the bytes in between.
+    """
+
+    def stage(
+        self, images: Sequence[Any], videos: Sequence[Any], limits: Mapping[str, Any]
+    ) -> list[StagedItem]:
+        """Decode and resize images, then videos; ``limits`` are the keywords of a call."""
+        ...
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise and cut items on the device that their pixels are on."""
+        ...
+
+
 def resize(image: Tensor, height: int, width: int) -> Tensor:
     """Resize a uint8 image as torchvision does (bicubic, antialiased).
 
@@ -84,6 +115,22 @@ def folded_stats(mean: Stats, std: Stats) -> tuple[Tensor, Tensor]:
     """Return mean and std, float32 [3, 1, 1] each, in the scale of pixels from 0 to 255."""
     stats = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
     return stats[0].view(3, 1, 1), stats[1].view(3, 1, 1)
+
+
+def normalize(pixels: Tensor, mean: Stats, std: Stats) -> Tensor:
+    """Normalise uint8 pixels on their device, with the bits of the preprocessing on the CPU.
+
+    Args:
+        pixels: uint8 [N, 3, ...].
+        mean: per channel, for pixels from 0 to 1.
+        std: per channel, for pixels from 0 to 1.
+
+    Returns:
+        float32 [N, 3, ...].
+    """
+    shape = (3, *[1] * (pixels.ndim - 2))
+    low, scale = (stat.to(pixels.device).view(shape) for stat in folded_stats(mean, std))
+    return pixels.to(torch.float32).sub_(low).div_(scale)
 
 
 def grid_tensor(grids: Sequence[Grid]) -> Tensor:

@@ -17,9 +17,10 @@ Deliberate differences:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..contract import Grid, VisionInputs
-from .images import check_keywords, folded_stats, grid_tensor, resize
+from .images import StagedItem, check_keywords, folded_stats, grid_tensor, normalize, resize
 from .clips import read_videos
 from .intake import naming, read_images
 from .processor_files import (
@@ -118,6 +119,93 @@ class PatchPreprocessor:
         num_frames: int | None = None,
     ) -> VisionInputs:
         """Return patches [P, 3*T*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
+        return self._fill(
+            self._read(
+                images,
+                videos,
+                min_pixels=min_pixels,
+                max_pixels=max_pixels,
+                max_tiles=max_tiles,
+                fps=fps,
+                num_frames=num_frames,
+            )
+        )
+
+    def stage(
+        self, images: Sequence[Any], videos: Sequence[Any], limits: Mapping[str, Any]
+    ) -> list[StagedItem]:
+        """Decode and resize images, then videos.
+
+        Args:
+            images: as a call takes them.
+            videos: as a call takes them.
+            limits: the keywords of a call.
+
+        Returns:
+            Items whose pixels are uint8 [frames, H, W, 3].
+
+        Raises:
+            ValueError: what a call raises.
+        """
+        return [
+            StagedItem(
+                torch.stack(
+                    [
+                        resize(frame, h * self.patch_size, w * self.patch_size).permute(1, 2, 0)
+                        for frame in frames
+                    ]
+                ),
+                (t, h, w),
+                rules.mean,
+                rules.std,
+            )
+            for frames, rules, (t, h, w) in self._read(images, videos, **limits)
+        ]
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise and cut items on the device that their pixels are on.
+
+        Args:
+            items: as ``stage`` returns them; their pixels may have been moved.
+
+        Returns:
+            The patches, float32 [P, 3*T*p*p] with the bits of a call, and the grid on the CPU.
+        """
+        p, pair = self.patch_size, self.temporal_patch_size
+        parts = [] if items else [torch.empty(0, 3 * pair * p * p)]
+        for stats, group in groupby(items, lambda item: (item.mean, item.std)):
+            rows = torch.cat([self._cut(item.pixels) for item in group])
+            parts.append(normalize(rows, *stats).flatten(1))
+        return VisionInputs(torch.cat(parts), grid_tensor([item.grid for item in items]))
+
+    def _cut(self, frames: Tensor) -> Tensor:
+        """Cut frames [f, H, W, 3] into patches [P, 3, T*p*p]; the last frame fills up the last."""
+        count, pair = len(frames), self.temporal_patch_size
+        if count % pair:
+            last = frames[-1:].expand(pair - count % pair, -1, -1, -1)
+            frames = torch.cat((frames, last))
+        return rearrange(
+            frames,
+            "(t f) (r a p) (s b q) c -> (t r s a b) c (f p q)",
+            f=pair,
+            a=self.merge_size,
+            b=self.merge_size,
+            p=self.patch_size,
+            q=self.patch_size,
+        )
+
+    def _read(
+        self,
+        images: Sequence[Any],
+        videos: Sequence[Any],
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
+        """Return the frames of each item, the rules for it, and its grid."""
         if max_tiles is not None:
             raise ValueError(
                 f"max_tiles={max_tiles}: a Qwen tower has no tiles; bound the size with max_pixels"
@@ -144,7 +232,7 @@ class PatchPreprocessor:
             for number, frames in enumerate(frame_lists):
                 with naming(f"{kind} {number}"):
                     items.append((frames, rules, self._grid(frames, rules)))
-        return self._fill(items)
+        return items
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

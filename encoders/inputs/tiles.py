@@ -14,7 +14,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..contract import VisionInputs
-from .images import check_keywords, folded_stats, grid_tensor, resize
+from .images import StagedItem, check_keywords, folded_stats, grid_tensor, normalize, resize
 from .clips import read_videos
 from .intake import read_images
 from .processor_files import (
@@ -112,6 +112,81 @@ class TilePreprocessor:
         num_frames: int | None = None,
     ) -> VisionInputs:
         """Return tiles [n, 3, S, S] of images, then videos; see ``VisionEncoder.preprocess``."""
+        items = self._read(
+            images,
+            videos,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
+        counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
+        size = self.image_size
+        pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
+        places = pixel_values.split(counts)
+        for (frames, tiling, *stats), out in zip(items, places, strict=True):
+            mean, std = folded_stats(*stats)
+            tiles = (tile for frame in frames for tile in _cut(frame, tiling, size))
+            for tile, target in zip(tiles, out, strict=True):
+                target.copy_(tile).sub_(mean).div_(std)
+        tilings = [tiling for _, tiling, _, _ in items]
+        return VisionInputs(pixel_values, self._grids(counts), tilings)
+
+    def stage(
+        self, images: Sequence[Any], videos: Sequence[Any], limits: Mapping[str, Any]
+    ) -> list[StagedItem]:
+        """Decode and resize images, then videos.
+
+        Args:
+            images: as a call takes them.
+            videos: as a call takes them.
+            limits: the keywords of a call.
+
+        Returns:
+            Items whose pixels are uint8 [tiles, S, S, 3].
+
+        Raises:
+            ValueError: what a call raises.
+        """
+        staged = []
+        for frames, tiling, mean, std in self._read(images, videos, **limits):
+            tiles = [tile for frame in frames for tile in _cut(frame, tiling, self.image_size)]
+            pixels = torch.stack([tile.permute(1, 2, 0) for tile in tiles])
+            side = self.image_size // self.patch_size
+            staged.append(StagedItem(pixels, (len(tiles), side, side), mean, std, tiling))
+        return staged
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise items on the device that their pixels are on.
+
+        Args:
+            items: as ``stage`` returns them; their pixels may have been moved.
+
+        Returns:
+            The tiles, float32 [n, 3, S, S] with the bits of a call, and the grid on the CPU.
+        """
+        parts = [
+            normalize(item.pixels.permute(0, 3, 1, 2).contiguous(), item.mean, item.std)
+            for item in items
+        ]
+        size = self.image_size
+        pixels = torch.cat(parts) if parts else torch.empty(0, 3, size, size)
+        tilings = [item.tiles for item in items if item.tiles is not None]
+        return VisionInputs(pixels, self._grids([item.grid[0] for item in items]), tilings)
+
+    def _read(
+        self,
+        images: Sequence[Any],
+        videos: Sequence[Any],
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> list[tuple[list[Tensor], tuple[int, int, bool], Stats, Stats]]:
+        """Return the frames of each item, how each frame is cut into tiles, mean and std."""
         for name, value in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
             if value is not None:
                 raise ValueError(
@@ -128,21 +203,15 @@ class TilePreprocessor:
             initial_shift=self.initial_shift,
         )
         clips = read_videos(videos, choose, self.video_error)
-        tiles = [self._tiling(image, max_tiles) for image in stills]
-        counts = [c * r + thumbnail for c, r, thumbnail in tiles] + [len(clip) for clip in clips]
-        size = self.image_size
-        pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
-        parts = pixel_values.split(counts)
-        stats = folded_stats(self.mean, self.std)
-        for image, tiling, out in zip(stills, tiles, parts[: len(stills)], strict=True):
-            _write_tiles(image, tiling, out, *stats)
-        stats = folded_stats(self.video_mean or self.mean, self.video_std or self.std)
-        for clip, out in zip(clips, parts[len(stills) :], strict=True):
-            for frame, tile in zip(clip, out, strict=True):
-                _write_tiles(frame, (1, 1, False), tile[None], *stats)
-        side = size // self.patch_size
-        grids = grid_tensor([(n, side, side) for n in counts])
-        return VisionInputs(pixel_values, grids, tiles + [(1, 1, False)] * len(clips))
+        stats = self.video_mean or self.mean, self.video_std or self.std
+        return [
+            *(([image], self._tiling(image, max_tiles), self.mean, self.std) for image in stills),
+            *((clip, (1, 1, False), *stats) for clip in clips),
+        ]
+
+    def _grids(self, counts: Sequence[int]) -> Tensor:
+        side = self.image_size // self.patch_size
+        return grid_tensor([(count, side, side) for count in counts])
 
     def _tiling(self, image: Tensor, max_tiles: int | None) -> tuple[int, int, bool]:
         if not self.dynamic and max_tiles is None:
@@ -162,16 +231,15 @@ class TilePreprocessor:
             )
 
 
-def _write_tiles(
-    image: Tensor, tiling: tuple[int, int, bool], out: Tensor, mean: Tensor, std: Tensor
-) -> None:
-    """Resize, cut row by row and normalise one image into ``out`` [tiles, 3, S, S]."""
+def _count(tiling: tuple[int, int, bool]) -> int:
     columns, rows, thumbnail = tiling
-    size = out.shape[-1]
+    return columns * rows + thumbnail
+
+
+def _cut(image: Tensor, tiling: tuple[int, int, bool], size: int) -> list[Tensor]:
+    """Resize an image and cut it row by row into uint8 tiles [3, S, S], a thumbnail last."""
+    columns, rows, thumbnail = tiling
     whole = resize(image, rows * size, columns * size)
     cut = rearrange(whole, "c (r h) (q w) -> r q c h w", r=rows, q=columns)
     tiles = [cut[row, column] for row in range(rows) for column in range(columns)]
-    if thumbnail:
-        tiles.append(resize(image, size, size))
-    for tile, target in zip(tiles, out, strict=True):
-        target.copy_(tile).sub_(mean).div_(std)
+    return [*tiles, resize(image, size, size)] if thumbnail else tiles

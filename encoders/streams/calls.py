@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
+from ..inputs import StagedPreprocessor
 from ..pooling import check_fields, check_pool, pool
 
 FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
@@ -59,6 +60,8 @@ class Encoding:
     device: torch.device
     fields: tuple[str, ...] = FIELDS
     """The fields that the call returns."""
+    stager: StagedPreprocessor | None = None
+    """What leaves normalising and cutting to the device, where ``preprocess`` allows that."""
     owned: bool = True
     """Whether a result stays as it is when the next call runs."""
 

@@ -17,12 +17,13 @@ class DeviceQueue:
 
     Attributes:
         ahead: batches that run beyond the one whose results are handed over.
+        stages: whether pixels are sent as uint8, and normalised and cut on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._on_cuda = device.type == "cuda"
-        self.ahead = int(self._on_cuda)
+        self.ahead, self.stages = int(self._on_cuda), self._on_cuda
         if self._on_cuda:
             self._copies, self._runs = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._runs.wait_stream(torch.cuda.current_stream(device))
@@ -31,19 +32,16 @@ class DeviceQueue:
         """The same rows where the device can copy them from while it works."""
         return rows.pin_memory() if self._on_cuda else rows
 
-    def gather(self, parts: Sequence[Tensor]) -> Tensor:
-        """All rows of ``parts`` in one tensor, on the device if that is a GPU."""
+    def send(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The parts on the device if that is a GPU; the encoder moves others itself."""
         if not self._on_cuda:
-            return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+            return list(parts)
         with torch.cuda.stream(self._copies):
-            sizes = [len(part) for part in parts]
-            shape = (sum(sizes), *parts[0].shape[1:])
-            rows = torch.empty(shape, dtype=parts[0].dtype, device=self.device)
-            for place, part in zip(rows.split(sizes), parts, strict=True):
-                place.copy_(part, non_blocking=True)
+            sent = [part.to(self.device, non_blocking=True) for part in parts]
         self._runs.wait_stream(self._copies)
-        rows.record_stream(self._runs)
-        return rows
+        for part in sent:
+            part.record_stream(self._runs)
+        return sent
 
     def running(self) -> AbstractContextManager[object]:
         """Where a batch is to be encoded."""

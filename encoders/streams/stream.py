@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Grid, VisionInputs
-from ..inputs import read_item
+from ..inputs import StagedItem, read_grid, read_item
 from .calls import Encoding, ItemResults, is_out_of_memory
 from .device import DeviceQueue
 from .prefetch import Prefetch
@@ -127,7 +127,7 @@ class _Entry:
     paired: bool
     tokens: int = _FAILED_TOKENS
     grid: Grid | None = None
-    inputs: VisionInputs | None = None
+    inputs: VisionInputs | StagedItem | None = None
     value: Any = None
     """The result, or the exception that stands in its place."""
 
@@ -146,6 +146,7 @@ class _Stream:
         self.encoding, self.limits, self.wanted = encoding, limits, wanted
         self.batch_tokens, self.keep = batch_tokens, keep
         self.queue = DeviceQueue(encoding.device)
+        self.stager = encoding.stager if self.queue.stages else None
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """How long the stream has waited for each."""
         self.tokens, self.began = 0, 0.0
@@ -180,15 +181,19 @@ class _Stream:
         try:
             is_clip, medium = read_item(item)
             images, videos = ((), [medium]) if is_clip else ([medium], ())
-            inputs = encoder.preprocess(images, videos, **self.limits)
-            (spec,) = encoder.item_specs(inputs.grid_thw)
-            pixels = self.queue.hold(inputs.pixel_values)
+            inputs: VisionInputs | StagedItem
+            if self.stager is not None:
+                (inputs,) = self.stager.stage(images, videos, self.limits)
+                inputs, grid = inputs._replace(pixels=self.queue.hold(inputs.pixels)), inputs.grid
+            else:
+                inputs = encoder.preprocess(images, videos, **self.limits)
+                inputs = inputs._replace(pixel_values=self.queue.hold(inputs.pixel_values))
+                grid = read_grid(inputs.grid_thw)[0]
+            (spec,) = encoder.item_specs([grid])
         except _FAILURES as error:
             entry.value = _about_one(error)
         else:
-            t, h, w = inputs.grid_thw[0].tolist()
-            entry.inputs, entry.grid = inputs._replace(pixel_values=pixels), (t, h, w)
-            entry.tokens = spec.output_tokens
+            entry.inputs, entry.grid, entry.tokens = inputs, grid, spec.output_tokens
         return entry, entry.tokens
 
     def _batches(self, entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
@@ -216,13 +221,10 @@ class _Stream:
 
     def _encode(self, entries: list[_Entry]) -> None:
         """Set the values of entries; after a failure each is tried alone if errors are kept."""
-        inputs = [entry.inputs for entry in entries if entry.inputs is not None]
-        if not inputs:
+        if not entries:
             return
         try:
-            pixels = self.queue.gather([one.pixel_values for one in inputs])
-            grids = torch.cat([one.grid_thw for one in inputs])
-            values = self.encoding.run(VisionInputs(pixels, grids), self.wanted)
+            values = self.encoding.run(self._inputs(entries), self.wanted)
         except torch.AcceleratorError:
             raise  # the device does not recover from it
         except _FAILURES as error:
@@ -233,6 +235,18 @@ class _Stream:
             for entry in entries:
                 self._encode([entry])
             _raise_if_not_the_items([entry.value for entry in entries])
+
+    def _inputs(self, entries: Sequence[_Entry]) -> VisionInputs:
+        """The inputs of several items as one, on the device if that is a GPU."""
+        staged = [entry.inputs for entry in entries if isinstance(entry.inputs, StagedItem)]
+        plain = [entry.inputs for entry in entries if isinstance(entry.inputs, VisionInputs)]
+        if self.stager is not None:
+            sent = self.queue.send([item.pixels for item in staged])
+            pairs = zip(staged, sent, strict=True)
+            return self.stager.finish([item._replace(pixels=pixels) for item, pixels in pairs])
+        sent = self.queue.send([inputs.pixel_values for inputs in plain])
+        grids = torch.cat([inputs.grid_thw for inputs in plain])
+        return VisionInputs(sent[0] if len(sent) == 1 else torch.cat(sent), grids)
 
     def _finish(
         self,

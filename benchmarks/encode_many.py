@@ -1,0 +1,258 @@
+"""``encode_many`` against the best loop that one writes by hand, and against replays alone.
+
+    python -m benchmarks.encode_many cpu
+    python -m benchmarks.encode_many gpu --tower Qwen3-VL-8B --workers 16
+
+Each prints JSON. Photographs are cut from scikit-learn's and matplotlib's, and resized.
+
+- ``cpu``: 2,000 JPEG files whose sides have 160 to 400 pixels, and a small seeded tower in float32.
+  The loop by hand decodes and preprocesses in a thread pool, four batches ahead, and encodes a
+  batch while the pool works. Its best setting of those tried counts: threads and processes for
+  decoding, and images per batch. ``ratio`` is images per second of ``encode_many`` over those of
+  the loop.
+- ``gpu``: 4,096 photographs of seven sizes, a published tower with random weights in bfloat16.
+  ``replays`` are back-to-back calls of a ``GraphedEncoder`` with the same items in the same
+  batches, pixels on the device. ``from memory`` is ``encode_many`` over decoded uint8 arrays, its
+  ratio is over ``replays``. ``from files`` reads JPEG files, its ratio is over the slower of
+  ``replays`` and ``decoding`` (the same files decoded and resized in as many threads, no more).
+
+Runs alternate after one that warms up; figures are medians in images per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from encoders import VisionEncoder
+from encoders.contract import Grid, VisionInputs
+from graphwrap import GraphedEncoder
+from vitgraph.demo import sample_photographs
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
+
+MIXED = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
+"""Sizes of the photographs of the GPU part, in turn."""
+
+
+def cut_photographs(sizes: Sequence[tuple[int, int]], seed: int = 0) -> Iterator[Image.Image]:
+    """One photograph per size: a random part of a sample image, resized."""
+    chance = random.Random(seed)
+    sources = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
+    for width, height in sizes:
+        source = chance.choice(sources)
+        scale = chance.uniform(0.5, 1) * min(source.width / width, source.height / height)
+        w, h = round(width * scale), round(height * scale)
+        x, y = chance.randint(0, source.width - w), chance.randint(0, source.height - h)
+        yield source.crop((x, y, x + w, y + h)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def write_jpegs(folder: Path, images: Iterator[Image.Image]) -> list[Path]:
+    """Files of quality 90."""
+    paths = []
+    for number, image in enumerate(images):
+        paths.append(folder / f"{number:05d}.jpg")
+        image.save(paths[-1], quality=90)
+    return paths
+
+
+_ENCODER: list[VisionEncoder] = []
+"""The encoder of a worker process, which inherits it."""
+
+
+def prepare(path: Path) -> VisionInputs:
+    """What a worker of the loop does."""
+    with Image.open(path) as image:
+        return _ENCODER[0].preprocess([image.convert("RGB")])
+
+
+@torch.no_grad()
+def by_hand(encoder: VisionEncoder, paths: Sequence[Path], pool: Executor, batch: int) -> None:
+    """The loop: a pool decodes and preprocesses, four batches ahead of the encoder."""
+    left = iter(paths)
+    vectors: list[Tensor] = []
+    ahead: deque[Future[VisionInputs]] = deque()
+    while True:
+        while len(ahead) < 4 * batch and (path := next(left, None)) is not None:
+            ahead.append(pool.submit(prepare, path))
+        if not ahead:
+            break
+        ready = [ahead.popleft().result() for _ in range(min(batch, len(ahead)))]
+        grid = torch.cat([inputs.grid_thw for inputs in ready])
+        output = encoder(torch.cat([inputs.pixel_values for inputs in ready]), grid)
+        vectors += [item.pooler_output.mean(0) for item in encoder.split(output, grid)]
+    assert len(vectors) == len(paths)
+
+
+def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
+    """``encode_many`` to vectors."""
+    count = 0
+    for _ in encoder.encode_many(items, pool="mean", progress=False, **options):
+        count += 1
+    assert count == len(items)
+
+
+def rates(runs: dict[str, Callable[[], None]], items: int, repeats: int) -> dict[str, list[float]]:
+    """Items per second of each run, taken in turn after one turn to warm up."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            if turn:
+                found[name].append(items / (time.perf_counter() - began))
+    return found
+
+
+def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
+    """The part for the CPU."""
+    chance = random.Random(1)
+    sizes = [(chance.randint(160, 400), chance.randint(160, 400)) for _ in range(options.items)]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as pools:
+        paths = write_jpegs(Path(folder), cut_photographs(sizes))
+        repo = write_seeded_checkpoint(
+            Path(folder) / "repo", options.family, depth=options.depth, width=options.width
+        )
+        encoder = load_encoder(repo, dtype=torch.float32, progress=False)
+        _ENCODER.append(encoder)
+        fork = get_context("fork")
+        workers: dict[str, Executor] = {
+            "1 thread": ThreadPoolExecutor(1),
+            "2 threads": ThreadPoolExecutor(2),
+            "1 process": ProcessPoolExecutor(1, mp_context=fork),
+            "2 processes": ProcessPoolExecutor(2, mp_context=fork),
+        }
+        runs: dict[str, Callable[[], None]] = {"encode_many": lambda: ours(encoder, paths)}
+        for name, pool in workers.items():
+            pools.enter_context(pool)
+            for batch in (4, 12):
+                runs[f"{name}, batches of {batch}"] = lambda pool=pool, batch=batch: by_hand(
+                    encoder, paths, pool, batch
+                )
+        found = rates(runs, len(paths), options.repeats)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    best = max((name for name in medians if name != "encode_many"), key=medians.__getitem__)
+    return {
+        "items": options.items,
+        "tower": f"{options.family}, {options.depth} blocks of width {options.width}",
+        "cores": os.cpu_count(),
+        "torch threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        **spread(found),
+        "best by hand": best,
+        "ratio": round(medians["encode_many"] / medians[best], 3),
+    }
+
+
+def spread(found: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians and ranges of images per second."""
+    medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
+    ranges = {name: [round(min(v), 1), round(max(v), 1)] for name, v in found.items()}
+    return {"images per second": medians, "range": ranges}
+
+
+def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
+    """The part for a GPU."""
+    from benchmarks.machine import describe_machine
+    from benchmarks.towers import TOWERS
+
+    graphed = GraphedEncoder(TOWERS[options.tower].build()).capture()
+    encoder = graphed.encoder
+    sizes = [MIXED[number % len(MIXED)] for number in range(options.items)]
+    settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
+    with tempfile.TemporaryDirectory() as folder:
+        images = list(cut_photographs(sizes))
+        paths = write_jpegs(Path(folder), iter(images))
+        arrays = [np.asarray(image) for image in images]
+        batches = cut_batches(encoder, arrays, options.batch_tokens)
+        rows = max(sum(t * h * w for t, h, w in batch) for batch in batches)
+        tiled = len(encoder.row_shape) == 3
+        rows = max(sum(t for t, _, _ in batch) for batch in batches) if tiled else rows
+        pixels = torch.randn(rows, *encoder.row_shape, dtype=torch.bfloat16, device="cuda")
+
+        def replay() -> None:
+            for batch in batches:
+                graphed(pixels[: sum(s.input_size for s in encoder.item_specs(batch))], batch)
+            torch.cuda.synchronize()
+
+        def decode() -> None:
+            with ThreadPoolExecutor(options.workers) as pool:
+                deque(pool.map(lambda p: encoder.preprocessor.stage([p], [], {}), paths), maxlen=0)
+
+        found = rates(
+            {
+                "replays": replay,
+                "decoding": decode,
+                "from memory": lambda: ours(graphed, arrays, **settings),
+                "from files": lambda: ours(graphed, paths, **settings),
+            },
+            options.items,
+            options.repeats,
+        )
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    slower = min(medians["replays"], medians["decoding"])
+    return {
+        "items": options.items,
+        "tower": options.tower,
+        **settings,
+        "machine": describe_machine(),
+        **spread(found),
+        "ratio from memory": round(medians["from memory"] / medians["replays"], 3),
+        "ratio from files": round(medians["from files"] / slower, 3),
+    }
+
+
+def cut_batches(encoder: VisionEncoder, arrays: Sequence[Any], most: int) -> list[list[Grid]]:
+    """Grids of the batches that ``encode_many`` makes of these images."""
+    known: dict[tuple[int, ...], tuple[Grid, int]] = {}
+    batches: list[list[Grid]] = [[]]
+    used = 0
+    for array in arrays:
+        if array.shape not in known:
+            ((t, h, w),) = encoder.preprocess([array]).grid_thw.tolist()
+            known[array.shape] = (t, h, w), encoder.item_specs([(t, h, w)])[0].output_tokens
+        grid, tokens = known[array.shape]
+        if batches[-1] and used + tokens > most:
+            batches.append([])
+            used = 0
+        batches[-1].append(grid)
+        used += tokens
+    return batches
+
+
+def main() -> None:
+    """Run one part and print its figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("cpu", "gpu"))
+    parser.add_argument("--items", type=int, help="by default 2000, on a GPU 4096")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--family", default="qwen3_vl", help="of the seeded tower (cpu)")
+    parser.add_argument("--depth", type=int, default=1, help="of the seeded tower (cpu)")
+    parser.add_argument("--width", type=int, default=64, help="of the seeded tower (cpu)")
+    parser.add_argument("--tower", default="Qwen3-VL-8B", help="of benchmarks/towers.py (gpu)")
+    parser.add_argument("--workers", type=int, default=16, help="threads that decode (gpu)")
+    parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per batch (gpu)")
+    options = parser.parse_args()
+    options.items = options.items or (2000 if options.part == "cpu" else 4096)
+    print(json.dumps(on_cpu(options) if options.part == "cpu" else on_gpu(options), indent=1))
+
+
+if __name__ == "__main__":
+    main()

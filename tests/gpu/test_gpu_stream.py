@@ -1,0 +1,99 @@
+"""Streams of items on a GPU: the bits of the CPU's preprocessing, and results of ``encode``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from photographs import panning_clip, photographs
+from stream_cases import TOWERS, prefetch_threads, tower
+
+from encoders.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+ITEMS: list[Any] = [*photographs()[:5], panning_clip(5), *photographs()[:4]]
+
+
+def on_gpu(name: str, dtype: torch.dtype) -> VisionEncoder:
+    return tower(name, dtype).to("cuda")
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_pixels_cut_on_the_gpu_have_the_bits_of_preprocess(name: str) -> None:
+    encoder = tower(name)
+    preprocessor: Any = encoder.preprocessor
+    images, clips = photographs()[:5], [panning_clip(5), panning_clip(1)]
+    items = preprocessor.stage(images, clips, {})
+    moved = [item._replace(pixels=item.pixels.cuda()) for item in items]
+    found, wanted = preprocessor.finish(moved), encoder.preprocess(images, clips)
+    assert found.pixel_values.is_cuda
+    assert torch.equal(found.pixel_values.cpu(), wanted.pixel_values)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_stream_on_the_gpu_gives_what_encode_gives(name: str, graphs: bool) -> None:
+    encoder = on_gpu(name, torch.float32)
+    alone = [
+        encoder.encode([item])[0] if item is not ITEMS[5] else encoder.encode(videos=[item])[0]
+        for item in ITEMS
+    ]
+    made = GraphedEncoder(encoder, budgets=[256, 1024, 4096]).capture() if graphs else encoder
+    for tokens in (300, 5000):
+        results = made.encode_many(ITEMS * 3, batch_tokens=tokens, progress=False)
+        for one, other in zip(results, alone * 3, strict=True):
+            difference = one.pooler_output - other.pooler_output
+            assert float(difference.norm() / other.pooler_output.norm()) <= 1e-4
+    assert not prefetch_threads()
+    encoder.cpu()
+
+
+def test_results_stay_as_they_are_while_later_batches_run() -> None:
+    encoder = on_gpu("qwen3_vl", torch.bfloat16)
+    stream = encoder.encode_many(ITEMS * 10, batch_tokens=600, pool="mean", progress=False)
+    kept, copies = [], []
+    for vector in stream:
+        torch.cuda._sleep(200_000)  # the consumer's own work, on its own stream
+        kept.append(vector)
+        copies.append(vector.clone().cpu())
+    torch.cuda.synchronize()
+    for vector, copy in zip(kept, copies, strict=True):
+        assert torch.equal(vector.cpu(), copy)
+    encoder.cpu()
+
+
+def test_memory_does_not_grow_with_the_stream() -> None:
+    encoder = on_gpu("qwen3_vl", torch.bfloat16)
+    peaks = []
+    for count in (10, 60):
+        torch.cuda.reset_peak_memory_stats()
+        for _ in encoder.encode_many(ITEMS * count, pool="mean", batch_tokens=1000, progress=False):
+            pass
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= 1.1 * peaks[0]
+    encoder.cpu()
+
+
+def test_an_image_too_large_for_the_gpu_is_the_only_one_lost() -> None:
+    encoder = on_gpu("qwen3_vl", torch.bfloat16)
+    total = torch.cuda.get_device_properties(0).total_memory
+    held = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((held + 200 * 2**20) / total)
+    try:
+        large = torch.zeros(3, 4000, 4000, dtype=torch.uint8)
+        stream = encoder.encode_many(
+            [ITEMS[1], large, ITEMS[1]], on_error="keep", pool="mean", progress=False
+        )
+        first, error, last = stream
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        encoder.cpu()
+    assert isinstance(error.error, torch.OutOfMemoryError)
+    assert "max_tokens_per_call" in str(error.error)
+    assert torch.allclose(first, last, atol=1e-2)

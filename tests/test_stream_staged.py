@@ -1,0 +1,95 @@
+"""Pixels that travel as uint8 and are normalised and cut on the device: the bits stay the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from photographs import china, hopper, panning_clip, photographs
+from stream_cases import TOWERS, tower
+
+from encoders import Video
+from encoders.inputs import PatchPreprocessor, StagedPreprocessor, TilePreprocessor
+from encoders.streams.device import DeviceQueue
+from graphwrap import GraphedEncoder
+
+SIZES = {"temporal_patch_size": 2, "merge_size": 2}
+PREPROCESSORS: dict[str, StagedPreprocessor] = {
+    "qwen2_vl": PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES),
+    "qwen3_vl": PatchPreprocessor.qwen3_vl(patch_size=16, **SIZES),
+    "intern_vit": TilePreprocessor(),
+    "intern_vit, other statistics for videos": TilePreprocessor(
+        video_mean=(0.1, 0.2, 0.3), video_std=(0.4, 0.5, 0.6)
+    ),
+}
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is handed uint8 pixels, as a GPU is."""
+    plain = DeviceQueue.__init__
+
+    def init(self: DeviceQueue, device: torch.device) -> None:
+        plain(self, device)
+        self.stages = True
+
+    monkeypatch.setattr(DeviceQueue, "__init__", init)
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
+    preprocessor: Any = PREPROCESSORS[name]
+    images = [*photographs()[:5], np.asarray(china()), hopper().resize((448, 448))]
+    for clips in ([], [panning_clip(1)], [panning_clip(5), Video(panning_clip(4), fps=8.0)]):
+        limits = {"num_frames": 4} if len(clips) == 2 else {}
+        wanted = preprocessor(images, clips, **limits)
+        items = preprocessor.stage(images, clips, limits)
+        assert all(item.pixels.dtype == torch.uint8 for item in items)
+        assert all(item.pixels.is_contiguous() for item in items)
+        found = preprocessor.finish(items)
+        assert torch.equal(found.pixel_values, wanted.pixel_values)
+        assert found.pixel_values.dtype == torch.float32
+        assert torch.equal(found.grid_thw, wanted.grid_thw)
+        assert found.tiles == wanted.tiles
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_staged_pixels_take_less_than_a_quarter_of_the_bytes(name: str) -> None:
+    preprocessor: Any = PREPROCESSORS[name]
+    (item,) = preprocessor.stage([china()], [], {})
+    assert 4 * item.pixels.nbytes <= preprocessor([china()]).pixel_values.nbytes
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_nothing_staged_is_nothing(name: str) -> None:
+    preprocessor: Any = PREPROCESSORS[name]
+    found, wanted = preprocessor.finish(preprocessor.stage([], [], {})), preprocessor()
+    assert found.pixel_values.shape == wanted.pixel_values.shape
+    assert torch.equal(found.grid_thw, wanted.grid_thw)
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_staged_stream_gives_the_bits_of_encode(name: str, dtype: torch.dtype) -> None:
+    encoder = tower(name, dtype)
+    items = [hopper().resize((100, 90)), panning_clip(3), china().resize((64, 64))]
+    limits = {"max_tiles": 1} if name == "intern_vit_300m" else {}
+    alone = [encoder.encode([items[n]], **limits)[0] for n in (0, 2)]
+    alone[1:1] = encoder.encode(videos=[items[1]], **limits)
+    for made in (encoder, GraphedEncoder(encoder, backend="eager")):
+        stream = made.encode_many(items, batch_tokens=1, progress=False, **limits)
+        for one, other in zip(stream, alone, strict=True):
+            assert torch.equal(one.pooler_output, other.pooler_output)
+
+
+@pytest.mark.usefixtures("staged")
+def test_bad_items_of_a_staged_stream_are_kept() -> None:
+    stream = tower("qwen3_vl").encode_many(
+        ["missing.jpg", hopper()], on_error="keep", pool="mean", progress=False
+    )
+    error, vector = stream
+    assert str(error.error).startswith("missing.jpg: there is no such file")
+    assert vector.shape == (96,)
