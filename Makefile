@@ -49,5 +49,5 @@ $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
-	$(INSTALL) --editable ".[demo]" --group test --group lint
+	$(INSTALL) --editable ".[demo]" --group test --group integrations --group lint
 	@touch $@ $(VENV)/.demo
