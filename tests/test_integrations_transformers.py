@@ -163,6 +163,8 @@ def test_what_cannot_serve_a_language_model_is_refused(tmp_path: Path) -> None:
     graphed = GraphedEncoder(encoder, backend="static", outputs=["pooler_output"])
     with pytest.raises(ValueError, match="no deepstack_features"):
         mm_encoder_outputs(graphed, IMAGES, **LIMITS)
+    with pytest.raises(ValueError, match="no deepstack_features"):
+        as_vision_tower(graphed)
     graphed = GraphedEncoder(encoder, backend="static", outputs=["last_hidden_state"])
     with pytest.raises(ValueError, match="no pooler_output"):
         mm_encoder_outputs(graphed, IMAGES, **LIMITS)

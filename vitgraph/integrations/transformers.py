@@ -44,7 +44,8 @@ class VisionTower(nn.Module):
         spatial_merge_size: patches per side of one output token.
 
     Raises:
-        ValueError: the encoder belongs to a family without ``spatial_merge_size`` (InternViT).
+        ValueError: the encoder is an InternViT, or a :class:`GraphedEncoder` whose ``outputs`` lack
+            ``pooler_output`` or ``deepstack_features``.
     """
 
     encoder: VisionEncoder | GraphedEncoder
@@ -109,8 +110,8 @@ class VisionTower(nn.Module):
             [N, out].
         """
         output = self.encoder(hidden_states, grid_thw)
-        deepstack = output.deepstack_features or ()
-        given = _model_output(output.last_hidden_state, output.pooler_output, list(deepstack))
+        deepstack = list(output.deepstack_features or ())
+        given = _model_output(output.last_hidden_state, output.pooler_output, deepstack)
         return given if return_dict else given.to_tuple()
 
 
@@ -128,7 +129,7 @@ def as_vision_tower(encoder: VisionEncoder | GraphedEncoder) -> VisionTower:
         The module. It shares all layers with the encoder.
 
     Raises:
-        ValueError: the encoder is an InternViT.
+        ValueError: what :class:`VisionTower` raises.
     """
     return VisionTower(encoder)
 
@@ -166,7 +167,8 @@ def mm_encoder_outputs(
         ValueError: what ``encode`` raises, or a :class:`GraphedEncoder` whose ``outputs`` lack
             ``pooler_output`` or ``deepstack_features``.
     """
-    found = {
+    inner = _unwrap(encoder)
+    found: dict[str, list[Any]] = {
         kind: encoder.encode(
             images=items if kind == "image" else (),
             videos=items if kind == "video" else (),
@@ -179,19 +181,17 @@ def mm_encoder_outputs(
         for kind, items in (("image", images), ("video", videos))
         if not (isinstance(items, Sequence) and len(items) == 0)
     }
-    inner = _unwrap(encoder)
-    if isinstance(inner, InternViT):
-        pooled = [_pooled(item) for items in found.values() for item in items]
-        tile_tokens = inner.budget_range[0]
-        tiles = torch.cat(pooled).unflatten(0, (-1, tile_tokens)) if pooled else None
-        return {} if tiles is None else {"image": _model_output(None, tiles, [])}
+    if found and isinstance(inner, InternViT):
+        tokens = torch.cat([item.pooler_output for items in found.values() for item in items])
+        tiles = tokens.unflatten(0, (-1, inner.budget_range[0]))  # the tokens of one tile
+        return {"image": _model_output(None, tiles, [])}
     return {kind: _listed(items) for kind, items in found.items()}
 
 
 def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
     """Outputs of Qwen items, one tensor per item and layer."""
-    pooled = tuple(_pooled(item) for item in items)
-    layers = zip(*(_deepstack(item) for item in items), strict=True)
+    pooled = tuple(item.pooler_output for item in items)
+    layers = zip(*(item.deepstack_features or () for item in items), strict=True)
     return _model_output(None, pooled, list(layers))
 
 
@@ -211,24 +211,18 @@ def _model_output(
     )
 
 
-def _pooled(output: EncoderOutput) -> Tensor:
-    if output.pooler_output is None:
-        raise ValueError(_missing("pooler_output"))
-    return output.pooler_output
-
-
-def _deepstack(output: EncoderOutput) -> tuple[Tensor, ...]:
-    if output.deepstack_features is None:
-        raise ValueError(_missing("deepstack_features"))
-    return output.deepstack_features
-
-
-def _missing(field: str) -> str:
-    return (
-        f"the GraphedEncoder returns no {field}, which language models read: leave its outputs at "
-        "('pooler_output', 'deepstack_features')"
-    )
-
-
 def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> Any:
-    return encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+    """The encoder itself.
+
+    Raises:
+        ValueError: a :class:`GraphedEncoder` that leaves out what language models read.
+    """
+    if not isinstance(encoder, GraphedEncoder):
+        return encoder
+    for field in ("pooler_output", "deepstack_features"):
+        if field not in encoder.outputs:
+            raise ValueError(
+                f"the GraphedEncoder returns no {field}, which language models read: leave its "
+                "outputs at ('pooler_output', 'deepstack_features')"
+            )
+    return encoder.encoder
