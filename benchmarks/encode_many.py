@@ -16,7 +16,8 @@ Each prints JSON. Photographs are cut from scikit-learn's and matplotlib's, and 
   ratio is over ``replays``. ``from files`` reads JPEG files, its ratio is over the slower of
   ``replays`` and ``decoding`` (the same files decoded and resized in as many threads, no more).
 
-Runs alternate after one that warms up; figures are medians in images per second.
+Runs take turns at every 200 files (all items on a GPU), after a turn that warms up. Figures are
+medians of the repeats in images per second.
 """
 
 from __future__ import annotations
@@ -109,15 +110,24 @@ def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
     assert count == len(items)
 
 
-def rates(runs: dict[str, Callable[[], None]], items: int, repeats: int) -> dict[str, list[float]]:
-    """Items per second of each run, taken in turn after one turn to warm up."""
+def rates(
+    runs: dict[str, Callable[[Sequence[Any]], None]], parts: Sequence[Sequence[Any]], repeats: int
+) -> dict[str, list[float]]:
+    """Items per second of each run over all parts, after one that warms up.
+
+    Runs take turns at every part, so that what else the machine does hits all alike.
+    """
+    items = sum(map(len, parts))
     found: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(repeats + 1):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            if turn:
-                found[name].append(items / (time.perf_counter() - began))
+    for repeat in range(repeats + 1):
+        seconds = dict.fromkeys(runs, 0.0)
+        for part in parts if repeat else parts[:1]:
+            for name, run in runs.items():
+                began = time.perf_counter()
+                run(part)
+                seconds[name] += time.perf_counter() - began
+        for name in runs if repeat else ():
+            found[name].append(items / seconds[name])
     return found
 
 
@@ -136,17 +146,19 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
         workers: dict[str, Executor] = {
             "1 thread": ThreadPoolExecutor(1),
             "2 threads": ThreadPoolExecutor(2),
-            "1 process": ProcessPoolExecutor(1, mp_context=fork),
             "2 processes": ProcessPoolExecutor(2, mp_context=fork),
         }
-        runs: dict[str, Callable[[], None]] = {"encode_many": lambda: ours(encoder, paths)}
+        runs: dict[str, Callable[[Sequence[Path]], None]] = {
+            "encode_many": lambda part: ours(encoder, part)
+        }
         for name, pool in workers.items():
             pools.enter_context(pool)
             for batch in (4, 12):
-                runs[f"{name}, batches of {batch}"] = lambda pool=pool, batch=batch: by_hand(
-                    encoder, paths, pool, batch
+                runs[f"{name}, batches of {batch}"] = lambda part, pool=pool, batch=batch: by_hand(
+                    encoder, part, pool, batch
                 )
-        found = rates(runs, len(paths), options.repeats)
+        parts = [paths[start : start + 200] for start in range(0, len(paths), 200)]
+        found = rates(runs, parts, options.repeats)
     medians = {name: statistics.median(values) for name, values in found.items()}
     best = max((name for name in medians if name != "encode_many"), key=medians.__getitem__)
     return {
@@ -182,17 +194,15 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
         paths = write_jpegs(Path(folder), iter(images))
         arrays = [np.asarray(image) for image in images]
         batches = cut_batches(encoder, arrays, options.batch_tokens)
-        rows = max(sum(t * h * w for t, h, w in batch) for batch in batches)
-        tiled = len(encoder.row_shape) == 3
-        rows = max(sum(t for t, _, _ in batch) for batch in batches) if tiled else rows
-        pixels = torch.randn(rows, *encoder.row_shape, dtype=torch.bfloat16, device="cuda")
+        counts = [sum(spec.input_size for spec in encoder.item_specs(batch)) for batch in batches]
+        pixels = torch.randn(max(counts), *encoder.row_shape, dtype=torch.bfloat16, device="cuda")
 
-        def replay() -> None:
-            for batch in batches:
-                graphed(pixels[: sum(s.input_size for s in encoder.item_specs(batch))], batch)
+        def replay(_: Sequence[int]) -> None:
+            for batch, rows in zip(batches, counts, strict=True):
+                graphed(pixels[:rows], batch)
             torch.cuda.synchronize()
 
-        def decode() -> None:
+        def decode(_: Sequence[int]) -> None:
             with ThreadPoolExecutor(options.workers) as pool:
                 deque(pool.map(lambda p: encoder.preprocessor.stage([p], [], {}), paths), maxlen=0)
 
@@ -200,10 +210,10 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
             {
                 "replays": replay,
                 "decoding": decode,
-                "from memory": lambda: ours(graphed, arrays, **settings),
-                "from files": lambda: ours(graphed, paths, **settings),
+                "from memory": lambda _: ours(graphed, arrays, **settings),
+                "from files": lambda _: ours(graphed, paths, **settings),
             },
-            options.items,
+            [range(options.items)],
             options.repeats,
         )
     medians = {name: statistics.median(values) for name, values in found.items()}

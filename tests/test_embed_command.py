@@ -167,6 +167,22 @@ def test_vectors_only_load_where_there_are_some(embed: Embed, photos: Path, tmp_
         load_embeddings(photos)
 
 
+def test_graphs_may_be_asked_for_where_there_are_none(
+    embed: Embed, photos: Path, tmp_path: Path
+) -> None:
+    assert embed(photos) == 0
+    assert embed(photos, "--graph", out="graphed") == 0
+    assert close(*(load_embeddings(tmp_path / name)[1] for name in ("graphed", "out")))
+
+
+def test_an_unknown_option_points_to_the_help_of_the_command(
+    embed: Embed, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert embed(photos, "--shard", "0/4") == 2
+    error = capsys.readouterr().err
+    assert "`vitgraph embed --help`" in error
+
+
 # --- sources -----------------------------------------------------------------------------------
 
 

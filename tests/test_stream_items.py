@@ -127,6 +127,17 @@ def test_a_stream_records_no_gradients() -> None:
         encoder.requires_grad_(False)
 
 
+def test_a_map_style_dataset_is_read_by_its_numbers() -> None:
+    class Dataset:
+        def __getitem__(self, number: int) -> int:
+            if number == 3:
+                raise IndexError(number)
+            return number * 10
+
+    vectors = NumberEncoder().encode_many(Dataset(), pool="mean", progress=False)
+    assert [int(vector) for vector in vectors] == [0, 10, 20]
+
+
 def test_an_empty_stream_ends_at_once() -> None:
     assert list(NumberEncoder().encode_many([])) == []
     assert not prefetch_threads()

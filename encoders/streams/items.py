@@ -139,7 +139,7 @@ class EncodesItems:
         memory is bounded; an item that is being decoded counts as the mean of those before it.
 
         Args:
-            items: any iterable, read in worker threads, by one at a time. An item is an image as
+            items: any iterable; worker threads read it, one at a time. An item is an image as
                 ``preprocess`` takes it, a clip (a :class:`Video`, a list of frames, an array
                 [F, H, W, C] or a tensor [F, C, H, W]), a row of a ``datasets`` column, or a tuple
                 of two (key, item).
@@ -157,8 +157,9 @@ class EncodesItems:
             num_frames: as ``preprocess`` takes it.
 
         Returns:
-            A generator of one result per item: what :meth:`encode` returns for it, for a pair
-            (key, result), or an :class:`ItemError`. Closing it ends the threads.
+            A generator of one result per item, on the encoder's device: what :meth:`encode`
+            returns for it, for a pair (key, result), or an :class:`ItemError`. Closing it ends the
+            threads.
 
         Raises:
             ValueError: arguments that cannot be; while iterating, a bad item, with its number.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -39,13 +39,13 @@ class Prefetch(Generic[Item, Prepared]):
 
     def __init__(
         self,
-        items: Iterable[Item],
+        items: Iterator[Item],
         prepare: Callable[[int, Item], tuple[Prepared, int]],
         *,
         limit: int,
         workers: int,
     ) -> None:
-        self._items, self._prepare, self._limit = iter(items), prepare, limit
+        self._items, self._prepare, self._limit = items, prepare, limit
         self._source = threading.Lock()
         self._changed = threading.Condition()
         self._ready: dict[int, Prepared | _Failure] = {}

@@ -106,16 +106,20 @@ def stream_items(
     for name, value in (("batch_tokens", tokens), ("workers", workers)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: must be a positive integer, or None")
-    if isinstance(items, str | os.PathLike) or not isinstance(items, Iterable):
+    try:
+        if isinstance(items, str):
+            raise TypeError("its letters are no items")
+        iterator = iter(items)
+    except TypeError:
         raise ValueError(
             f"items is one {type(items).__name__}: pass an iterable of items; for the images of a "
             "folder, sorted(Path(folder).rglob('*.jpg'))"
-        )
+        ) from None
     encoding.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
     if total is None and isinstance(items, Sized):
         total = len(items)
     stream = _Stream(encoding, limits, wanted, tokens, options.on_error == "keep")
-    return stream.run(items, workers, total, options.progress)
+    return stream.run(iterator, workers, total, options.progress)
 
 
 @dataclass
@@ -152,7 +156,7 @@ class _Stream:
         self.tokens, self.began = 0, 0.0
 
     def run(
-        self, items: Iterable[Any], workers: int, total: int | None, progress: bool
+        self, items: Iterator[Any], workers: int, total: int | None, progress: bool
     ) -> Generator[ItemResult, None, None]:
         """Yield the results in order; the threads end with the generator."""
         from tqdm.auto import tqdm  # here, so that importing the library stays cheap
