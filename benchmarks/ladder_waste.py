@@ -21,20 +21,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-
 import torch
-from benchmarks.sizes import Size, fixed_sizes, other_lists
 
+from benchmarks.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.contract import EncoderItemSpec, Grid
-from encoders.vision_encoder import VisionEncoder
-from encoders.inputs import best_tiling, smart_resize
-from encoders.inputs import PatchPreprocessor, TilePreprocessor
-from encoders.intern_vit import InternViTConfig
+from encoders.inputs import PatchPreprocessor, TilePreprocessor, best_tiling, smart_resize
 from encoders.inputs.processor_files import PixelRules
+from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
+from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget, fit_budgets
 from graphwrap.budgets import Batch, choose_budgets
 

@@ -30,13 +30,12 @@ import torch  # noqa: E402
 from benchmarks.graphs import draw  # noqa: E402
 from benchmarks.sizes import fixed_sizes  # noqa: E402
 from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
-from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from encoders.inputs import best_tiling, smart_resize  # noqa: E402
+from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from graphwrap import GraphedEncoder  # noqa: E402
 from graphwrap.packing import Packer  # noqa: E402
 from graphwrap.prices import Prices  # noqa: E402
 from tests.oracles import Grids  # noqa: E402
-
 
 BATCH_PIXELS = 1024 * 1024
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from benchmarks.machine import describe_machine
-
 from encoders.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME, Grids
 from weights import PUBLISHED

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from .buffers import Arena, Layout, Pool
 from .budgets import Budget, BudgetSet
+from .buffers import Arena, Layout, Pool
 from .prices import Meter, Prices, Table
 from .runner import Forward, Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,
@@ -18,10 +22,6 @@ from oracles import (
     draw_pixels,
     fields_of,
 )
-from torch import Tensor
-
-from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 
 OURS, QWEN = TOWERS, PATCH_TOWERS
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

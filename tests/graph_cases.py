@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from graph_outputs import EVERY_FIELD
-from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels
-from toy_encoder import WIDTH, ToyEncoder
 from torch import Tensor
 
 from encoders.vision_encoder import VisionEncoder
+from graph_outputs import EVERY_FIELD
 from graphwrap import Budget, GraphedEncoder, GraphStats
+from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels
+from toy_encoder import WIDTH, ToyEncoder
 
 OURS = [*TOWERS, "qwen3_5"]
 BUDGETS = [16, 48, 96]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import chain
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from oracles import draw_weights
 from PIL import Image
-from torch import Tensor
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -27,6 +26,7 @@ from transformers import (
 )
 
 from encoders.vision_encoder import VisionEncoder
+from oracles import draw_weights
 from vitgraph.seeded import RECIPES
 from weights import load_encoder
 

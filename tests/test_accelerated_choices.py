@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from accelerated_cases import OURS, assert_close, fresh, needs_interpreter, needs_triton, run
-from oracles import draw_pixels, tiny
 from torch import Tensor
 
+from accelerated_cases import OURS, assert_close, fresh, needs_interpreter, needs_triton, run
 from encoders.accelerated import choices as choices_module
 from encoders.accelerated.attention_kernels import (
     KERNELS,
@@ -23,6 +22,7 @@ from encoders.accelerated.attention_kernels import (
 from encoders.accelerated.choices import KernelChoices
 from encoders.accelerated.obstacles import obstacle
 from encoders.attention import attention
+from oracles import draw_pixels, tiny
 
 HALF = "torch.float16"
 SHAPE = AttentionShape(heads=2, size=16, rows=40, segments=3, longest=20, equal=False, dtype=HALF)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from accelerated_cases import (
     ACTIVATIONS,
     DEVICE,
@@ -18,8 +20,6 @@ from accelerated_cases import (
     summed,
     with_table_rows,
 )
-from torch import Tensor
-
 from encoders.accelerated.attention_kernels import KERNELS, AttentionShape
 
 HALF = "torch.float16"

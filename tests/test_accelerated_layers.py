@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.utils.prune as prune
+from torch import Tensor, nn
+
 from accelerated_cases import (
     OURS,
     assert_close,
@@ -18,11 +20,9 @@ from accelerated_cases import (
     needs_triton,
     run,
 )
+from encoders.vision_encoder import VisionEncoder
 from oracles import BY_NAME, build_encoder, distances
 from test_contract_modules import Lora
-from torch import Tensor, nn
-
-from encoders.vision_encoder import VisionEncoder
 
 pytestmark = [
     needs_triton,

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from accelerated_cases import (
     CLOSE,
     OURS,
@@ -21,13 +26,8 @@ from accelerated_cases import (
     run,
     same_bits,
 )
-from oracles import BY_NAME, build_encoder, distances, draw_pixels, fields_of, tiny
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 from encoders.contract import EncoderOutput
+from oracles import BY_NAME, build_encoder, distances, draw_pixels, fields_of, tiny
 
 pytestmark = [
     needs_triton,

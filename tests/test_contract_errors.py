@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,
@@ -15,7 +16,6 @@ from oracles import (
     edited,
     tiny,
 )
-
 
 # --- pixels ------------------------------------------------------------------------------------
 

@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from encoders.contract import EncoderOutput, Metadata
+from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     TOWERS,
@@ -19,12 +24,6 @@ from oracles import (
     grids_for,
     tiny,
 )
-from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-
-from encoders.contract import EncoderOutput, Metadata
-from encoders.vision_encoder import VisionEncoder
-
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 

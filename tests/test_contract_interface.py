@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import TOWERS, draw_pixels, grids_for, tiny
 
 from encoders.contract import EncoderOutput, VisionInputs
+from oracles import TOWERS, draw_pixels, grids_for, tiny
 
 
 @pytest.mark.parametrize("name", TOWERS)

@@ -10,6 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
+from encoders.contract import EncoderItemSpec
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,
@@ -22,10 +25,6 @@ from oracles import (
     grids_for,
     tiny,
 )
-from torch import Tensor
-
-from encoders.contract import EncoderItemSpec
-
 
 # --- costs of items ----------------------------------------------------------------------------
 

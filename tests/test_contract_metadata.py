@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from encoders.contract import EncoderOutput, Metadata
+from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,
@@ -18,9 +21,6 @@ from oracles import (
     grids_for,
     tiny,
 )
-
-from encoders.contract import EncoderOutput, Metadata
-from encoders.vision_encoder import VisionEncoder
 
 EMPTY: Grids = []
 

@@ -10,6 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.nn.utils.prune as prune
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from encoders import Qwen3VLEncoder
+from encoders.contract import EncoderOutput
+from encoders.layers import is_plain, patch_product
+from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     TOWERS,
@@ -20,14 +28,6 @@ from oracles import (
     grids_for,
     tiny,
 )
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
-
-from encoders import Qwen3VLEncoder
-from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
-from encoders.layers import is_plain, patch_product
 
 PATCHED = (nn.Linear, nn.Conv2d, nn.Conv3d)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from oracles import BY_NAME, TILE_TOWERS, build_encoder, distance, draw_pixels, tiny
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photographs import china, flower, hopper
 from safetensors.numpy import load_file
 
 from encoders.vision_encoder import VisionEncoder
+from photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint

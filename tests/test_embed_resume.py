@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from photographs import china, hopper
 
 import weights
 from encoders.vision_encoder import VisionEncoder
+from photographs import china, hopper
 from vitgraph.cli import main
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint

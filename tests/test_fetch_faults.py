@@ -15,7 +15,6 @@ from fetching import REPO, point_client_at, wait_no_longer
 from hub_server import Fault, HubServer
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 
-
 SOON = [
     Fault(429, {"Retry-After": "0"}),
     Fault(503),

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_cases import pixels_for, toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_graph_budgets import at_true_size, tokens
 
+from graph_cases import pixels_for, toy
 from graphwrap import fit_budgets
-from graphwrap.budgets import Batch, default_budgets, choose_budgets, square_counts
+from graphwrap.budgets import Batch, choose_budgets, default_budgets, square_counts
+from test_graph_budgets import at_true_size, tokens
 
 # --- the default budgets --------------------------------------------------------------------------
 

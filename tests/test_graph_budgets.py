@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_cases import OURS, is_tiled, pixels_for, static, tower
-from oracles import BY_NAME, edited
-from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderItemSpec, GridLike
 from encoders.vision_encoder import VisionEncoder
+from graph_cases import OURS, is_tiled, pixels_for, static, tower
 from graphwrap import Budget, GraphedEncoder, fit_budgets
 from graphwrap.budgets import Batch, BudgetSet, choose_budgets
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices
+from oracles import BY_NAME, edited
+from toy_encoder import ToyEncoder
 
 
 def tokens(chosen: BudgetSet) -> list[int]:

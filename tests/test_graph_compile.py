@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from graph_cases import mixes, pixels_for, static, tower
 from graph_outputs import EVERY_FIELD, worst_distance
 from toy_encoder import ToyEncoder

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_cases import new_tower, pixels_for, single, static, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from toy_encoder import WIDTH, ToyEncoder
 
 from encoders import Qwen2_5VLEncoder
 from encoders.contract import EncoderOutput
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
+from graph_cases import new_tower, pixels_for, single, static, tower, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.guards import WeightGuard
+from toy_encoder import WIDTH, ToyEncoder
 from vitgraph.graphs import read_graph_options
 
 SMALL = [[1, 1, 6]]

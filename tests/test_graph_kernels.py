@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from graph_cases import pixels_for, static, tower
-from graph_outputs import EVERY_FIELD, assert_same_bits
-from test_graph_packing import measured
 from torch import Tensor, nn
-from toy_encoder import ToyEncoder
 
 from encoders.contract import Accelerable, EncoderOutput, GridLike, Metadata
+from graph_cases import pixels_for, static, tower
+from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
 from graphwrap.replay import Captured
+from test_graph_packing import measured
+from toy_encoder import ToyEncoder
 
 NAMES = ("auto", "triton", "flash4")
 FITS = [[1, 1, 6], [2, 1, 4]]

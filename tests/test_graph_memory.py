@@ -6,24 +6,24 @@ import dataclasses
 import gc
 import warnings
 import weakref
-from types import SimpleNamespace
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from graph_cases import pixels_for, static, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits
-from test_graph_failures import ERRORS, FailingEncoder, failing
 from torch import Tensor
-from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderOutput, Metadata
+from graph_cases import pixels_for, static, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder, capture
-from graphwrap.buffers import Arena
 from graphwrap.budgets import BudgetSet, choose_budgets
+from graphwrap.buffers import Arena
 from graphwrap.capture import Capturer
 from graphwrap.runner import FormSettings, Target
+from test_graph_failures import ERRORS, FailingEncoder, failing
+from toy_encoder import ToyEncoder
 
 CPU = torch.device("cpu")
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from exact_packing import cost_of, least_cost
-from graph_cases import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import BY_NAME
 
 from encoders.contract import EncoderItemSpec
+from exact_packing import cost_of, least_cost
+from graph_cases import toy
 from graphwrap.budgets import Batch, Budget, choose_budgets
 from graphwrap.packing import Group, Packer
 from graphwrap.prices import Prices
+from oracles import BY_NAME
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "graphs_h200.json"
 IMAGES = [(4, 4), (8, 8), (14, 18), (16, 16), (30, 46), (32, 32), (36, 64), (46, 82), (64, 64)]

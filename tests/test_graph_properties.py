@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from graph_cases import pixels_for, toy, tower
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import Grids
-from test_graph_packing import check_groups
-from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderItemSpec
+from graph_cases import pixels_for, tower, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.budgets import LONG_SEGMENTS, Batch, choose_budgets
 from graphwrap.packing import Packer
 from graphwrap.plans import make_plan
 from graphwrap.prices import Prices
+from oracles import Grids
+from test_graph_packing import check_groups
+from toy_encoder import ToyEncoder
 
 QUICK = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 

@@ -6,6 +6,10 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 from graph_cases import (
     BUDGETS,
     OURS,
@@ -19,12 +23,8 @@ from graph_cases import (
     toy,
 )
 from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
-from oracles import Grids
-from torch import Tensor
-
-from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget
+from oracles import Grids
 
 MIXES = [
     "one image", "images", "a clip", "images and a clip", "with one over every budget",

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from encoders.contract import EncoderItemSpec, GridLike
 from graph_cases import is_tiled, pixels_for, static, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
+from graphwrap import BudgetStats, GraphedEncoder, GraphStats, graphed_encoder, plans, replay
 from oracles import Grids
 from photographs import china, flower, panning_clip
 from toy_encoder import ToyEncoder
-
-from encoders.contract import EncoderItemSpec, GridLike
-from graphwrap import BudgetStats, GraphedEncoder, GraphStats, graphed_encoder, plans, replay
 
 SMALL: Grids = [[1, 1, 6]]
 OVER: Grids = [[1, 10, 10]]

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from graph_cases import pixels_for, static, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderOutput
+from graph_cases import pixels_for, static, tower, toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.guards import resolve_backend
+from toy_encoder import ToyEncoder
 
 GRIDS = [[1, 1, 6], [2, 1, 4], [1, 4, 30]]
 """The last is over the budgets of 8 and 16 tokens."""

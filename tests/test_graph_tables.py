@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from graph_cases import pixels_for, static, toy
-from graph_outputs import assert_same_bits
-from test_graph_packing import default_budgets_of, measured
-from toy_encoder import ToyEncoder
 from torch import Tensor, nn
 
 from encoders import Qwen3VLEncoder
 from encoders.qwen3_vl import Qwen3VLConfig
+from graph_cases import pixels_for, static, toy
+from graph_outputs import assert_same_bits
 from graphwrap import Budget, GraphedEncoder
 from graphwrap.budgets import Batch, BudgetSet, choose_budgets
 from graphwrap.capture import Capturer, Graphs
 from graphwrap.prices import Meter, Prices, Table, fingerprint, full_grids
 from graphwrap.runner import FormSettings, Target
+from test_graph_packing import default_budgets_of, measured
+from toy_encoder import ToyEncoder
 
 BUDGETS = default_budgets_of("qwen2_5_vl")
 MADE_ON = {"encoder": "Tower", "weights": "12ab", "device": "H200"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from photographs import china, panning_clip
 from transformers import AutoImageProcessor, AutoVideoProcessor
 
 from encoders.inputs import PatchPreprocessor, TilePreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
+from photographs import china, panning_clip
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 P14 = {"patch_size": 14, **SIZES}

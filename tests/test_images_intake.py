@@ -15,12 +15,12 @@ import transformers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from packaging.version import Version
-from photographs import china, hopper
 from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
 from encoders.inputs import PatchPreprocessor, TilePreprocessor, Video, resize, to_rgb
+from photographs import china, hopper
 
 QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from photographs import china, photographs
 from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 
 from encoders.inputs import PatchPreprocessor
+from photographs import china, photographs
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)

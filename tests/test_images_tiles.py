@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photographs import china, hopper, panning_clip, photographs
 from PIL import Image
 from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, InternVLVideoProcessor
 
 from encoders.inputs import TilePreprocessor, best_tiling
+from photographs import china, hopper, panning_clip, photographs
 
 OURS = TilePreprocessor()
 SETTINGS: dict[str, Any] = {

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photographs import china, flower, panning_clip
 from PIL import Image
 from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 
 from encoders.inputs import PatchPreprocessor, TilePreprocessor, Video
+from photographs import china, flower, panning_clip
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)

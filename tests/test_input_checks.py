@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import draw_pixels, tiny
 
 from encoders import VisionEncoder
+from oracles import draw_pixels, tiny
 
 TOWERS = ["intern_vit_300m", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 GRID = [[1, 8, 8]]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from language_models import write_repo
 
+from language_models import write_repo
 from vitgraph.demo import sample_photographs
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from photographs import photographs
 
 from encoders.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
+from photographs import photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 

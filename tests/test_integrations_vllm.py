@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import tiny
-from photographs import china, flower, panning_clip
 
 from graphwrap import GraphedEncoder
+from oracles import tiny
+from photographs import china, flower, panning_clip
 from vitgraph.integrations.vllm import multi_modal_data
 
 IMAGES = [china().resize((96, 64)), flower().resize((60, 130))]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles import BY_NAME
 from safetensors import safe_open
 from torch import nn
 
+from oracles import BY_NAME
 from vitgraph.seeded import RECIPES, seeded_tower, small_config, write_seeded_checkpoint
 from weights import FAMILIES, PUBLISHED, Family, PublishedModel, inspect_checkpoint, load_encoder
 from weights.families import build_config

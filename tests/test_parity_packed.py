@@ -10,6 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from encoders.contract import EncoderOutput
+from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,
@@ -24,9 +27,6 @@ from oracles import (
     draw_pixels,
     tiny,
 )
-
-from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 
 PACKED, CALM = 2e-6, 0.5
 

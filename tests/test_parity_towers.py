@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 import timm
 import torch
+
 from oracles import (
     BY_NAME,
     FAMILIES,
@@ -32,7 +33,6 @@ from oracles import (
     tiny,
     window_walk,
 )
-
 from weights import FAMILIES as RECORDS
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10

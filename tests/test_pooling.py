@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from photographs import china, flower, hopper, panning_clip
-from stream_cases import TOWERS, NumberEncoder, tower
 from torch import Tensor
-from toy_encoder import ToyEncoder
 
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.pooling import pool
 from encoders.streams import Encoding, ItemResults
 from encoders.streams.calls import plan_calls
 from graphwrap import GraphedEncoder
+from photographs import china, flower, hopper, panning_clip
+from stream_cases import TOWERS, NumberEncoder, tower
+from toy_encoder import ToyEncoder
 
 IMAGES = [china().resize((120, 90)), hopper().resize((200, 230)), flower().resize((64, 200))]
 CLIP = panning_clip(6)

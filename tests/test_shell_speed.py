@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from oracles import BY_NAME, build_encoder, build_pair
 
 from benchmarks import speed, table, targets
 from benchmarks.graphs import draw, hf_call
@@ -21,6 +20,7 @@ from benchmarks.never_slower import forced_replay
 from benchmarks.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
 from benchmarks.towers import TOWERS, milliseconds
 from graphwrap import GraphedEncoder
+from oracles import BY_NAME, build_encoder, build_pair
 from vitgraph import bench_speed
 from vitgraph.cli import main
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photographs import china, flower, hopper, panning_clip, photographs
 from PIL import Image
-from stream_cases import TOWERS, NumberEncoder, prefetch_threads, tower
 
 from encoders import ItemError, Video
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
+from photographs import china, flower, hopper, panning_clip, photographs
+from stream_cases import TOWERS, NumberEncoder, prefetch_threads, tower
 
 CLIP = panning_clip(5)
 

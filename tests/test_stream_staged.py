@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photographs import china, hopper, panning_clip, photographs
-from stream_cases import TOWERS, tower
 
 from encoders import Video
 from encoders.inputs import PatchPreprocessor, StagedPreprocessor, TilePreprocessor
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
+from photographs import china, hopper, panning_clip, photographs
+from stream_cases import TOWERS, tower
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 PREPROCESSORS: dict[str, StagedPreprocessor] = {

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from stream_cases import NumberEncoder, prefetch_threads
 
 pytestmark = pytest.mark.timeout(60)

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.vision_encoder import VisionEncoder
 from encoders.inputs import Video, to_rgb
+from encoders.vision_encoder import VisionEncoder
 
 from .features import Item, is_features_file
 from .video import read_video, require_av

@@ -28,8 +28,8 @@ from einops import rearrange
 from torch import Tensor
 
 from ..contract import Grid, VisionInputs
-from .images import StagedItem, check_keywords, folded_stats, grid_tensor, normalize, resize
 from .clips import read_videos
+from .images import StagedItem, check_keywords, folded_stats, grid_tensor, normalize, resize
 from .intake import naming, read_images
 from .processor_files import (
     QWEN2_IMAGES,

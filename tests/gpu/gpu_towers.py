@@ -13,16 +13,16 @@ from functools import cache
 from typing import Any
 
 import torch
-from graph_outputs import EVERY_FIELD
 from torch import Tensor
 
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
-from encoders.vision_encoder import VisionEncoder
 from encoders.accelerated.attention_kernels import KERNELS, is_installed
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
+from encoders.vision_encoder import VisionEncoder
+from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices

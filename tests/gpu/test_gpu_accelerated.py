@@ -18,10 +18,10 @@ from gpu_towers import (
     on_gpu,
     tower,
 )
-from graph_outputs import assert_same_bits, copy_of, fields, worst_distance
 from torch import nn
 
 from encoders.vision_encoder import VisionEncoder
+from graph_outputs import assert_same_bits, copy_of, fields, worst_distance
 
 pytestmark = [
     pytest.mark.gpu,

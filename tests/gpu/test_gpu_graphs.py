@@ -20,10 +20,10 @@ from gpu_towers import (
     replaying,
     tower,
 )
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
 
 pytestmark = [

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_towers import FAMILIES, budgets_of, calls_of, new_tower, on_gpu, replaying, tower
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from torch import nn
 
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
 
 pytestmark = [

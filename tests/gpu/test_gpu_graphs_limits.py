@@ -20,11 +20,11 @@ from gpu_towers import (
     replaying,
     tower,
 )
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
 
 pytestmark = [

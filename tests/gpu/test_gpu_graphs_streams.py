@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from gpu_towers import new_tower, on_gpu, replaying, tower
-from graph_outputs import assert_same_bits, copy_of, worst_distance
 from test_gpu_graphs_limits import fail_at
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
+from graph_outputs import assert_same_bits, copy_of, worst_distance
 from graphwrap import GraphedEncoder
 
 pytestmark = [

@@ -14,6 +14,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import Tensor
+
+from encoders.accelerated.attention_kernels import KERNELS, is_installed
+from encoders.attention import _flash_takes, attention, padding_rows
 from oracles import (
     BY_NAME,
     FAMILIES,
@@ -28,10 +32,6 @@ from oracles import (
     fields_of,
 )
 from oracles.halves import half_errors, six_blocks
-from torch import Tensor
-
-from encoders.accelerated.attention_kernels import KERNELS, is_installed
-from encoders.attention import _flash_takes, attention, padding_rows
 
 pytestmark = [
     pytest.mark.gpu,

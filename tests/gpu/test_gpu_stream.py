@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from photographs import panning_clip, photographs
-from stream_cases import TOWERS, prefetch_threads, tower
 
 from encoders.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
+from photographs import panning_clip, photographs
+from stream_cases import TOWERS, prefetch_threads, tower
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 from encoders.tile_encoder import TileEncoder
+from encoders.vision_encoder import VisionEncoder
 
 from .configs import Config, edited
 from .families import BY_NAME, Family

@@ -17,8 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import huggingface_hub
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's library
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,  # type: ignore[attr-defined]  # of the client's library
+)
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked public
     get_token_to_send,
     hf_raise_for_status,
