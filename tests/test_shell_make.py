@@ -27,9 +27,13 @@ def plan(*arguments: str) -> str:
 def test_make_test_sets_up_lints_checks_types_and_runs_both_tiers() -> None:
     commands = plan("test")
     steps = [
-        "-m venv", "--group test --group integrations --group lint", "ruff check .", "ruff format --check .", "-m mypy",
+        "-m venv",
+        "--group test --group integrations --group lint",
+        "ruff check .",
+        "ruff format --check .",
+        "-m mypy",
         'pytest -m "not gpu"',
-    ]  # fmt: skip
+    ]
     places = [commands.find(step) for step in steps]
     assert -1 not in places
     assert places == sorted(places)

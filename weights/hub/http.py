@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import huggingface_hub
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError
     HfHubHTTPError,
-    HTTPError,  # type: ignore[attr-defined]  # of the client's library
+    HTTPError,
 )
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked public
     get_token_to_send,

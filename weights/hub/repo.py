@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import huggingface_hub
 from huggingface_hub import hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError
     EntryNotFoundError,
-    HTTPError,  # type: ignore[attr-defined]  # of the client's library
+    HTTPError,
 )
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # not marked public
     validate_repo_id,
