@@ -80,7 +80,7 @@ def sentence(body: Body) -> str:
         f"inputs on the GPU, towers of true size with random weights. transformers "
         f"{about['transformers']} (sdpa) ran in the same process, in turn, five times where a call "
         f"has more than 3,500 tokens. {vllm['engine']} "
-        f"{vllm['version']} is another run on the same kind of GPU, the best of its graph ladders "
+        f"{vllm['version']} is another run on the same kind of GPU, the best of its sets of graphs "
         "and its eager run. The floor is what the GPU's peak rates allow."
     )
 
