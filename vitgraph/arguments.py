@@ -69,6 +69,11 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force-download", action="store_true", help="fetch what is cached again")
     parser.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")
+    parser.add_argument(
+        "--family",
+        metavar="NAME",
+        help="take the tower for one of this family (qwen3_vl, ...) if its type is not known",
+    )
 
 
 def read_source(options: argparse.Namespace) -> dict[str, Any]:
@@ -83,4 +88,5 @@ def read_source(options: argparse.Namespace) -> dict[str, Any]:
         "force_download": options.force_download,
         "max_workers": options.max_workers,
         "progress": not options.no_progress,
+        "family": options.family,
     }

@@ -106,8 +106,8 @@ def _add_encode(commands: Any) -> None:
     parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
-    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
+    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     _add_graphs(parser)
 
 
@@ -206,7 +206,9 @@ def encode(options: argparse.Namespace) -> None:
     check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
     check_media(options.images, options.video)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=device)
+        # The log names an idle GPU if the device is None.
+        place = device if options.device else None
+        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     media = open_media(options.images, options.video)
     if graphed is not None:
