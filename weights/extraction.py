@@ -67,6 +67,7 @@ def extract_encoder(
     Raises:
         CheckpointError: what ``load_encoder`` would raise, ``out_dir`` cannot be replaced or is or
             touches the checkpoint itself, or the disk is full.
+        ValueError: an unknown ``family`` or ``fetch``; nothing was fetched yet.
     """
     options = HubOptions(
         revision=revision,
