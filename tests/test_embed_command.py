@@ -112,7 +112,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     assert embed(photos, "--format", "parquet") == 2
-    assert "pip install 'vitgraph[parquet]'" in capsys.readouterr().err
+    assert "'vitgraph[parquet]', or in a clone pip install '.[parquet]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("format", ["npy", "safetensors"])

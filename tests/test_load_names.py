@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -96,3 +98,48 @@ def test_the_class_that_a_traceback_shows_is_the_one_to_catch(
     assert type(raised.value) is CheckpointError
     assert (raised.value.__cause__ is None) == (trouble == "offline")
     assert TOKEN not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("Qwen/Qwen3-VL-2B-Instrct", "Qwen/Qwen3-VL-2B-Instruct"),
+        ("qwen/qwen3-vl-2b-instruct", "Qwen/Qwen3-VL-2B-Instruct"),
+        ("Qwen/Qwen3-VL-2B", "Qwen/Qwen3-VL-2B-Instruct"),
+        ("OpenGVLab/InternVL3_5-8", "OpenGVLab/InternVL3_5-8B"),
+        ("Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
+    ],
+)
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_wrong_repo_id_is_answered_with_the_nearest_names(
+    hub: HubServer, cache: Path, asked: str, meant: str, offline: bool
+) -> None:
+    with pytest.raises(CheckpointError, match=f"; published names like it: {meant}(,|$)"):
+        load_encoder(asked, cache_dir=cache, local_files_only=offline)
+
+
+@pytest.mark.parametrize("asked", ["Qwen/Qwen3-VL-2B-Instruct", "nobody/zzzz"])
+def test_a_published_or_strange_repo_id_is_answered_without_names(
+    hub: HubServer, cache: Path, asked: str
+) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        load_encoder(asked, cache_dir=cache, local_files_only=True)
+    assert "published names" not in str(raised.value)
+
+
+def test_a_wrong_repo_id_without_a_network_is_answered_within_two_seconds(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen: connections are refused
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            address + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        began = time.monotonic()
+        message = r"cannot be reached \(2 tries, .* names like it: Qwen/Qwen3-VL-2B-Instruct"
+        with pytest.raises(CheckpointError, match=message):
+            load_encoder("Qwen/Qwen3-VL-2B-Instrct", cache_dir=cache)
+        assert time.monotonic() - began < 2

@@ -271,7 +271,10 @@ def test_plot_without_matplotlib_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     arguments = ("--out", tmp_path / "f.safetensors", "--plot", tmp_path / "maps.png")
-    assert_one_line(cli("encode", checkpoint, photo, *arguments), "pip install 'vitgraph[plots]'")
+    assert_one_line(
+        cli("encode", checkpoint, photo, *arguments),
+        "'vitgraph[plots]', or in a clone pip install '.[plots]'",
+    )
 
 
 def test_plot_in_an_unknown_format_is_one_line(
@@ -303,7 +306,7 @@ def test_video_without_av_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     run = cli("encode", checkpoint, "--video", clip, "--out", tmp_path / "f.safetensors")
-    assert_one_line(run, "pip install 'vitgraph[video]'")
+    assert_one_line(run, "'vitgraph[video]', or in a clone pip install '.[video]'")
 
 
 def test_sampling_without_a_video_is_one_line(

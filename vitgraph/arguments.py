@@ -1,12 +1,42 @@
-"""Reading the arguments of a command, and the arguments that say where a checkpoint comes from."""
+"""The arguments of the commands: reading them, help, and where a checkpoint comes from."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
+
+_GROUPS = {
+    "features": ("encode", "embed"),
+    "checkpoints": ("list", "inspect", "extract", "cache"),
+    "trying and measuring": ("demo", "bench"),
+}
+EXAMPLES = {
+    "encode": "vitgraph encode Qwen/Qwen3-VL-2B-Instruct street.jpg --out street.safetensors",
+    "embed": "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors --device auto",
+    "list": "vitgraph list 'qwen3*'",
+    "inspect": "vitgraph inspect Qwen/Qwen3-VL-2B-Instruct",
+    "extract": "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",
+    "cache": "vitgraph cache list",
+    "demo": "vitgraph demo --out demo",
+    "bench": "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
+}
+"""One command line per command, for the help."""
+
+
+def list_commands(summaries: Mapping[str, str | None]) -> str:
+    """Return the commands in groups, each with its summary and an example, for the help.
+
+    Args:
+        summaries: what each command does, by its name.
+    """
+    groups = []
+    for title, names in _GROUPS.items():
+        lines = [f"  {name:9} {summaries[name]}\n{'':12}{EXAMPLES[name]}" for name in names]
+        groups.append("\n".join([f"{title}:", *lines]))
+    return "\n\n".join(groups)
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,6 +99,11 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force-download", action="store_true", help="fetch what is cached again")
     parser.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")
+    parser.add_argument(
+        "--family",
+        metavar="NAME",
+        help="take the tower for one of this family (qwen3_vl, ...) if its type is not known",
+    )
 
 
 def read_source(options: argparse.Namespace) -> dict[str, Any]:
@@ -83,4 +118,5 @@ def read_source(options: argparse.Namespace) -> dict[str, Any]:
         "force_download": options.force_download,
         "max_workers": options.max_workers,
         "progress": not options.no_progress,
+        "family": options.family,
     }

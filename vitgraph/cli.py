@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .arguments import Parser, add_source, before_dashes, parse, read_source
+from .arguments import (
+    EXAMPLES,
+    Parser,
+    add_source,
+    before_dashes,
+    list_commands,
+    parse,
+    read_source,
+)
 from .terminal import format_table, make_streams_safe, one_line, printable, show_warning
 
 if TYPE_CHECKING:
@@ -66,9 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    parser = Parser(prog="vitgraph", description="Vision encoders from a repo id or a folder.")
+    parser = Parser(
+        prog="vitgraph",
+        usage="vitgraph [-h] [--version] COMMAND ...",
+        description="Vision encoders from a repo id or a folder.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"vitgraph {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    # The epilog lists the commands, since argparse cannot show them in groups.
+    commands = parser.add_subparsers(
+        prog="vitgraph", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
     _add_encode(commands)
     _add_embed(commands)
     _add_list(commands)
@@ -77,13 +93,26 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cache(commands)
     _add_bench(commands)
     _add_demo(commands)
+    parser.epilog = list_commands(
+        {name: command.description for name, command in commands.choices.items()}
+    )
+    return parser
+
+
+def _add_parser(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        description=summary,
+        epilog=f"example:\n  {EXAMPLES[name]}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     return parser
 
 
 def _add_command(
     commands: Any, name: str, command: Callable[[argparse.Namespace], int | None], summary: str
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    parser = _add_parser(commands, name, summary)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(command=command, parser=parser)
     return parser
@@ -106,8 +135,8 @@ def _add_encode(commands: Any) -> None:
     parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
-    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
+    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     _add_graphs(parser)
 
 
@@ -136,7 +165,10 @@ def _add_graphs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    _add_command(commands, "list", list_families, "List families, published repo ids and layouts.")
+    from .models import add_list, list_towers
+
+    summary = "List the published towers, with every repo id that has each."
+    add_list(_add_command(commands, "list", list_towers, summary))
 
 
 def _add_inspect(commands: Any) -> None:
@@ -158,7 +190,7 @@ def _add_cache(commands: Any) -> None:
     from .cache_command import add_cache
 
     summary = "List, verify or remove the towers that were fetched and kept."
-    add_cache(commands.add_parser("cache", help=summary, description=summary))
+    add_cache(_add_parser(commands, "cache", summary))
 
 
 def _add_bench(commands: Any) -> None:
@@ -206,7 +238,9 @@ def encode(options: argparse.Namespace) -> None:
     check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
     check_media(options.images, options.video)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=device)
+        # The log names an idle GPU if the device is None.
+        place = device if options.device else None
+        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     media = open_media(options.images, options.video)
     if graphed is not None:
@@ -267,38 +301,6 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
         if name in given and not options.video:
             raise ValueError(f"--{name.replace('_', '-')} samples videos: pass one with --video")
     return given
-
-
-def list_families(options: argparse.Namespace) -> None:
-    """Print what can be loaded, with one line per published checkpoint."""
-    from weights import FAMILIES
-
-    rows = [
-        (
-            family.title,
-            model.repo_id,
-            model.layout,
-            f"{model.parameters / 1e6:.1f}",
-            "yes",
-            family.video,
-            family.replays["image"],
-            family.replays["video"],
-        )
-        for family in FAMILIES.values()
-        for model in family.published
-    ]
-    header = (
-        "family",
-        "repo id",
-        "layout",
-        "million parameters",
-        "images",
-        "video",
-        "image graphs",
-        "video graphs",
-    )
-    print(format_table(header, rows))
-    print("\nOthers load too if config and tensors fit: base models, fine-tunes, folders, files.")
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}

@@ -51,7 +51,10 @@ def sample_photographs() -> dict[str, Path]:
 def _package_file(package: str, path: str) -> Path:
     spec = find_spec(package)  # finds the folder without the second that importing would take
     if spec is None or spec.origin is None:
-        raise ValueError(f"the demo's photographs need {package}: pip install 'vitgraph[demo]'")
+        raise ValueError(
+            f"the demo's photographs need {package}: pip install 'vitgraph[demo]', or in a clone "
+            "pip install '.[demo]'"
+        )
     return Path(spec.origin).parent / path
 
 

@@ -64,8 +64,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
-    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default the stored one")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default cpu")
+    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     parser.add_argument(
         "--graph", action=argparse.BooleanOptionalAction, default=None,
         help="replay CUDA graphs; by default on a CUDA device",
@@ -158,7 +158,7 @@ def _settings(options: argparse.Namespace, fields: Sequence[str]) -> dict[str, A
         "checkpoint": str(folder.resolve()) if is_folder else options.repo,
         "subfolder": options.subfolder,
         "commit": _state_of(folder / (options.subfolder or "")) if is_folder else info.commit,
-        "dtype": options.dtype or info.dtype,
+        "dtype": info.dtype if options.dtype in (None, "auto") else options.dtype,
         **_limits(options),
         "pool": options.pool,
         "normalize": options.normalize,
@@ -189,7 +189,10 @@ def _load(options: argparse.Namespace, fields: tuple[str, ...]) -> Encoding:
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(
-            options.repo, **read_source(options), dtype=read_dtype(options.dtype), device=device
+            options.repo,
+            **read_source(options),
+            dtype=read_dtype(options.dtype),
+            device=device if options.device else None,  # None: the log names an idle GPU
         )
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:

@@ -18,6 +18,7 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.inputs import Video, to_rgb
 from encoders.vision_encoder import VisionEncoder
+from weights.load import accelerator
 
 from .features import Item, is_features_file
 from .video import read_video, require_av
@@ -163,26 +164,28 @@ def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media
 
 
 def read_dtype(name: str | None) -> torch.dtype | None:
-    """Return the torch dtype of a name, None for None.
+    """Return the torch dtype of a name, None for None and "auto".
 
     Raises:
         ValueError: the name is unknown.
     """
-    if name is not None and name not in DTYPES:
-        raise ValueError(f"--dtype {name}: must be one of {', '.join(DTYPES)}")
-    return None if name is None else DTYPES[name]
+    if name is None or name == "auto":
+        return None
+    if name not in DTYPES:
+        raise ValueError(f"--dtype {name}: must be one of auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 def read_device(name: str | None) -> torch.device:
-    """Return the torch device of a name, the CPU for None.
+    """Return the torch device of a name, the CPU for None, the accelerator for "auto".
 
     Raises:
         ValueError: the name is no device, or this machine does not have the device.
     """
     try:
-        device = torch.device(name or "cpu")
+        device = accelerator() if name == "auto" else torch.device(name or "cpu")
     except RuntimeError:
-        raise ValueError(f"--device {name}: must be cpu, cuda, cuda:0, mps, ...") from None
+        raise ValueError(f"--device {name}: must be auto, cpu, cuda, cuda:0, mps, ...") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ValueError(

@@ -1,10 +1,73 @@
-"""The checkpoints that are known to load."""
+"""The checkpoints that are known to load, and the towers that they hold."""
 
 from __future__ import annotations
 
+import argparse
+import json
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
-from weights.families import PUBLISHED
+from .terminal import format_table
+
+if TYPE_CHECKING:
+    from weights import Family, PublishedModel
+
+TOWERS_HEADER = (
+    "family",
+    "million parameters",
+    "projector",
+    "video",
+    "image graphs",
+    "video graphs",
+    "layouts",
+    "repo ids",
+)
+
+
+@dataclass(frozen=True)
+class PublishedTower:
+    """One size of a family's tower, and the published checkpoints that have it."""
+
+    family: Family
+    config: Any
+    """The encoder's config."""
+    models: tuple[PublishedModel, ...]
+
+    @property
+    def layouts(self) -> list[str]:
+        """The layouts in which the checkpoints name the tower's tensors."""
+        return list(dict.fromkeys(model.layout for model in self.models))
+
+    @property
+    def repo_ids(self) -> list[str]:
+        """The repo ids of the checkpoints, sorted."""
+        return sorted(model.repo_id for model in self.models)
+
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of the tower's row in a table with the titles ``TOWERS_HEADER``."""
+        return (
+            self.family.title,
+            f"{self.models[0].parameters / 1e6:.1f}",
+            f"{self.models[0].projector_parameters / 1e6:.1f}",
+            self.family.video,
+            self.family.replays["image"],
+            self.family.replays["video"],
+            ", ".join(self.layouts),
+            ", ".join(self.repo_ids),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tower as plain data, for JSON."""
+        return {
+            "family": self.family.name,
+            "encoder": self.family.encoder.__name__,
+            "parameters": self.models[0].parameters,
+            "projector_parameters": self.models[0].projector_parameters,
+            "layouts": self.layouts,
+            "repo_ids": self.repo_ids,
+            "config": asdict(self.config),
+        }
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -17,6 +80,8 @@ def list_models(pattern: str = "*") -> list[str]:
     Returns:
         Sorted repo ids; none if the pattern matches none.
     """
+    from weights import PUBLISHED
+
     pattern = pattern.lower()
     return sorted(
         {
@@ -26,3 +91,59 @@ def list_models(pattern: str = "*") -> list[str]:
             if fnmatchcase(name, pattern)
         }
     )
+
+
+def published_towers(pattern: str = "*") -> list[PublishedTower]:
+    """List the towers of the checkpoints that are known to load.
+
+    Args:
+        pattern: towers are listed if :func:`list_models` finds one of their repo ids by it.
+
+    Returns:
+        One entry per family, number of parameters and config, with every repo id that has it.
+    """
+    from weights.families import FAMILIES, PUBLISHED, build_config
+
+    wanted = set(list_models(pattern))
+    towers: dict[tuple[str, int, Any], list[PublishedModel]] = {}
+    for model in PUBLISHED:
+        config = build_config(FAMILIES[model.family], model.config, None, model.repo_id)
+        towers.setdefault((model.family, model.parameters, config), []).append(model)
+    return [
+        PublishedTower(FAMILIES[family], config, tuple(models))
+        for (family, _, config), models in towers.items()
+        if wanted.intersection(model.repo_id for model in models)
+    ]
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``vitgraph list`` to the parser of the command."""
+    parser.add_argument(
+        "pattern",
+        nargs="?",
+        default="*",
+        metavar="PATTERN",
+        help="towers of repo ids like 'qwen3*' or 'opengvlab/*', case ignored; by default all",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def list_towers(options: argparse.Namespace) -> None:
+    """Print one line per tower that the published checkpoints have.
+
+    Raises:
+        ValueError: the pattern matches no repo id; with ``--json`` the list is empty instead.
+    """
+    from weights.errors import similar_names
+
+    towers = published_towers(options.pattern)
+    if options.json:
+        print(json.dumps([tower.to_dict() for tower in towers], indent=2))
+        return
+    if not towers:
+        raise ValueError(
+            f"{options.pattern}: no published repo id matches{similar_names(options.pattern)}; a "
+            "pattern is matched with the whole id and with the part after the slash: 'qwen3*'"
+        )
+    print(format_table(TOWERS_HEADER, [tower.row() for tower in towers]))
+    print("\nOthers load too if config and tensors fit: base models, fine-tunes, folders, files.")

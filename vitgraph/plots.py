@@ -34,7 +34,10 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError("plots need matplotlib: pip install 'vitgraph[plots]'") from None
+        raise ValueError(
+            "plots need matplotlib: pip install 'vitgraph[plots]', or in a clone pip install "
+            "'.[plots]'"
+        ) from None
 
 
 def check_plot(path: Path) -> None:

@@ -302,7 +302,10 @@ def require_parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise ValueError("parquet files need pyarrow: pip install 'vitgraph[parquet]'") from None
+        raise ValueError(
+            "parquet files need pyarrow: pip install 'vitgraph[parquet]', or in a clone pip "
+            "install '.[parquet]'"
+        ) from None
 
 
 def _write_parquet(path: Path, keys: Sequence[str], matrix: Array) -> None:

@@ -1,12 +1,16 @@
-"""The exceptions of this package, of which users catch one, and how names are shown in messages."""
+"""The exceptions of this package, of which users catch one, and how messages show names."""
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DamagedError", "shown"]
+from difflib import get_close_matches
+
+__all__ = ["CheckpointError", "DamagedError", "shown", "similar_names"]
 
 LONGEST_MESSAGE = 8000
 """Limit for the characters of a message; names in a forged checkpoint have millions."""
 LONGEST_NAME = 200
+LONGEST_COMPARED = 200
+"""Characters of a name that are compared; the time grows with their square."""
 
 
 class CheckpointError(ValueError):
@@ -30,6 +34,26 @@ def shown(name: str) -> str:
     """Return a name of a checkpoint as messages show it: cut, and escaped if it does not print."""
     short = _cut(name, LONGEST_NAME)
     return short if short.isprintable() else ascii(short)
+
+
+def similar_names(repo_id: str) -> str:
+    """Return what an error adds about published repo ids that are spelt like an unknown one.
+
+    Args:
+        repo_id: what was asked for, with or without the owner; case does not matter.
+
+    Returns:
+        A clause that begins with a semicolon; nothing if no id is near or it is one of them.
+    """
+    from .families import PUBLISHED  # imports torch, which only this error needs
+
+    ids = [model.repo_id for model in PUBLISHED]
+    spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}
+    text = repo_id[:LONGEST_COMPARED].lower()
+    longer = sorted((name for name in spelt if text and name.startswith(text)), key=len)
+    near = [*longer, *get_close_matches(text, spelt, n=6)]
+    found = list(dict.fromkeys(spelt[name] for name in near))[:3]
+    return f"; published names like it: {', '.join(found)}" if found and repo_id not in ids else ""
 
 
 def _cut(text: str, most: int) -> str:

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
+from .families import check_family
 from .hub.options import HubOptions
 from .plan import Tower, find_encoder, tower_files
 from .snapshot import Located, Piece, Snapshot
@@ -40,6 +41,7 @@ def extract_encoder(
     fetch: str = "auto",
     max_workers: int = 8,
     progress: bool = True,
+    family: str | None = None,
 ) -> Path:
     """Write the tower alone: the configs as published, and ``model.safetensors`` with its tensors.
 
@@ -65,6 +67,7 @@ def extract_encoder(
     Raises:
         CheckpointError: what ``load_encoder`` would raise, ``out_dir`` cannot be replaced or is or
             touches the checkpoint itself, or the disk is full.
+        ValueError: an unknown ``family`` or ``fetch``; nothing was fetched yet.
     """
     options = HubOptions(
         revision=revision,
@@ -77,6 +80,7 @@ def extract_encoder(
         max_workers=max_workers,
         progress=progress,
     )
+    check_family(family)
     written = _expanded(out_dir)
     out = Path(os.path.abspath(written))
     _check_target(out, overwrite)
@@ -84,7 +88,7 @@ def extract_encoder(
     def extract(snapshot: Snapshot) -> None:
         if snapshot.folder is not None:
             _check_apart(out, snapshot.folder)
-        tower, _ = find_encoder(snapshot)
+        tower, _ = find_encoder(snapshot, family)
         found = snapshot.locate(tower.wanted)
         _extract(tower, found, out, overwrite)
 

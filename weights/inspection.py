@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from .families import check_family
 from .hub.options import HubOptions
 from .plan import find_encoder
 from .snapshot import Snapshot
@@ -70,6 +71,7 @@ def inspect_checkpoint(
     fetch: str = "auto",
     max_workers: int = 8,
     progress: bool = True,
+    family: str | None = None,
 ) -> CheckpointInfo:
     """Say which tower a checkpoint holds; takes the arguments of :func:`load_encoder`.
 
@@ -79,7 +81,9 @@ def inspect_checkpoint(
 
     Raises:
         CheckpointError: what ``load_encoder`` would raise.
+        ValueError: an unknown ``family`` or ``fetch``.
     """
+    check_family(family)
     options = HubOptions(
         revision=revision,
         subfolder=subfolder,
@@ -91,11 +95,11 @@ def inspect_checkpoint(
         max_workers=max_workers,
         progress=progress,
     )
-    return with_checkpoint(repo_id_or_path, options, _inspect)
+    return with_checkpoint(repo_id_or_path, options, lambda snapshot: _inspect(snapshot, family))
 
 
-def _inspect(snapshot: Snapshot) -> CheckpointInfo:
-    tower, encoder = find_encoder(snapshot)
+def _inspect(snapshot: Snapshot, family: str | None) -> CheckpointInfo:
+    tower, encoder = find_encoder(snapshot, family)
     by_dtype: Counter[str] = Counter()
     for piece in tower.pieces:
         by_dtype[piece.entry.dtype] += piece.entry.nbytes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
@@ -15,6 +17,7 @@ from torch import Tensor
 from encoders import VisionEncoder
 
 from .errors import CheckpointError, DamagedError
+from .families import check_family
 from .hub.options import HubOptions
 from .plan import DTYPES, Source, Tower, find_encoder
 from .preprocessing import set_up_preprocessing
@@ -39,8 +42,9 @@ def load_encoder(
     fetch: str = "auto",
     max_workers: int = 8,
     progress: bool = True,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    family: str | None = None,
 ) -> VisionEncoder:
     """Load the vision tower of a checkpoint, and nothing else of it.
 
@@ -62,9 +66,13 @@ def load_encoder(
             fetching: this, ``force_download`` and the cache mean nothing there.
         max_workers: requests in flight at once.
         progress: show progress bars, in bytes.
-        dtype: floating dtype of the encoder; None keeps the stored one (if mixed, that with most
-            bytes).
-        device: where the encoder goes; None is torch's default device.
+        dtype: floating dtype of the encoder, or its name (``"bfloat16"``); None and ``"auto"``
+            keep the stored one (if mixed, that with most bytes).
+        device: where the encoder goes: a device or its name; ``"auto"`` is the first CUDA device,
+            else MPS, else the CPU; None is torch's default device.
+        family: name of the family (``"qwen3_vl"``) to take for a checkpoint whose model type is
+            not known. The tensors must fit as strictly as ever; fields that the config lacks take
+            the family's defaults.
 
     Returns:
         The encoder in eval mode, gradients off, preprocessing set up as the checkpoint says; if it
@@ -75,12 +83,11 @@ def load_encoder(
         CheckpointError: the checkpoint cannot be found or read, is an adapter, quantised or
             pickled, has an unsupported model type, or its tensors do not fit.
         ValueError: ``dtype`` is not a floating dtype, ``device`` is not one of this machine, or an
-            unknown ``fetch``; nothing was fetched yet.
+            unknown ``family`` or ``fetch``; nothing was fetched yet.
         TypeError: ``repo_id_or_path`` is neither text nor a path.
     """
-    if dtype is not None and dtype not in DTYPES.values():
-        known = ", ".join(str(kind) for kind in DTYPES.values())
-        raise ValueError(f"dtype={dtype}: an encoder runs in one of {known}")
+    wanted = _check_dtype(dtype)
+    check_family(family)
     options = HubOptions(
         revision=revision,
         subfolder=subfolder,
@@ -95,8 +102,8 @@ def load_encoder(
     target = _check_device(device)
 
     def read(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
-        tower, encoder = find_encoder(snapshot)
-        tensors = read_tensors(tower, dtype or tower.dtype, target)
+        tower, encoder = find_encoder(snapshot, family)
+        tensors = read_tensors(tower, wanted or tower.dtype, target)
         encoder.load_state_dict(tensors, assign=True)
         return tower, encoder
 
@@ -111,10 +118,27 @@ def load_encoder(
         return encoder.eval().requires_grad_(False)
 
 
+def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return the dtype to cast to, None to keep the stored one."""
+    if dtype is None or dtype == "auto":
+        return None
+    for known in DTYPES.values():
+        if dtype in (known, str(known).removeprefix("torch.")):
+            return known
+    known_names = ", ".join(str(known) for known in DTYPES.values())
+    raise ValueError(
+        f"dtype={dtype}: an encoder runs in one of {known_names}: pass one, its name without "
+        "'torch.', or 'auto' for the stored one"
+    )
+
+
 def _check_device(device: torch.device | str | None) -> torch.device:
     """Return the device that tensors are made on, once it is known to be there."""
     try:
-        target = torch.get_default_device() if device is None else torch.device(device)
+        if device is None:
+            target = torch.get_default_device()
+        else:
+            target = accelerator() if device == "auto" else torch.device(device)
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, ImportError) as error:  # how backends say they are away
         reason = shorten(str(error).partition("\n")[0], 120, placeholder=" ...")
@@ -124,7 +148,26 @@ def _check_device(device: torch.device | str | None) -> torch.device:
         ) from error
     if target.type == "meta":
         raise ValueError("device='meta' holds no weights: pass cpu, cuda, cuda:1, mps, ...")
+    # ``torch.cuda.is_available`` would start CUDA, which forked workers could then not use.
+    if device is None and target.type == "cpu" and torch.cuda.device_count():
+        _say_that_the_gpu_is_idle()
     return target
+
+
+def accelerator() -> torch.device:
+    """Return the device that ``"auto"`` stands for."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+@cache
+def _say_that_the_gpu_is_idle() -> None:
+    """Log once per process that an encoder goes to the CPU of a machine that has a GPU."""
+    logging.getLogger("vitgraph").warning(
+        "vitgraph: the encoder is loaded to the CPU although this machine has a CUDA device: pass "
+        "device='auto' or 'cuda' to use it, or device='cpu' to leave this message out"
+    )
 
 
 def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

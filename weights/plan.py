@@ -15,7 +15,7 @@ import torch
 from encoders import VisionEncoder
 
 from .contents import PROCESSOR_FILES, Contents, adapter_error, adapter_names, read_contents
-from .errors import CheckpointError, shown
+from .errors import CheckpointError, DamagedError, shown
 from .families import Family, build_config, find_family, vision_section
 from .layouts import (
     Layout,
@@ -113,27 +113,43 @@ def tower_files(tower: Tower) -> dict[str, bytes]:
     return files
 
 
-def find_encoder(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
+def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, VisionEncoder]:
     """Return the tower of a checkpoint and its encoder on the meta device, which fit each other.
 
+    Args:
+        snapshot: the checkpoint.
+        family: name of the family to take if the model type is not known.
+
     Raises:
-        CheckpointError: what :func:`find_tower` and :func:`build_encoder` raise.
+        CheckpointError: an unknown model type, or what :func:`find_tower` and
+            :func:`build_encoder` raise.
     """
-    tower = find_tower(read_contents(snapshot))
+    contents = read_contents(snapshot)
+    adapter = adapter_names(contents.files)
+    if adapter and len(adapter) == len(contents.files):
+        raise adapter_error(contents.label)
+
+    def fits(candidate: Family) -> bool:
+        try:
+            build_encoder(find_tower(contents, candidate))
+        except DamagedError:
+            raise
+        except CheckpointError:
+            return False
+        return True
+
+    found = find_family(contents.config, contents.files, contents.label, family, fits)
+    tower = find_tower(contents, found)
     return tower, build_encoder(tower)
 
 
-def find_tower(contents: Contents) -> Tower:
-    """Find the tower, and read the headers of the files that hold it.
+def find_tower(contents: Contents, family: Family) -> Tower:
+    """Find the tower of a family, and read the headers of the files that hold it.
 
     Raises:
-        CheckpointError: an unknown model type, no tower, an adapter, or quantised weights.
+        CheckpointError: no tower, an adapter, or quantised weights.
     """
     label = contents.label
-    adapter = adapter_names(contents.files)
-    if adapter and len(adapter) == len(contents.files):
-        raise adapter_error(label)
-    family = find_family(contents.config, contents.files, label)
     layout, place = find_layout(family.name, family.layouts, contents.files, label)
     local = _tower_names(contents.files, layout, place, label)
     if adapter_names(local.values()):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
-from .errors import CheckpointError, DamagedError, shown
+from .errors import CheckpointError, DamagedError, shown, similar_names
 from .hub.options import HubOptions
 from .hub.snapshot import open_repo
 from .snapshot import FolderSnapshot, Snapshot, check_name
@@ -66,6 +66,7 @@ def _open(
     if not isinstance(repo_id_or_path, str) or _looks_like_path(text):
         raise CheckpointError(
             f"{shown(text)}: no such file or folder (and not a repo id, which reads owner/name)"
+            f"{similar_names(text)}"
         )
     return open_repo(text, options, damage)
 

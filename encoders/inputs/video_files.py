@@ -36,7 +36,10 @@ def require_av() -> None:
     try:
         import av  # noqa: F401
     except ImportError:
-        raise ValueError("reading video files needs PyAV: pip install 'vitgraph[video]'") from None
+        raise ValueError(
+            "reading video files needs PyAV: pip install 'vitgraph[video]', or in a clone pip "
+            "install '.[video]'"
+        ) from None
 
 
 class _Pass(threading.local):

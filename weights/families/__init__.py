@@ -5,7 +5,7 @@ A new family is one record in a file of this folder and one entry in ``FAMILIES`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import CheckpointError, shown
@@ -21,6 +21,7 @@ __all__ = [
     "PublishedModel",
     "SmallCheckpoint",
     "build_config",
+    "check_family",
     "find_family",
     "vision_section",
 ]
@@ -40,16 +41,31 @@ _SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision
 """Where a published config keeps the tower's part; a lone tower's config has no such part."""
 
 
-def find_family(config: Mapping[str, Any], names: Iterable[str], label: str) -> Family:
+def check_family(name: str | None) -> None:
+    """Raise a ValueError that names the families if ``name`` is neither one of them nor None."""
+    if name is not None and name not in FAMILIES:
+        raise ValueError(f"family={name!r}: must be one of {', '.join(FAMILIES)}")
+
+
+def find_family(
+    config: Mapping[str, Any],
+    names: Iterable[str],
+    label: str,
+    wanted: str | None,
+    fits: Callable[[Family], bool],
+) -> Family:
     """Find the family that a checkpoint belongs to.
 
     Args:
         config: the whole ``config.json``.
         names: the checkpoint's tensor names; they decide if the config has no model type.
         label: name of the checkpoint in errors.
+        wanted: name of the family to take where the checkpoint names none that is known, or None.
+        fits: whether the checkpoint's config and tensors fit a family; asked for the error alone.
 
     Raises:
-        CheckpointError: the model type or the timm architecture belongs to no family.
+        CheckpointError: the model type or the timm architecture belongs to another family than the
+            one ``wanted``, or to no family and none is wanted.
     """
     section, parents = vision_section(config)
     types = (part.get("model_type") for part in (section, *parents))
@@ -63,8 +79,15 @@ def find_family(config: Mapping[str, Any], names: Iterable[str], label: str) -> 
             found = architecture in family.timm
         else:
             found = any(_all_end(names, signs) for signs in family.signs)
-        if found:
+        if found and wanted in (None, family.name):
             return family
+        if found:
+            raise CheckpointError(
+                f"{label}: its tower is of the family {family.name!r}, not of family={wanted!r}: "
+                "leave family (--family) out; it is for types that are not known"
+            )
+    if wanted is not None:
+        return FAMILIES[wanted]
     if kind is not None:
         what = f"model_type {shown(kind)!r}"
     elif isinstance(architecture, str):
@@ -73,8 +96,14 @@ def find_family(config: Mapping[str, Any], names: Iterable[str], label: str) -> 
         what = "a config.json without model_type, with tensors of no known tower,"
     kinds = ", ".join(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
+    like = "".join(
+        f"; its config and tensors fit the {family.title} tower: pass family={family.name!r} "
+        f"(--family {family.name}) to load it as one"
+        for family in FAMILIES.values()
+        if fits(family)
+    )
     raise CheckpointError(
-        f"{label}: {what} is not supported; supported model types: {kinds}; "
+        f"{label}: {what} is not supported{like}; supported model types: {kinds}; "
         f"timm architectures: {timm}"
     )
 

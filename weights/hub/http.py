@@ -8,8 +8,10 @@ byte. The ETag of every answer must be that of the first.
 
 from __future__ import annotations
 
+import errno
 import platform
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
@@ -130,12 +132,14 @@ class RemoteFile:
                 failures = 1 if position - began >= CHUNK else failures + 1
                 self._wait(failures, ATTEMPTS, error, stop)
 
-    def whole(self, limit: int, *, patient: bool = True) -> bytes:
+    def whole(self, limit: int, *, patient: bool = True, first: bool = False) -> bytes:
         """Return the whole of a small file.
 
         Args:
             limit: the most bytes that the file may have.
             patient: whether to ask busy servers again; if not, broken connections are tried twice.
+            first: whether nothing was asked of the Hub before; if no connection can be made, it
+                is then tried twice.
 
         Raises:
             CheckpointError: the file has more than ``limit`` bytes.
@@ -148,7 +152,8 @@ class RemoteFile:
                     return self._collect(response, limit)
             except HTTPError as error:
                 failures += 1
-                self._wait(failures, ATTEMPTS if patient else 2, error, None)
+                hasty = not patient or (first and _without_network(error))
+                self._wait(failures, 2 if hasty else ATTEMPTS, error, None)
 
     def _wait(self, failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
         """Sleep before the next try, or raise what stands in the way of one."""
@@ -272,6 +277,17 @@ class RemoteFile:
             self._linked = self._linked or linked
             self._stored = stored or self._stored
             self.etag = self.etag or linked or stored
+
+
+def _without_network(error: BaseException | None) -> bool:
+    """Return whether no connection could be made: no network, no such host, nobody listening."""
+    while error is not None:
+        if isinstance(error, (socket.gaierror, ConnectionRefusedError)):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _first(answers: list[Any], header: str) -> str | None:

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, similar_names
 from .http import BUSY, Unreachable
 
 OFFLINE = "offline, or local_files_only=True"
@@ -47,7 +47,8 @@ def explain(error: BaseException, label: str, revision: str, name: str, page: st
         (
             RepositoryNotFoundError,
             "no such folder here and no such repo on the Hub, or it is private: check the spelling "
-            "(owner/name), log in (hf auth login) or pass token=",
+            "(owner/name), log in (hf auth login) or pass token="
+            + similar_names(label.partition("@")[0]),
         ),
         (
             RevisionNotFoundError,

@@ -14,7 +14,7 @@ from pathlib import Path
 from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError, RevisionNotFoundError
 
 from ..cache.store import branch_file, repo_folder, write_whole
-from ..errors import CheckpointError
+from ..errors import CheckpointError, similar_names
 from ..snapshot import json_limit
 from .http import Unreachable
 from .messages import OFFLINE, not_here, obstacle
@@ -70,7 +70,7 @@ def _ask(repo: Repo, *, patient: bool) -> tuple[str, bytes | None]:
     """Return the commit that the Hub names, and the config there, None if there is none."""
     remote, content = repo.remote(CONFIG), None
     try:
-        content = remote.whole(json_limit(CONFIG), patient=patient)
+        content = remote.whole(json_limit(CONFIG), patient=patient, first=True)
     except RemoteEntryNotFoundError as error:
         remote.commit = error.response.headers.get("x-repo-commit")
     if remote.commit is None or not _COMMIT.fullmatch(remote.commit):
@@ -85,7 +85,10 @@ def _nobody_knows(repo: Repo, why: str) -> CheckpointError:
     """Return the error where nobody says which commit the revision is; others may be kept."""
     commits = _kept_commits(repo)
     if not commits:
-        return CheckpointError(f"{repo.label}: no such folder here, and {not_here(CONFIG, why)}")
+        return CheckpointError(
+            f"{repo.label}: no such folder here, and {not_here(CONFIG, why)}"
+            f"{similar_names(repo.repo_id)}"
+        )
     more = f" and {len(commits) - SHOWN} more" if len(commits) > SHOWN else ""
     return CheckpointError(
         f"{repo.label}: the Hub cannot be asked where {repo.revision!r} stands ({why}), nor "

@@ -1,0 +1,91 @@
+"""``vitgraph list``: one row per tower; and the help: commands in groups, with examples."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+from vitgraph import list_models
+from vitgraph.arguments import EXAMPLES, parse
+from vitgraph.cli import build_parser, main
+from weights import FAMILIES
+
+Cli = Callable[..., str]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command that must succeed; returns what it prints."""
+
+    def run(*arguments: str) -> str:
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def rows(table: str) -> list[str]:
+    return table.split("\n\n")[0].splitlines()[2:]
+
+
+def test_each_repo_id_stands_in_one_row(cli: Cli) -> None:
+    cells = [row.rsplit("  ", 1)[1].split(", ") for row in rows(cli("list"))]
+    assert sorted(name for names in cells for name in names) == list_models()
+    assert len(cells) < len(list_models())
+
+
+def test_a_row_names_every_repo_id_of_its_tower(cli: Cli) -> None:
+    (row,) = rows(cli("list", "*qwen3-omni*"))
+    assert row.endswith("  Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3-VL-30B-A3B-Instruct")
+    assert "538.6" in row
+
+
+@pytest.mark.parametrize("pattern", ["qwen3*", "OPENGVLAB/*", "*-2b*", "Qwen/Qwen2-VL-7B-Instruct"])
+def test_the_pattern_is_that_of_list_models(cli: Cli, pattern: str) -> None:
+    towers = json.loads(cli("list", pattern, "--json"))
+    wanted = set(list_models(pattern))
+    assert wanted <= {name for tower in towers for name in tower["repo_ids"]}
+    assert all(wanted.intersection(tower["repo_ids"]) for tower in towers)
+
+
+def test_json_tells_sizes_that_the_config_makes(cli: Cli) -> None:
+    for tower in json.loads(cli("list", "--json")):
+        family = FAMILIES[tower["family"]]
+        encoder = family.on_meta(family.config(**tower["config"]))
+        assert type(encoder).__name__ == tower["encoder"]
+        count = sum(parameter.numel() for parameter in encoder.parameters())
+        assert count == tower["parameters"] + tower["projector_parameters"], tower["repo_ids"]
+
+
+def test_a_pattern_of_nothing_is_answered_with_near_names(
+    cli: Cli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert json.loads(cli("list", "qwen3-vl-2b", "--json")) == []
+    assert main(["list", "qwen3-vl-2b"]) == 2
+    assert "names like it: Qwen/Qwen3-VL-2B-Instruct" in capsys.readouterr().err
+
+
+def test_help_shows_every_command_in_a_group_with_its_example() -> None:
+    groups = build_parser().format_help().split("\n\n")[3:]
+    listed = [line.split()[0] for group in groups for line in group.splitlines()[1::2]]
+    assert [group.splitlines()[0] for group in groups] == [
+        "features:", "checkpoints:", "trying and measuring:",
+    ]  # fmt: skip
+    assert sorted(listed) == sorted(EXAMPLES)
+    for line in EXAMPLES.values():
+        assert line in "\n".join(groups)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_of_a_command_is_in_its_help_and_can_be_read(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, *arguments = shlex.split(EXAMPLES[name])
+    assert (program, arguments[0]) == ("vitgraph", name)
+    parse(build_parser(), arguments)
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert f"example:\n  {EXAMPLES[name]}" in capsys.readouterr().out
