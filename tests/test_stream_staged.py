@@ -42,8 +42,12 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
     preprocessor: Any = PREPROCESSORS[name]
     images = [*photographs()[:5], np.asarray(china()), hopper().resize((448, 448))]
-    for clips in ([], [panning_clip(1)], [panning_clip(5), Video(panning_clip(4), fps=8.0)]):
-        limits = {"num_frames": 4} if len(clips) == 2 else {}
+    for clips in (
+        [],
+        [panning_clip(1), panning_clip(3)],
+        [panning_clip(5), Video(panning_clip(4), fps=8.0)],
+    ):
+        limits = {"num_frames": 4} if clips and isinstance(clips[-1], Video) else {}
         wanted = preprocessor(images, clips, **limits)
         items = preprocessor.stage(images, clips, limits)
         assert all(item.pixels.dtype == torch.uint8 for item in items)
