@@ -270,7 +270,7 @@ def test_a_shard_that_another_worker_finished_is_left_alone(
     kept = {path.name: path.read_bytes() for path in out.glob("00001*")}
     for name in kept:
         (out / name).unlink()
-    from vitgraph.embed_job import Job
+    from vitgraph.embedding.job import Job
 
     plain: Callable[..., None] = Job._run_shard
 

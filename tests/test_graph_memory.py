@@ -39,8 +39,7 @@ def lowered(
 ) -> tuple[BudgetSet, BudgetSet]:
     """The toy's budgets before and after they are fitted to a device of ``a_row`` bytes per row."""
     encoder = encoder or ToyEncoder()
-    rows = [0]
-    forward = encoder.forward
+    rows, forward = [0], encoder.forward
 
     def counted(pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
         rows[0] = len(pixel_values)
@@ -383,9 +382,8 @@ def test_with_no_memory_to_time_an_eager_run_all_that_fits_is_replayed(
     monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     encoder = ToyEncoder()
-    capturer = Capturer(
-        Target(encoder, None, CPU, torch.float32, (), "static", FormSettings()), encoder
-    )
+    target = Target(encoder, None, CPU, torch.float32, (), "static", FormSettings())
+    capturer = Capturer(target, encoder)
     captured = capturer.run(choose_budgets(encoder, [8, 16]))
 
     def measure() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from encoders.contract import EncoderOutput
 from graphwrap.budgets import Batch
-from vitgraph import bench
+from vitgraph.benching import figures as bench
 from vitgraph.cli import main
 from vitgraph.features import load_features
 from vitgraph.graphs import (

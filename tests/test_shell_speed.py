@@ -21,7 +21,7 @@ from benchmarks.random_workloads import MOST_TILES, MOST_TOKENS, random_workload
 from benchmarks.towers import TOWERS, milliseconds
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_encoder, build_pair
-from vitgraph import bench_speed
+from vitgraph.benching import speed as bench_speed
 from vitgraph.cli import main
 
 ROOT = Path(__file__).parents[1]

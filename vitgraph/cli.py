@@ -141,7 +141,7 @@ def _add_encode(commands: Any) -> None:
 
 
 def _add_embed(commands: Any) -> None:
-    from .embed import add_embed, embed
+    from .embedding.command import add_embed, embed
 
     summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
     add_embed(_add_command(commands, "embed", embed, summary))
@@ -194,7 +194,7 @@ def _add_cache(commands: Any) -> None:
 
 
 def _add_bench(commands: Any) -> None:
-    from .bench import add_bench, print_list
+    from .benching.figures import add_bench, print_list
 
     summary = "Print or measure figures; without a name, list the measured ones."
     add_bench(_add_command(commands, "bench", print_list, summary))

@@ -214,7 +214,7 @@ def load_embeddings(folder: str | Path) -> tuple[list[str], np.ndarray[Any, Any]
     Raises:
         ValueError: the job is not finished, wrote no vectors, or its files disagree.
     """
-    from .shards import read_embeddings
+    from .embedding.shards import read_embeddings
 
     return read_embeddings(Path(folder))
 

@@ -28,11 +28,11 @@ from encoders.streams import (
 )
 from encoders.vision_encoder import VisionEncoder
 
-from .encode import DTYPES
+from ..encode import DTYPES
 from .shards import VECTORS, Array, Manifest, Row, Shard, writing
 
 if TYPE_CHECKING:
-    from .embed import File
+    from .command import File
 
 SAMPLED = 16
 """Images that are read to estimate the size of whole outputs."""

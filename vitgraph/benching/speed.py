@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_source, read_source
-from .terminal import format_table
+from ..arguments import add_source, read_source
+from ..terminal import format_table
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ def print_speed(options: argparse.Namespace) -> None:
 
     from weights import load_encoder
 
-    from .encode import check_checkpoint, enough_memory, read_device, read_dtype
+    from ..encode import check_checkpoint, enough_memory, read_device, read_dtype
 
     check_kernels(options.kernels)
     if options.runs is not None and options.runs < 1:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import __version__
-from .arguments import add_source, read_source
+from .. import __version__
+from ..arguments import add_source, read_source
 
 if TYPE_CHECKING:
     from encoders.streams import Encoding
@@ -89,7 +89,7 @@ def embed(options: argparse.Namespace) -> int:
     """
     from encoders.streams import ItemResults, StreamOptions
 
-    from .embed_job import Job
+    from .job import Job
     from .shards import Manifest, digest_keys, require_parquet
 
     if options.format == "parquet":
@@ -146,7 +146,7 @@ def _settings(options: argparse.Namespace, fields: Sequence[str]) -> dict[str, A
     """All that the vectors depend on; no tensor is read or fetched for it."""
     from weights import inspect_checkpoint
 
-    from .encode import check_checkpoint, read_dtype
+    from ..encode import check_checkpoint, read_dtype
 
     check_checkpoint(options.repo)
     read_dtype(options.dtype)
@@ -184,7 +184,7 @@ def _load(options: argparse.Namespace, fields: tuple[str, ...]) -> Encoding:
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 
-    from .encode import enough_memory, read_device, read_dtype
+    from ..encode import enough_memory, read_device, read_dtype
 
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):

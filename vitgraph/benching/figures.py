@@ -1,7 +1,7 @@
 """``vitgraph bench``: prints the figures that the scripts in ``benchmarks/`` measured.
 
 The results are installed with the package; the scripts that print them again are part of a clone.
-``vitgraph bench speed`` measures on this machine instead: :mod:`vitgraph.bench_speed`.
+``vitgraph bench speed`` measures on this machine instead: :mod:`vitgraph.benching.speed`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .bench_speed import add_speed
-from .terminal import format_table
+from ..terminal import format_table
+from .speed import add_speed
 
-CLONE = Path(__file__).parents[1]
-INSTALLED = Path(__file__).parent / "results"
+CLONE = Path(__file__).parents[2]
+INSTALLED = Path(__file__).parents[1] / "results"
 """Where the wheel has what a clone has in ``benchmarks/results``."""
 GRAPHS = "graphs_h200.json"
 _SHORT = ("1x224", "8x448", "mix8", "1 tile", "13 tiles")

@@ -1,0 +1,1 @@
+"""``vitgraph bench``: figures that were measured before, and measuring a checkpoint here."""
