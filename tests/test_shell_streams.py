@@ -213,3 +213,18 @@ def test_memory_does_not_grow_with_the_number_of_photographs(
         check=True,
     )
     assert int(run.stdout.splitlines()[-1]) < 200, "MiB; decoded, they are 16 x 35"
+
+
+def test_a_plot_shows_the_first_items_and_says_so(
+    checkpoint: Path,
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("vitgraph.cli.MOST_PLOTTED", 2)
+    names, plot = photos(tmp_path, "a.png", "b.png", "c.png"), tmp_path / "maps.png"
+    command = ["encode", str(checkpoint), *names, "--out", str(out), "--plot", str(plot)]
+    assert main(command) == 0
+    assert "the plot shows the first 2 of 3 items" in capsys.readouterr().out
+    assert plot.is_file()

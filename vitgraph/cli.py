@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     from .features import Item
 
+MOST_PLOTTED = 16
+"""Items that ``vitgraph encode --plot`` draws; their pictures are in memory together."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -128,7 +131,7 @@ def _add_encode(commands: Any) -> None:
         "--plot",
         type=Path,
         metavar="PNG",
-        help="also draw the feature maps; memory then holds every image",
+        help=f"also draw the feature maps of the first {MOST_PLOTTED} items",
     )
     parser.add_argument("--fps", type=float, help="sample videos to this many frames per second")
     parser.add_argument("--num-frames", type=int, help="sample videos to this many frames")
@@ -247,12 +250,13 @@ def encode(options: argparse.Namespace) -> None:
         encoded = encode_graphed(graphed, encoder, media, limits)
     else:
         encoded = encode_media(encoder, media, limits)
-    rows, drawn = [], []
+    rows: list[tuple[str, ...]] = []
+    drawn: list[tuple[Tensor, Tensor, str]] = []
     with _writing(options) as write:
         for one in encoded:
             write(one.item, one.output)
             rows.append(row(one))
-            if options.plot:
+            if options.plot and len(drawn) < MOST_PLOTTED:
                 drawn.append((one.still, one.feature_map, _plot_text(Path(one.item.name).name)))
     if options.plot:
         _plot(options, *zip(*drawn, strict=True))
@@ -261,6 +265,8 @@ def encode(options: argparse.Namespace) -> None:
         print(summary(graphed.stats()))
     for path in filter(None, (options.out, options.plot)):
         print(f"wrote {printable(str(path))}")
+    if options.plot and len(rows) > len(drawn):
+        print(f"the plot shows the first {len(drawn)} of {len(rows)} items")
 
 
 def _writing(
