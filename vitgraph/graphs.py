@@ -32,7 +32,7 @@ MAX_GRAPHS = 48
 MOST_ITEMS = 8192
 """Items per replay at most: the tokens of the largest default budget."""
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
-"""The ladder where there are no CUDA graphs: every budget costs a run of the tower."""
+"""Number of budgets without CUDA graphs, where each budget costs a run of the tower."""
 EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
