@@ -32,7 +32,7 @@ MAX_GRAPHS = 48
 MOST_ITEMS = 8192
 """Items per replay at most: the tokens of the largest default budget."""
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
-"""Number of budgets without CUDA graphs, where each budget costs a run of the tower."""
+"""Largest budget and most budgets without CUDA graphs, where each costs a run of the tower."""
 EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
