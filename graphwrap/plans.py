@@ -103,7 +103,9 @@ def refuse_overflow(plan: Plan, captured: bool) -> None:
         ValueError: there is such an item.
     """
     for step in plan.steps:
-        for grid, reason in zip(step.grids, step.reasons, strict=False):
+        if step.budget is not None:
+            continue
+        for grid, reason in zip(step.grids, step.reasons, strict=True):
             if not reason.startswith("over "):
                 continue
             if not captured:

@@ -86,7 +86,7 @@ def test_pixels_of_any_dtype_serve_an_encoder_that_casts_nothing(dtype: torch.dt
 
 
 @pytest.mark.parametrize("first", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_the_eager_backend_gives_an_encoder_of_several_dtypes_its_pixels_as_they_are(
+def test_an_eager_encoder_of_several_dtypes_gets_pixels_as_they_are(
     first: torch.dtype,
 ) -> None:
     class Mixed(ToyEncoder):

@@ -178,3 +178,11 @@ def test_asking_for_no_frame_is_an_error(rule: Any) -> None:
 def test_fps_and_num_frames_exclude_each_other(rule: Any) -> None:
     with pytest.raises(ValueError, match="give one of them"):
         sample_frames(10, rule, fps=2, num_frames=4)
+
+
+@pytest.mark.parametrize(("size", "tokens"), [((3024, 4032), 11_844), ((1024, 1024), 1024)])
+def test_token_counts_of_the_readme_are_those_of_qwen3_vl(
+    size: tuple[int, int], tokens: int
+) -> None:
+    height, width = smart_resize(*size, 32, 65_536, 16_777_216)
+    assert height * width // 32**2 == tokens

@@ -29,7 +29,7 @@ class DeviceQueue:
             self._runs.wait_stream(torch.cuda.current_stream(device))
 
     def hold(self, rows: Tensor) -> Tensor:
-        """The same rows where the device can copy them from while it works."""
+        """Return ``rows``, in pinned memory if the device is a GPU that copies them later."""
         return rows.pin_memory() if self._on_cuda else rows
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:

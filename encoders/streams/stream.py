@@ -296,7 +296,7 @@ class _Stream:
 
 
 def without_traceback(error: Exception) -> Exception:
-    """The same error, which no longer holds the frames it came from, nor do its causes."""
+    """Drop the tracebacks of an error and of its causes, which would keep pixels in memory."""
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None

@@ -93,7 +93,7 @@ def squared_error(output: EncoderOutput, reference: EncoderOutput) -> float:
     )
 
 
-def test_a_thousand_replays_among_eager_calls_and_allocations_keep_their_first_answers(
+def test_a_thousand_replays_keep_their_first_answers(
     family: tuple[str, GraphedEncoder],
 ) -> None:
     name, graphed = family
