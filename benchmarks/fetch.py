@@ -88,9 +88,12 @@ class Hub:
     def __init__(self, folder: Path) -> None:
         shell = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(folder)], env=shell, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-c", SERVE, str(folder)],
+            env=shell,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self.endpoint, self.commit = self._line().split()
 
     def traffic(self) -> tuple[int, int]:

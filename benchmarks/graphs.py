@@ -151,9 +151,15 @@ def prices(graphed: GraphedEncoder) -> dict[str, Any]:
 
 
 def workload(
-    tower: Tower, encoder: VisionEncoder, fast: VisionEncoder, reference: nn.Module,
-    graphed: GraphedEncoder, name: str, grids: Grids, runs: int,
-) -> dict[str, Any]:  # fmt: skip
+    tower: Tower,
+    encoder: VisionEncoder,
+    fast: VisionEncoder,
+    reference: nn.Module,
+    graphed: GraphedEncoder,
+    name: str,
+    grids: Grids,
+    runs: int,
+) -> dict[str, Any]:
     """One row of the table."""
     pixels = draw(encoder, grids)
     calls = {
@@ -169,10 +175,14 @@ def workload(
     held = [step.budget.tokens if step.budget else step.token_count for step in steps]
     paths = [step.budget.name if step.budget else "eager" for step in steps]
     row = {
-        "workload": name, "rows": pixels.shape[0], "tokens": tokens, **median,
+        "workload": name,
+        "rows": pixels.shape[0],
+        "tokens": tokens,
+        **median,
         **host_microseconds(graphed, pixels, grids),
-        "path": " + ".join(paths), "padding": sum(held) / tokens - 1,
-    }  # fmt: skip
+        "path": " + ".join(paths),
+        "padding": sum(held) / tokens - 1,
+    }
     host = "-" if row["host_us"] is None else f"{row['host_us']:.0f}"
     print(
         f"{tower.name:<15} {name:<9} {row['rows']:>6} {median['hf_eager_ms']:>8.2f} "

@@ -61,14 +61,16 @@ def towers() -> dict[str, VisionEncoder]:
             "InternViT 448 tiles": InternViT(
                 InternViTConfig.from_hf(
                     {
-                        "force_image_size": 448, "max_dynamic_patch": 12,
-                        "dynamic_image_size": True, "use_thumbnail": True,
+                        "force_image_size": 448,
+                        "max_dynamic_patch": 12,
+                        "dynamic_image_size": True,
+                        "use_thumbnail": True,
                         "llm_config": {"hidden_size": 896},
                         "vision_config": {"num_hidden_layers": 1, "image_size": 448},
                     }
                 )
             ),
-        }  # fmt: skip
+        }
 
 
 def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
@@ -84,9 +86,12 @@ def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
         return int(tiles), side, side
     assert isinstance(rules, PatchPreprocessor)
     tall, wide = smart_resize(
-        height, width, rules.patch_size * rules.merge_size,
-        rules.images.min_pixels, rules.images.max_pixels,
-    )  # fmt: skip
+        height,
+        width,
+        rules.patch_size * rules.merge_size,
+        rules.images.min_pixels,
+        rules.images.max_pixels,
+    )
     return 1, tall // rules.patch_size, wide // rules.patch_size
 
 

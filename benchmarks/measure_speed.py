@@ -53,9 +53,12 @@ class Setup:
     def graph(self, encoder: VisionEncoder, kernels: str) -> GraphedEncoder:
         """Graphs of the default ladder, not yet captured."""
         return GraphedEncoder(
-            encoder, kernels=kernels, backend=self.backend,
-            max_budget=self.max_budget, max_graphs=self.max_graphs,
-        )  # fmt: skip
+            encoder,
+            kernels=kernels,
+            backend=self.backend,
+            max_budget=self.max_budget,
+            max_graphs=self.max_graphs,
+        )
 
 
 def measure_tower(
@@ -220,11 +223,16 @@ def measure_case(
     calls.clear()  # the bare graph's memory goes back before the next workload
     empty_cache()
     return {
-        "workload": case.name, "drawn": case.drawn, "grids": grids, "tokens": tokens,
-        "rows": len(pixels), "graphed_ms": graphed_ms, **figures,
+        "workload": case.name,
+        "drawn": case.drawn,
+        "grids": grids,
+        "tokens": tokens,
+        "rows": len(pixels),
+        "graphed_ms": graphed_ms,
+        **figures,
         "paths": {name: steps for name, (steps, _) in paths.items()},
         "padding": {name: padding for name, (_, padding) in paths.items()},
-    }  # fmt: skip
+    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

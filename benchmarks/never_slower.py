@@ -192,10 +192,14 @@ def main() -> None:
             spent = sum(row.pop("seconds") for row in rows)
             groups.append(
                 {
-                    "tower": name, "kind": kind, "about": now, "seconds": spent,
-                    "summary": summary(rows), "cases": rows,
+                    "tower": name,
+                    "kind": kind,
+                    "about": now,
+                    "seconds": spent,
+                    "summary": summary(rows),
+                    "cases": rows,
                 }
-            )  # fmt: skip
+            )
             print(name, kind, f"{spent:.0f} s", groups[-1]["summary"], flush=True)
             if options.json:
                 body = {"about": now, "groups": groups}

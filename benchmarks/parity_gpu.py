@@ -34,11 +34,16 @@ def rows_of(name: str, dtype: str) -> list[dict[str, Any]]:
             ours, theirs = errors.pooled
             rows.append(
                 {
-                    "family": name, "dtype": dtype, "kernels": kernels, "field": field,
-                    "ours": ours, "theirs": theirs, "ratio": errors.ratio,
+                    "family": name,
+                    "dtype": dtype,
+                    "kernels": kernels,
+                    "field": field,
+                    "ours": ours,
+                    "theirs": theirs,
+                    "ratio": errors.ratio,
                     "worst": errors.worst_ratio,
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

@@ -91,9 +91,12 @@ def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
     if beside is None:
         return Setup(kernels, options.runs)
     return Setup(
-        kernels, options.runs, ("cold",),
-        max_budget=beside.max_budget, max_graphs=beside.max_graphs,
-    )  # fmt: skip
+        kernels,
+        options.runs,
+        ("cold",),
+        max_budget=beside.max_budget,
+        max_graphs=beside.max_graphs,
+    )
 
 
 def run(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
@@ -163,9 +166,10 @@ def fresh_caches(folder: str) -> None:
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line of ``python -m benchmarks speed``."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks speed", description=__doc__,
+        prog="python -m benchmarks speed",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--json", type=Path, help="results file; towers not measured are kept")
     parser.add_argument("--towers", nargs="*", default=[*TABLE, *BESIDE], choices=list(TOWERS))
     parser.add_argument("--runs", type=int, default=15)

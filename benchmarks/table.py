@@ -58,10 +58,18 @@ def page_block() -> str:
     if body is None:
         return PENDING
     parts = [
-        sentence(body), comparison(body), picture_link(), "### Where the time goes", forms(body),
-        "### Sizes drawn at random", drawn(body), "### Other towers", beside(body),
-        "### Capture and memory", captures(body),
-    ]  # fmt: skip
+        sentence(body),
+        comparison(body),
+        picture_link(),
+        "### Where the time goes",
+        forms(body),
+        "### Sizes drawn at random",
+        drawn(body),
+        "### Other towers",
+        beside(body),
+        "### Capture and memory",
+        captures(body),
+    ]
     for other in filter(None, map(read_results, OTHERS)):
         parts += [f"### On one {other['about']['gpu']}", forms(other)]
     return "\n\n".join(parts)
@@ -90,9 +98,15 @@ def comparison(body: Body, short: bool = False) -> str:
     best, floors = vllm_best(), read_floors()
     version = json.loads(VLLM.read_text())["about"]["version"]
     header = (
-        "tower", "workload", "transformers", "vitgraph, torch alone", "vitgraph, `flash` extra",
-        f"vLLM {version} (another run)", "times vLLM's speed", "floor",
-    )  # fmt: skip
+        "tower",
+        "workload",
+        "transformers",
+        "vitgraph, torch alone",
+        "vitgraph, `flash` extra",
+        f"vLLM {version} (another run)",
+        "times vLLM's speed",
+        "floor",
+    )
     rows = []
     for tower in body["towers"]:
         for row in cells(tower):
@@ -101,30 +115,50 @@ def comparison(body: Body, short: bool = False) -> str:
             losing = gain is not None and gain < 1
             if theirs is None or (short and row["workload"] not in IN_README and not losing):
                 continue
-            rows.append([
-                tower["tower"], row["workload"], number(median(row, "hf_ms")),
-                number(graphed(row, "torch")), bold(number(graphed(row))), number(theirs),
-                f"{gain:.2f}{', we lose' * losing}" if gain else "-",
-                number(floors.get(tower["tower"], {}).get(row["workload"])),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    tower["tower"],
+                    row["workload"],
+                    number(median(row, "hf_ms")),
+                    number(graphed(row, "torch")),
+                    bold(number(graphed(row))),
+                    number(theirs),
+                    f"{gain:.2f}{', we lose' * losing}" if gain else "-",
+                    number(floors.get(tower["tower"], {}).get(row["workload"])),
+                ]
+            )
     return markdown(header, rows)
 
 
 def forms(body: Body) -> str:
     """Every form of our tower: reference, graphs with their spread, the bare replay, eager."""
     header = (
-        "tower", "workload", "transformers", "reference graph", "torch alone", "`flash` extra",
-        "least to most", "bare replay", "accelerated, no graph", "attention kernel",
-    )  # fmt: skip
+        "tower",
+        "workload",
+        "transformers",
+        "reference graph",
+        "torch alone",
+        "`flash` extra",
+        "least to most",
+        "bare replay",
+        "accelerated, no graph",
+        "attention kernel",
+    )
     rows = [
         [
-            tower["tower"], row["workload"], number(median(row, "hf_ms")),
-            number(median(row, "reference_graph_ms")), number(graphed(row, "torch")),
-            number(graphed(row)), spread_of(row), number(median(row, "bare_ms")),
-            number(median(row, "accelerated_ms")), kernels_of(row),
+            tower["tower"],
+            row["workload"],
+            number(median(row, "hf_ms")),
+            number(median(row, "reference_graph_ms")),
+            number(graphed(row, "torch")),
+            number(graphed(row)),
+            spread_of(row),
+            number(median(row, "bare_ms")),
+            number(median(row, "accelerated_ms")),
+            kernels_of(row),
         ]
         for tower, row in table_rows(body)
-    ]  # fmt: skip
+    ]
     return markdown(header, rows)
 
 
@@ -143,12 +177,16 @@ def drawn(body: Body) -> str:
     header = ("tower", "workload", "tokens", "reference graph", "`flash` extra", "gain")
     rows = [
         [
-            tower["tower"], row["workload"], str(row["tokens"]),
-            number(median(row, "reference_graph_ms")), number(graphed(row)), times(gain_of(row)),
+            tower["tower"],
+            row["workload"],
+            str(row["tokens"]),
+            number(median(row, "reference_graph_ms")),
+            number(graphed(row)),
+            times(gain_of(row)),
         ]
         for tower in body["towers"]
         for row in cells(tower, drawn=True)
-    ]  # fmt: skip
+    ]
     return f"Seed {', '.join(seeds)}.\n\n{markdown(header, rows)}"
 
 
@@ -158,33 +196,48 @@ def beside(body: Body) -> str:
     header = ("tower", "workload", "reference graph", "torch alone", "`flash` extra", "gain")
     rows = [
         [
-            tower["tower"], row["workload"], number(median(row, "reference_graph_ms")),
-            number(graphed(row, "torch")), number(graphed(row)), times(gain_of(row)),
+            tower["tower"],
+            row["workload"],
+            number(median(row, "reference_graph_ms")),
+            number(graphed(row, "torch")),
+            number(graphed(row)),
+            times(gain_of(row)),
         ]
         for tower in body["towers"]
         if tower["tower"] not in best
         for row in cells(tower)
-    ]  # fmt: skip
+    ]
     return markdown(header, rows)
 
 
 def captures(body: Body) -> str:
     """Seconds of each capture of the ladder, and memory in MiB."""
     header = (
-        "tower", "budgets", "torch alone, first, s", "`flash` extra, first, s", "again, s",
-        "from a saved table, s", "pool", "arena", "derived weights", "tower",
-    )  # fmt: skip
+        "tower",
+        "budgets",
+        "torch alone, first, s",
+        "`flash` extra, first, s",
+        "again, s",
+        "from a saved table, s",
+        "pool",
+        "arena",
+        "derived weights",
+        "tower",
+    )
     rows = []
     for tower in body["towers"]:
         taken = tower["captures"]
         auto = taken.get("auto") or next(iter(taken.values()))
         seconds = [taken.get(name, {}).get("capture_seconds", {}).get(at) for name, at in STAGES]
         memory = (auto["pool_mib"], auto["arena_mib"], auto["derived_mib"], tower["tower_mib"])
-        rows.append([
-            tower["tower"], str(len(auto["budgets"])),
-            *("-" if value is None else f"{value:.1f}" for value in seconds),
-            *(f"{value:,.0f}" for value in memory),
-        ])  # fmt: skip
+        rows.append(
+            [
+                tower["tower"],
+                str(len(auto["budgets"])),
+                *("-" if value is None else f"{value:.1f}" for value in seconds),
+                *(f"{value:,.0f}" for value in memory),
+            ]
+        )
     return f"Memory is in MiB.\n\n{markdown(header, rows)}"
 
 

@@ -48,8 +48,12 @@ BESIDE = {
     "InternViT-6B": {"1 tile": 1.1, "13 tiles": 1.05},
 }
 """Gain over our own reference graph."""
-CAPTURE_SECONDS = {("torch", "cold"): 15, ("auto", "cold"): 40, ("auto", "warm"): 15,
-                   ("auto", "saved"): 10}  # fmt: skip
+CAPTURE_SECONDS = {
+    ("torch", "cold"): 15,
+    ("auto", "cold"): 40,
+    ("auto", "warm"): 15,
+    ("auto", "saved"): 10,
+}
 LARGE_TOWER, LARGE_SECONDS = "InternViT-6B", 60
 DERIVED = 0.75
 EAGER = {"32x448": 1.03, "64 tiles": 1.03}

@@ -17,9 +17,15 @@ from tests.oracles import BY_NAME, Grids
 from weights import PUBLISHED
 
 SIZES_MIX8 = (
-    (224, 224), (640, 480), (480, 640), (1280, 720),
-    (1024, 1024), (336, 336), (512, 896), (768, 768),
-)  # fmt: skip
+    (224, 224),
+    (640, 480),
+    (480, 640),
+    (1280, 720),
+    (1024, 1024),
+    (336, 336),
+    (512, 896),
+    (768, 768),
+)
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,21 @@ MOST_IN_LIST = 1024
 """Limit for the entries of a list in a config; each may stand for a module of the tower."""
 
 _QUANTISED_PARTS = (
-    "qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_scale_2",
-    "input_scale", "weight_packed", "weight_shape", "weight_zero_point", "SCB", "absmax",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "input_scale",
+    "weight_packed",
+    "weight_shape",
+    "weight_zero_point",
+    "SCB",
+    "absmax",
     "quant_map",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

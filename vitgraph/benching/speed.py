@@ -35,9 +35,12 @@ def add_speed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
     parser.add_argument("--dtype", help="bfloat16, float16, ...; by default the stored one")
     parser.add_argument(
-        "--kernels", nargs="+", default=["auto"], metavar="NAME",
+        "--kernels",
+        nargs="+",
+        default=["auto"],
+        metavar="NAME",
         help="attention kernels to measure one after another: auto, torch, or a kernel's name",
-    )  # fmt: skip
+    )
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each call")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(command=print_speed)

@@ -19,10 +19,29 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset(
     [
-        ".apng", ".avif", ".bmp", ".dib", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg",
-        ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
+        ".apng",
+        ".avif",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".ico",
+        ".j2k",
+        ".jfif",
+        ".jp2",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".pbm",
+        ".pgm",
+        ".png",
+        ".pnm",
+        ".ppm",
+        ".tga",
+        ".tif",
+        ".tiff",
+        ".webp",
     ]
-)  # fmt: skip
+)
 """Files of a folder that are taken for images; a list or a pattern may name any file."""
 
 
@@ -40,42 +59,52 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to the parser of the command."""
     add_source(parser)
     parser.add_argument(
-        "files", metavar="FOLDER|GLOB|LIST.txt|-",
+        "files",
+        metavar="FOLDER|GLOB|LIST.txt|-",
         help="images: a folder (with all folders in it), a quoted pattern, a text file with one "
         "path per line (relative to that file), or - for such lines on standard input",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
-        "--pool", choices=("mean", "max", "cls", "none"), default="mean",
+        "--pool",
+        choices=("mean", "max", "cls", "none"),
+        default="mean",
         help="one vector per image, over its tokens; none writes all tokens; by default mean",
-    )  # fmt: skip
+    )
     parser.add_argument("--normalize", action="store_true", help="vectors of length 1")
     parser.add_argument(
-        "--fields", metavar="NAME,...",
+        "--fields",
+        metavar="NAME,...",
         help="with --pool none: pooler_output, last_hidden_state, deepstack_features; by default "
         "pooler_output",
-    )  # fmt: skip
+    )
     parser.add_argument("--format", choices=("npy", "safetensors", "parquet"), default="npy")
     parser.add_argument("--out-dtype", choices=("float32", "float16"), default="float32")
     parser.add_argument(
-        "--shard-items", type=int, metavar="N",
+        "--shard-items",
+        type=int,
+        metavar="N",
         help="images per shard; by default 1000, and 64 with --pool none",
-    )  # fmt: skip
+    )
     parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
     parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     parser.add_argument(
-        "--graph", action=argparse.BooleanOptionalAction, default=None,
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=None,
         help="replay CUDA graphs; by default on a CUDA device",
-    )  # fmt: skip
+    )
     parser.add_argument("--batch-tokens", type=int, metavar="N", help="output tokens per batch")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that decode images")
     parser.add_argument(
-        "--max-tokens-per-call", type=int, metavar="N",
+        "--max-tokens-per-call",
+        type=int,
+        metavar="N",
         help="an image above it runs in parts, between its tiles",
-    )  # fmt: skip
+    )
 
 
 def embed(options: argparse.Namespace) -> int:

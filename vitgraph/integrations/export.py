@@ -173,9 +173,14 @@ def _dense_attention(lengths: dict[int, list[int]]) -> Callable[..., Tensor]:
     """What replaces the operator: dense attention over known lengths, else under a mask."""
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: Tensor,
-        padding: Tensor | None, segment_rows: int,
-    ) -> Tensor:  # fmt: skip
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: Tensor,
+        padding: Tensor | None,
+        segment_rows: int,
+    ) -> Tensor:
         if segment_rows:
             return _attend_equal(q, k, v, segment_rows)
         if not lengths:

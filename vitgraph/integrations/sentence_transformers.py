@@ -116,9 +116,13 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     ) -> ImageEncoder:
         """Read what :meth:`save` wrote, from a folder or the Hub."""
         config = cls.load_config(
-            model_name_or_path, subfolder, token=token, cache_folder=cache_folder,
-            revision=revision, local_files_only=local_files_only,
-        )  # fmt: skip
+            model_name_or_path,
+            subfolder,
+            token=token,
+            cache_folder=cache_folder,
+            revision=revision,
+            local_files_only=local_files_only,
+        )
         encoder = load_encoder(
             model_name_or_path,
             subfolder=subfolder or None,

@@ -79,9 +79,12 @@ def multi_modal_data(
             )
         inputs = inner.preprocess(
             **{f"{kind}s": items},
-            min_pixels=min_pixels, max_pixels=max_pixels, max_tiles=max_tiles,
-            fps=fps, num_frames=num_frames,
-        )  # fmt: skip
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
         output = encoder(inputs.pixel_values, inputs.grid_thw)
         if isinstance(inner, InternViT):
             parts = inner.split(output, inputs.grid_thw)

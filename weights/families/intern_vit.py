@@ -36,18 +36,25 @@ _HF_RENAMES = {
     "multi_modal_projector.linear_2": "mlp1.3",
 }
 _STATS: dict[str, Any] = {
-    "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "resample": 3,
-}  # fmt: skip
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "resample": 3,
+}
 _HF_SIZE = {"size": {"height": 448, "width": 448}, **_STATS}
 _HF_FILES = {
     "preprocessor_config": {
-        "image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": True,
-        "min_patches": 1, "max_patches": 12, **_HF_SIZE,
+        "image_processor_type": "GotOcr2ImageProcessorFast",
+        "crop_to_patches": True,
+        "min_patches": 1,
+        "max_patches": 12,
+        **_HF_SIZE,
     },
     "video_preprocessor_config": {
-        "video_processor_type": "InternVLVideoProcessor", "initial_shift": True, **_HF_SIZE,
+        "video_processor_type": "InternVLVideoProcessor",
+        "initial_shift": True,
+        **_HF_SIZE,
     },
-}  # fmt: skip
+}
 _LAYOUTS = (
     Layout(  # original code: OpenGVLab/InternVL*, and OpenGVLab/InternViT-* without a prefix
         name="internvl",
@@ -181,41 +188,75 @@ def _timm_section(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 _TIMM = "vit_intern300m_patch14_448"
 _300M: dict[str, Any] = {
-    "model_type": "intern_vit_6b", "hidden_size": 1024, "num_hidden_layers": 24,
-    "num_attention_heads": 16, "intermediate_size": 4096, "qkv_bias": True,
-    "qk_normalization": False, "norm_type": "layer_norm", "layer_norm_eps": 1e-06,
-    "hidden_act": "gelu", "image_size": 448, "patch_size": 14, "num_channels": 3,
-}  # fmt: skip
+    "model_type": "intern_vit_6b",
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "qkv_bias": True,
+    "qk_normalization": False,
+    "norm_type": "layer_norm",
+    "layer_norm_eps": 1e-06,
+    "hidden_act": "gelu",
+    "image_size": 448,
+    "patch_size": 14,
+    "num_channels": 3,
+}
 _6B: dict[str, Any] = {
-    **_300M, "hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25,
-    "intermediate_size": 12800, "qkv_bias": False, "qk_normalization": True,
+    **_300M,
+    "hidden_size": 3200,
+    "num_hidden_layers": 45,
+    "num_attention_heads": 25,
+    "intermediate_size": 12800,
+    "qkv_bias": False,
+    "qk_normalization": True,
     "norm_type": "rms_norm",
-}  # fmt: skip
+}
 _HF: dict[str, Any] = {
     **{name: value for name, value in _300M.items() if not name.startswith("qk")},
-    "model_type": "internvl_vision", "attention_bias": True, "use_qk_norm": False,
-    "image_size": [448, 448], "patch_size": [14, 14], "use_absolute_position_embeddings": True,
-    "use_mask_token": False, "use_mean_pooling": True,
-}  # fmt: skip
+    "model_type": "internvl_vision",
+    "attention_bias": True,
+    "use_qk_norm": False,
+    "image_size": [448, 448],
+    "patch_size": [14, 14],
+    "use_absolute_position_embeddings": True,
+    "use_mask_token": False,
+    "use_mean_pooling": True,
+}
 _CHAT: dict[str, Any] = {
-    "model_type": "internvl_chat", "architectures": ["InternVLChatModel"], "downsample_ratio": 0.5,
-    "ps_version": "v2", "select_layer": -1, "dynamic_image_size": True, "use_thumbnail": True,
-    "min_dynamic_patch": 1, "max_dynamic_patch": 12, "force_image_size": 448,
-}  # fmt: skip
+    "model_type": "internvl_chat",
+    "architectures": ["InternVLChatModel"],
+    "downsample_ratio": 0.5,
+    "ps_version": "v2",
+    "select_layer": -1,
+    "dynamic_image_size": True,
+    "use_thumbnail": True,
+    "min_dynamic_patch": 1,
+    "max_dynamic_patch": 12,
+    "force_image_size": 448,
+}
 _CHAT_HF: dict[str, Any] = {
-    "model_type": "internvl", "architectures": ["InternVLForConditionalGeneration"],
-    "downsample_ratio": 0.5, "vision_feature_layer": -1, "projector_hidden_act": "gelu",
+    "model_type": "internvl",
+    "architectures": ["InternVLForConditionalGeneration"],
+    "downsample_ratio": 0.5,
+    "vision_feature_layer": -1,
+    "projector_hidden_act": "gelu",
     "vision_feature_select_strategy": "default",
-}  # fmt: skip
+}
 _WITH_300M = {
     "InternVL2": {"1B": 896, "2B": 2048, "4B": 3072, "8B": 4096},
     "InternVL2_5": {"1B": 896, "2B": 2048, "4B": 2048, "8B": 4096},
     "InternVL3": {"1B": 896, "2B": 1536, "8B": 3584, "9B": 4096, "14B": 5120},
     "InternVL3_5": {
-        "1B": 1024, "2B": 2048, "4B": 2560, "8B": 4096, "14B": 5120,
-        "GPT-OSS-20B-A4B-Preview": 2880, "30B-A3B": 2048,
+        "1B": 1024,
+        "2B": 2048,
+        "4B": 2560,
+        "8B": 4096,
+        "14B": 5120,
+        "GPT-OSS-20B-A4B-Preview": 2880,
+        "30B-A3B": 2048,
     },
-}  # fmt: skip
+}
 """Series -> size -> width of the language model, for the models with the 300M tower."""
 _WITH_6B = {
     "InternVL2": {"26B": 6144, "40B": 7168, "Llama3-76B": 8192},
@@ -249,23 +290,47 @@ def _model(name: str, vision: dict[str, Any], width: int) -> PublishedModel:
 
 
 _PUBLISHED = (
-    *(_tower(f"OpenGVLab/InternViT-{name}", "internvl",
-             {**vision, "architectures": ["InternVisionModel"]})
-      for name, vision in (("300M-448px", _300M), ("300M-448px-V2_5", _300M),
-                           ("6B-448px-V1-2", _6B), ("6B-448px-V1-5", _6B),
-                           ("6B-448px-V2_5", _6B))),
-    *(_tower(f"timm/{_TIMM}.{tag}", "timm",
-             {"architecture": _TIMM,
-              "pretrained_cfg": {"tag": tag, "input_size": [3, 448, 448],
-                                 "fixed_input_size": True}})
-      for tag in ("ogvl_dist", "ogvl_2pt5")),
-    *(_model(f"{series}-{size}", vision, width)
-      for series in _WITH_300M
-      for vision, sizes in ((_300M, _WITH_300M[series]), (_6B, _WITH_6B[series]))
-      for size, width in sizes.items()),
-    *(_model(series.format(size), _HF, width)
-      for series, sizes in _CONVERTED.items() for size, width in sizes.items()),
-)  # fmt: skip
+    *(
+        _tower(
+            f"OpenGVLab/InternViT-{name}",
+            "internvl",
+            {**vision, "architectures": ["InternVisionModel"]},
+        )
+        for name, vision in (
+            ("300M-448px", _300M),
+            ("300M-448px-V2_5", _300M),
+            ("6B-448px-V1-2", _6B),
+            ("6B-448px-V1-5", _6B),
+            ("6B-448px-V2_5", _6B),
+        )
+    ),
+    *(
+        _tower(
+            f"timm/{_TIMM}.{tag}",
+            "timm",
+            {
+                "architecture": _TIMM,
+                "pretrained_cfg": {
+                    "tag": tag,
+                    "input_size": [3, 448, 448],
+                    "fixed_input_size": True,
+                },
+            },
+        )
+        for tag in ("ogvl_dist", "ogvl_2pt5")
+    ),
+    *(
+        _model(f"{series}-{size}", vision, width)
+        for series in _WITH_300M
+        for vision, sizes in ((_300M, _WITH_300M[series]), (_6B, _WITH_6B[series]))
+        for size, width in sizes.items()
+    ),
+    *(
+        _model(series.format(size), _HF, width)
+        for series, sizes in _CONVERTED.items()
+        for size, width in sizes.items()
+    ),
+)
 
 INTERN_VIT = Family(
     name="intern_vit",

@@ -44,20 +44,26 @@ _BOUNDS = {"min_pixels": 3136, "max_pixels": 12845056}
 _HALF = {"patch_size": 16, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _QWEN2_FILES = {
     "preprocessor_config": {
-        **_IMAGES, **_BOUNDS, "patch_size": 14,
+        **_IMAGES,
+        **_BOUNDS,
+        "patch_size": 14,
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
-}  # fmt: skip
+}
 _QWEN3_FILES = {
     "preprocessor_config": {
-        **_IMAGES, **_HALF, "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+        **_IMAGES,
+        **_HALF,
+        "size": {"longest_edge": 16777216, "shortest_edge": 65536},
     },
     "video_preprocessor_config": {
-        "video_processor_type": "Qwen3VLVideoProcessor", **_PATCHES, **_HALF,
+        "video_processor_type": "Qwen3VLVideoProcessor",
+        **_PATCHES,
+        **_HALF,
         "size": {"longest_edge": 25165824, "shortest_edge": 4096},
     },
-}  # fmt: skip
+}
 _QWEN2 = Layout("qwen", _PLACES, ("blocks.",), ignored=_IGNORED, processor_files=_QWEN2_FILES)
 _QWEN3 = replace(_QWEN2, processor_files=_QWEN3_FILES)
 _OMNI_2_5 = Layout(  # queries, keys and values apart
@@ -163,12 +169,21 @@ def _qwen2_5_vl(
     repo: str, parameters: int, width: int, mlp: int = 3420, kind: str = "qwen2_5_vl"
 ) -> PublishedModel:
     vision = {
-        "depth": 32, "hidden_size": 1280, "intermediate_size": mlp, "num_heads": 16,
-        "out_hidden_size": width, "hidden_act": "silu", "in_chans": 3, "patch_size": 14,
-        "spatial_patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
-        "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": mlp,
+        "num_heads": 16,
+        "out_hidden_size": width,
+        "hidden_act": "silu",
+        "in_chans": 3,
+        "patch_size": 14,
+        "spatial_patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
         "tokens_per_second": 25 if kind == "qwen2_5_omni" else 2,
-    }  # fmt: skip
+    }
     return _model(repo, parameters, kind, vision)
 
 
@@ -177,17 +192,28 @@ def _qwen3_vl(
 ) -> PublishedModel:
     indexes = [] if kind.startswith("qwen3_5") else _DEEPSTACK[tower["depth"]]
     vision = {
-        **tower, "out_hidden_size": width, "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
-        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
-        "num_position_embeddings": 2304, "deepstack_visual_indexes": indexes,
-    }  # fmt: skip
+        **tower,
+        "out_hidden_size": width,
+        "hidden_act": "gelu_pytorch_tanh",
+        "in_channels": 3,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": indexes,
+    }
     return _model(repo, parameters, kind, vision)
 
 
 _QWEN2_7B = {
-    "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "patch_size": 14,
-    "spatial_merge_size": 2, "temporal_patch_size": 2,
-}  # fmt: skip
+    "depth": 32,
+    "embed_dim": 1280,
+    "mlp_ratio": 4,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
 _TINY = {"depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072}
 _SMALL = {"depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
 _LARGE = {"depth": 27, "hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304}
@@ -248,7 +274,10 @@ QWEN2_5_VL = Family(
     encoder=Qwen2_5VLEncoder,
     config=Qwen2_5VLConfig,
     model_types=(
-        "qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni", "qwen2_5_omni_thinker",
+        "qwen2_5_vl",
+        "qwen2_5_vl_vision",
+        "qwen2_5_omni",
+        "qwen2_5_omni_thinker",
         "qwen2_5_omni_vision_encoder",
     ),
     signs=(("blocks.0.mlp.gate_proj.weight", "merger.ln_q.weight"),),
@@ -261,16 +290,24 @@ QWEN2_5_VL = Family(
     },
     video="frame pairs",
     replays=_REPLAYS,
-)  # fmt: skip
+)
 QWEN3_VL = Family(
     name="qwen3_vl",
     title="Qwen3-VL",
     encoder=Qwen3VLEncoder,
     config=Qwen3VLConfig,
     model_types=(
-        "qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_omni_moe",
-        "qwen3_omni_moe_thinker", "qwen3_omni_moe_vision_encoder", "qwen3_5", "qwen3_5_vision",
-        "qwen3_5_moe", "qwen3_5_moe_vision",
+        "qwen3_vl",
+        "qwen3_vl_vision",
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_vision",
+        "qwen3_omni_moe",
+        "qwen3_omni_moe_thinker",
+        "qwen3_omni_moe_vision_encoder",
+        "qwen3_5",
+        "qwen3_5_vision",
+        "qwen3_5_moe",
+        "qwen3_5_moe_vision",
     ),
     signs=(("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),),
     layouts=(_OMNI_3, _QWEN3),
@@ -284,4 +321,4 @@ QWEN3_VL = Family(
     },
     video="frame pairs",
     replays=_REPLAYS,
-)  # fmt: skip
+)
