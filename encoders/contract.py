@@ -10,6 +10,7 @@ Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segment
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -51,20 +52,47 @@ class EncoderOutput(NamedTuple):
         )
 
 
+class PathInputs(NamedTuple):
+    """The pixels of one path of a tower, and where each item lies in them."""
+
+    pixel_values: Tensor
+    grid_thw: Tensor
+    """[entries, 3] int64 on the CPU, one entry per item that uses the path, in item order."""
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> PathInputs:
+        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
+        return self._replace(pixel_values=self.pixel_values.to(device=device, dtype=dtype))
+
+
 class VisionInputs(NamedTuple):
-    """Pixels ready for an encoder, and where each item lies in them."""
+    """Pixels ready for an encoder, and where each item lies in them.
+
+    ``pixel_values`` and ``grid_thw`` are those of the path "image", the only one of most families.
+    """
 
     pixel_values: Tensor
     grid_thw: Tensor
     """[items, 3] int64 on the CPU."""
     tiles: list[tuple[int, int, bool]] | None = None
     """(columns, rows, thumbnail) per item for tiled families, None for the others."""
+    other_paths: Mapping[str, PathInputs] = MappingProxyType({})
+    """The inputs of the paths besides "image", for towers with several inputs per item."""
+
+    @property
+    def paths(self) -> dict[str, PathInputs]:
+        """The inputs of every path by its name, "image" first."""
+        return {"image": PathInputs(self.pixel_values, self.grid_thw), **self.other_paths}
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> VisionInputs:
-        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
-        return self._replace(pixel_values=self.pixel_values.to(device=device, dtype=dtype))
+        """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
+        return self._replace(
+            pixel_values=self.pixel_values.to(device=device, dtype=dtype),
+            other_paths={name: path.to(device, dtype) for name, path in self.other_paths.items()},
+        )
 
     @classmethod
     def from_processor(cls, features: Mapping[str, Any]) -> VisionInputs:
@@ -147,6 +175,27 @@ class GraphableEncoder(Protocol):
     ) -> EncoderOutput: ...
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]: ...
+
+
+@runtime_checkable
+class MultiPathEncoder(Protocol):
+    """A tower with several inputs per item, each of which a path encodes by itself."""
+
+    @property
+    def paths(self) -> Mapping[str, GraphableEncoder]:
+        """The paths by name, "image" first: single-path encoders over shared parameters."""
+        ...
+
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        """Return one output per item from the outputs of the paths.
+
+        Args:
+            outputs: by the names of ``paths``; paths without entries in ``inputs`` are left out.
+            inputs: what ``preprocess`` returned.
+        """
+        ...
 
 
 PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
