@@ -18,6 +18,8 @@ from xml.etree import ElementTree
 
 import torch
 
+from benchmarks.machine import describe_machine
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -46,9 +48,8 @@ def main() -> None:
         run(report, options.files or ["tests/gpu"])
         cases = list(ElementTree.parse(report).iter("testcase"))
     about = {
-        "gpu": torch.cuda.get_device_name(),
+        **describe_machine(),
         "gpus": torch.cuda.device_count(),
-        "torch": torch.__version__,
         "when": datetime.now(timezone.utc).isoformat(timespec="minutes"),
     }
     files: dict[str, Any] = {}

@@ -1,0 +1,169 @@
+"""Time to the first token of a Qwen3-VL whose vision tower is replaced by ``as_vision_tower``.
+
+    python -m benchmarks.first_token --json benchmarks/results/first_token_h200.json
+
+The model is transformers' Qwen3-VL with the vision tower of the 8B model and a language model of
+four layers, all weights random, bfloat16. One ``generate(max_new_tokens=1)`` per run, with pixels
+and token ids on the GPU; the variants take turns, figures are medians in milliseconds.
+
+- ``transformers``: the model as it is, attention by sdpa.
+- ``accelerated``: its tower replaced by ``as_vision_tower(encoder.accelerated())``.
+- ``graphs``: its tower replaced by ``as_vision_tower(GraphedEncoder(encoder))``.
+- ``without a tower``: the same prompt with features that were computed before, which is what is
+  left of the time if the tower costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+from benchmarks.towers import TOWERS, about, interleaved
+from encoders import Qwen3VLConfig, Qwen3VLEncoder
+from encoders.contract import Grid
+from graphwrap import GraphedEncoder
+from vitgraph.integrations.transformers import as_vision_tower
+
+IMAGE, START, END = 60, 61, 62
+TEXT = {
+    "vocab_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 65536,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [24, 20, 20], "rope_theta": 5e6},
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""The small language model; its width is that of the tower's output."""
+
+
+def build_model(vision: dict[str, Any], device: str) -> PreTrainedModel:
+    """A model of random weights around a vision tower of this config."""
+    width = vision["out_hidden_size"]
+    config = AutoConfig.for_model(
+        "qwen3_vl",
+        vision_config=vision,
+        text_config={**TEXT, "hidden_size": width, "intermediate_size": 3 * width},
+        image_token_id=IMAGE,
+        video_token_id=IMAGE + 3,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(
+            config, attn_implementation="sdpa", dtype=torch.bfloat16
+        )
+    return model.eval().requires_grad_(False)
+
+
+def make_prompt(encoder: Qwen3VLEncoder, grids: list[Grid]) -> dict[str, Tensor]:
+    """Random pixels and a prompt with one placeholder per feature."""
+    specs = encoder.item_specs(grids)
+    device, rows = encoder.device, sum(spec.input_size for spec in specs)
+    ids = [3]
+    for spec in specs:
+        ids += [START, *[IMAGE] * spec.output_tokens, END]
+    tokens = torch.tensor([[*ids, 7, 9]], device=device)
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "mm_token_type_ids": (tokens == IMAGE).long(),
+        "pixel_values": torch.randn(rows, *encoder.row_shape, device=device, dtype=encoder.dtype),
+        "image_grid_thw": torch.tensor(grids, device=device),
+    }
+
+
+def measure(
+    vision: dict[str, Any], workloads: dict[str, list[Grid]], device: str, runs: int
+) -> list[dict[str, Any]]:
+    """One row of medians per workload."""
+    model = build_model(vision, device)
+    with torch.device(device):
+        encoder = (
+            Qwen3VLEncoder(Qwen3VLConfig.from_hf({"vision_config": vision}))
+            .to(torch.bfloat16)
+            .eval()
+        )
+    encoder.to(torch.bfloat16).eval().requires_grad_(False)
+    encoder.load_state_dict(model.model.visual.state_dict(), strict=True)
+    towers = {
+        "transformers": model.model.visual,
+        "accelerated": as_vision_tower(encoder.accelerated()),
+        "graphs": as_vision_tower(GraphedEncoder(encoder).capture(progress=False)),
+    }
+
+    def variant(name: str, prompt: dict[str, Any]) -> Callable[[], None]:
+        def run() -> None:
+            model.model.visual = towers[name]
+            model.generate(**prompt, max_new_tokens=1, do_sample=False)
+
+        return run
+
+    rows = []
+    for workload, grids in workloads.items():
+        prompt = make_prompt(encoder, grids)
+        calls = {name: variant(name, prompt) for name in towers}
+        calls["without a tower"] = with_features(model, towers["graphs"], prompt)
+        medians = interleaved(calls, runs)
+        tokens = int((prompt["input_ids"] == IMAGE).sum())
+        rows.append(
+            {
+                "workload": workload,
+                "image_tokens": tokens,
+                **{f"{name} ms": round(value, 2) for name, value in medians.items()},
+                "speedup": round(medians["transformers"] / medians["graphs"], 2),
+            }
+        )
+    return rows
+
+
+def with_features(
+    model: PreTrainedModel, tower: Any, prompt: dict[str, Tensor]
+) -> Callable[[], None]:
+    """The call with features computed beforehand, in a copy per call as ``generate`` changes it."""
+    text = {name: value for name, value in prompt.items() if name != "pixel_values"}
+    grid = prompt["image_grid_thw"]
+    features = tower(prompt["pixel_values"], grid)
+    counts = (grid.prod(-1) // 4).tolist()
+    features.pooler_output = features.pooler_output.split(counts)
+    features.deepstack_features = [layer.split(counts) for layer in features.deepstack_features]
+
+    def run() -> None:
+        given = type(features)(**dict(features))
+        model.generate(
+            **text, mm_encoder_outputs={"image": given}, max_new_tokens=1, do_sample=False
+        )
+
+    return run
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--runs", type=int, default=15)
+    options = parser.parse_args()
+    tower = TOWERS["Qwen3-VL-8B"]
+    names = ("1x224", "1x448", "1x1024", "8x448", "mix8")
+    workloads = {name: [tuple(grid) for grid in tower.workloads[name]] for name in names}
+    vision = dict(tower.config)["vision_config"]
+    rows = measure(dict(vision), workloads, "cuda", options.runs)
+    result = {"about": about(options.runs), "tower": tower.name, "rows": rows}
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
