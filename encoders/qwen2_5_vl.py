@@ -298,6 +298,7 @@ class Block(nn.Module):
             up=self.mlp.up_proj,
             down=self.mlp.down_proj,
             num_heads=self.attn.num_heads,
+            num_key_value_heads=self.attn.num_key_value_heads,
             activation="silu",
             windows=not self.attn.whole,
         )
@@ -322,7 +323,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         heads, shared = self.num_heads, self.num_key_value_heads
-        qkv_THK = self.qkv(x).view(x.shape[0], 1, -1, self.head_size)
+        qkv_THK = self.qkv(x).view(x.shape[0], 1, heads + 2 * shared, self.head_size)
         turned_THK = rotate(qkv_THK[:, :, : heads + shared], context.cos, context.sin).squeeze(1)
         q_THK, k_THK = turned_THK.split((heads, shared), 1)
         v_THK = qkv_THK[:, 0, heads + shared :]
