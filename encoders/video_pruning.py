@@ -1,7 +1,8 @@
 """Efficient video sampling: dropping the tokens of a clip that repeat the frame before.
 
 Source: arXiv 2510.14624; the rule and the number of kept tokens are those of
-``vllm/multimodal/evs.py`` of vLLM at commit 094f117. A frame here is what the tower merges in time: a pair of frames in Qwen-VL.
+``vllm/multimodal/evs.py`` of vLLM at commit 094f117. A frame here is what the tower merges in time,
+a pair of frames in Qwen-VL.
 
 Shapes: N tokens of a clip, t frames of N/t tokens each, M tokens kept, D width.
 
