@@ -6,6 +6,7 @@ Each is compared with the class that transformers or timm has for it, in float64
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from oracles.keys import intern_keys, renamed
 from oracles.references import intern_output, qwen2_5_output, qwen_output, qwen_reference
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
-from weights.families import vision_section
+from weights.families import build_config, vision_section
 
 FLOAT64 = 1e-10
 GRIDS = [[2, 4, 6], [1, 10, 6]]
@@ -244,19 +245,23 @@ DERIVATIVES: dict[str, tuple[str, str | None, dict[str, Any], dict[str, Any]]] =
 @pytest.mark.parametrize("repo", DERIVATIVES)
 def test_derivative_loads_as_the_tower_it_is(tmp_path: Path, repo: str) -> None:
     recipe, prefix, outer, inner = DERIVATIVES[repo]
-    family = RECIPES[recipe].family
     plain = load_encoder(write_seeded_checkpoint(tmp_path / "plain", recipe, width=64))
     folder = write_seeded_checkpoint(tmp_path / "derived", recipe, width=64, prefix=prefix)
-    width = inner.pop("intermediate_size", None)
-    edit_config(folder, lambda c: (c.update(outer), c["vision_config"].update(inner)))
-    assert inspect_checkpoint(folder).family == family.name
+    small = {name: value for name, value in inner.items() if name != "intermediate_size"}
+    edit_config(folder, lambda c: (c.update(outer), c["vision_config"].update(small)))
+    assert inspect_checkpoint(folder).family == RECIPES[recipe].family.name
     assert same_weights(load_encoder(folder), plain)
-    published = {**RECIPES[recipe].model.config, **outer}
+
+
+@pytest.mark.parametrize("repo", DERIVATIVES)
+def test_config_of_a_derivative_is_that_of_its_tower(repo: str) -> None:
+    recipe, _, outer, inner = DERIVATIVES[repo]
+    family, published = RECIPES[recipe].family, RECIPES[recipe].model.config
     section = {**published["vision_config"], **inner}
-    if width is not None:
-        section["intermediate_size"] = width
-    config = family.config.from_hf({**published, "vision_config": section})
-    assert width is None or config.intermediate_size == width
+    config = build_config(family, {**published, **outer, "vision_config": section}, None, repo)
+    plain = build_config(family, published, None, repo)
+    mlp = inner.get("intermediate_size", plain.intermediate_size)
+    assert config == replace(plain, intermediate_size=mlp)
 
 
 # --- configs with fields left out ---------------------------------------------------------------

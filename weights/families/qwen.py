@@ -243,6 +243,14 @@ _QWEN3_VL = (
     _qwen3_vl("Qwen3-VL-32B-Instruct", 595_266_800, 5120, _LARGE),
     _qwen3_vl("Qwen3-VL-30B-A3B-Instruct", 538_631_408, 2048, _LARGE, "qwen3_vl_moe"),
     _qwen3_vl("Qwen3-VL-235B-A22B-Instruct", 576_388_336, 4096, _LARGE, "qwen3_vl_moe"),
+    *(
+        _qwen3_vl(f"Qwen3-VL-{use}-{size}", parameters, width, tower)
+        for use in ("Embedding", "Reranker")
+        for size, parameters, width, tower in (
+            ("2B", 406_957_056, 2048, _SMALL),
+            ("8B", 576_388_336, 4096, _LARGE),
+        )
+    ),
     _qwen3_vl("Qwen3-Omni-30B-A3B-Instruct", 538_631_408, 2048, _LARGE, "qwen3_omni_moe"),
     _qwen3_vl("Qwen3.5-0.8B", 100_592_896, 1024, _TINY, "qwen3_5"),
     _qwen3_vl("Qwen3.5-2B", 331_416_576, 2048, _SMALL, "qwen3_5"),
