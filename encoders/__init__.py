@@ -15,6 +15,7 @@ from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
 from .streams import ItemError
+from .video_pruning import PrunedTokens, prune_video_tokens
 from .vision_encoder import VisionEncoder
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "InternViT",
     "InternViTConfig",
     "ItemError",
+    "PrunedTokens",
     "Qwen2VLConfig",
     "Qwen2VLEncoder",
     "Qwen2_5VLConfig",
@@ -33,4 +35,5 @@ __all__ = [
     "Video",
     "VisionEncoder",
     "VisionInputs",
+    "prune_video_tokens",
 ]

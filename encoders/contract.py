@@ -230,6 +230,8 @@ class BlockParts(NamedTuple):
     q_norm: PartNorm | None = None
     """Norm over the query rows, all heads together."""
     k_norm: PartNorm | None = None
+    num_key_value_heads: int | None = None
+    """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windows: bool = False
     """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
 

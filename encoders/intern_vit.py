@@ -49,6 +49,9 @@ from .inputs import Preprocessor, TilePreprocessor, check_input_size, check_tile
 from .layers import patch_product
 from .tile_encoder import TileEncoder
 
+_CONVERTED = ("internvl_vision", "interns1_vision")
+"""Model types of towers whose configs have the names and defaults of transformers' classes."""
+
 
 @dataclass(frozen=True)
 class InternViTConfig:
@@ -96,7 +99,9 @@ class InternViTConfig:
         """
         vision = find_section(config, "vision_config")
         chat = "vision_config" in config
-        converted = vision.get("model_type") == "internvl_vision" or "use_qk_norm" in vision
+        kind = vision.get("model_type")
+        qianfan = kind == "qianfan_ocr_vision"
+        converted = qianfan or kind in _CONVERTED or "use_qk_norm" in vision
         require_value(vision, "hidden_act", "gelu")
         require_value(vision, "norm_type", "layer_norm", "rms_norm")
         require_value(vision, "use_mean_pooling", True)
@@ -120,7 +125,7 @@ class InternViTConfig:
             intermediate_size=read_size(vision, "intermediate_size", default=either(12800, 4096)),
             num_heads=read_size(vision, "num_attention_heads", default=either(25, 16)),
             image_size=image_size,
-            qkv_bias=read_flag(vision, "qkv_bias", "attention_bias", default=False),
+            qkv_bias=read_flag(vision, "qkv_bias", "attention_bias", default=qianfan),
             qk_normalization=read_flag(vision, "qk_normalization", "use_qk_norm", default=qk_norm),
             norm_type=read_field(vision, "norm_type", default=either("rms_norm", "layer_norm")),
             out_hidden_size=read_size(language, "hidden_size") if chat else None,

@@ -1,10 +1,13 @@
-"""The vision tower of Qwen2.5-VL and Qwen2.5-Omni.
+"""The vision tower of Qwen2.5-VL, Qwen2.5-Omni and EXAONE-4.5.
 
 A pre-norm ViT over packed patches of any image size: 2D rotary positions, RMS norms, SwiGLU, and
-attention inside windows of 8x8 patches except in four blocks that see the whole frame pair.
+attention inside windows of 8x8 patches except in four blocks that see the whole frame pair. In
+EXAONE-4.5, groups of query heads share one key and value head (grouped-query attention).
 
-Source: ``Qwen2_5_VisionTransformerPretrainedModel`` of transformers 5.23.0.
-Repo ids: Qwen/Qwen2.5-VL-{3B,7B,32B,72B}-Instruct, Qwen/Qwen2.5-Omni-{3B,7B}.
+Source: ``Qwen2_5_VisionTransformerPretrainedModel`` and ``Exaone4_5_VisionModel`` of transformers
+5.23.0.
+Repo ids: Qwen/Qwen2.5-VL-{3B,7B,32B,72B}-Instruct, Qwen/Qwen2.5-Omni-{3B,7B},
+LGAI-EXAONE/EXAONE-4.5-33B.
 
 Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head size, S segments,
 W windows.
@@ -59,9 +62,14 @@ class Qwen2_5VLConfig:
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
     in_channels: int = 3
+    num_key_value_heads: int = 0
+    """Heads of keys and values, each shared by a group of query heads; 0 stands for num_heads."""
 
     def __post_init__(self) -> None:
+        shared = self.num_key_value_heads or self.num_heads
+        object.__setattr__(self, "num_key_value_heads", shared)
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_divisible("num_heads", self.num_heads, "num_key_value_heads", shared)
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
         token = self.patch_size * self.spatial_merge_size
         require_divisible("window_size", self.window_size, "a token's side", token)
@@ -97,11 +105,13 @@ class Qwen2_5VLConfig:
         vision = find_section(config, "vision_config", "thinker_config.vision_config")
         require_value(vision, "hidden_act", "silu")
         full = (7, 15, 23, 31)
+        heads = read_size(vision, "num_heads", "num_attention_heads", default=16)
+        grouped = str(vision.get("model_type", "")).startswith("exaone4_5")
         return cls(
             depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
             hidden_size=read_size(vision, "hidden_size"),
             intermediate_size=read_size(vision, "intermediate_size"),
-            num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
+            num_heads=heads,
             out_hidden_size=read_size(vision, "out_hidden_size"),
             fullatt_block_indexes=read_blocks(vision, "fullatt_block_indexes", full),
             window_size=read_size(vision, "window_size", default=112),
@@ -109,6 +119,9 @@ class Qwen2_5VLConfig:
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
             in_channels=read_size(vision, "in_channels", "in_chans", default=3),
+            num_key_value_heads=read_size(
+                vision, "num_key_value_heads", default=8 if grouped else heads
+            ),
         )
 
 
@@ -285,29 +298,40 @@ class Block(nn.Module):
             up=self.mlp.up_proj,
             down=self.mlp.down_proj,
             num_heads=self.attn.num_heads,
+            num_key_value_heads=self.attn.num_key_value_heads,
             activation="silu",
             windows=not self.attn.whole,
         )
 
 
 class Attention(nn.Module):
-    """Attention inside windows, or inside the frame pair if ``whole``; qkv rows are [Q; K; V]."""
+    """Attention inside windows, or inside the frame pair if ``whole``; qkv rows are [Q; K; V].
+
+    ``group`` neighbouring query heads read the same head of keys and values.
+    """
 
     def __init__(self, config: Qwen2_5VLConfig, *, whole: bool) -> None:
         super().__init__()
         self.num_heads = config.num_heads
+        self.num_key_value_heads = config.num_key_value_heads
         self.head_size = config.head_size
+        self.group = self.num_heads // self.num_key_value_heads
         self.whole = whole
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        every = self.num_heads + 2 * self.num_key_value_heads
+        self.qkv = nn.Linear(config.hidden_size, every * self.head_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
-        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        heads, shared = self.num_heads, self.num_key_value_heads
+        qkv_THK = self.qkv(x).view(x.shape[0], 1, heads + 2 * shared, self.head_size)
+        turned_THK = rotate(qkv_THK[:, :, : heads + shared], context.cos, context.sin).squeeze(1)
+        q_THK, k_THK = turned_THK.split((heads, shared), 1)
+        v_THK = qkv_THK[:, 0, heads + shared :]
+        if self.group > 1:
+            k_THK, v_THK = (part.repeat_interleave(self.group, 1) for part in (k_THK, v_THK))
         offsets, longest = context.cu_window_seqlens, context.max_window_seqlen
         if self.whole:
             offsets, longest = context.cu_seqlens, context.max_seqlen
-        v_THK = qkv_THK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
 

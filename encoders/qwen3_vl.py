@@ -1,4 +1,4 @@
-"""The vision tower of Qwen3-VL, Qwen3-VL-MoE, Qwen3-Omni, Qwen3.5 and Qwen3.6.
+"""The vision tower of Qwen3-VL, Qwen3-VL-MoE, Qwen3-Omni, Qwen3.5, 3.6 and 3.8.
 
 A pre-norm ViT over packed patches of any image size: 2D rotary positions, a learned 48x48 position
 table interpolated to the grid, full attention inside each frame pair, a 2x2 merger, and (Qwen3-VL
@@ -6,7 +6,9 @@ and Omni) DeepStack mergers that read the hidden state after a few inner blocks.
 
 Source: ``Qwen3VLVisionModel`` and ``Qwen3_5VisionModel`` of transformers 5.23.0.
 Repo ids: Qwen/Qwen3-VL-{2B,4B,8B,32B}-Instruct, Qwen/Qwen3-VL-30B-A3B-Instruct,
-Qwen/Qwen3-VL-235B-A22B-Instruct, Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3.5-*, Qwen/Qwen3.6-*.
+Qwen/Qwen3-VL-235B-A22B-Instruct, Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3.5-*, Qwen/Qwen3.6-*,
+Qwen/Qwen3.8-*, Qwen/Qwen-Drive-1.0-4B, CohereLabs/North-Micro-Vision-Instruct, and timm's
+qwen3_vit_*_enc, whose patches have one frame and which have no DeepStack mergers.
 
 Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head size, S segments.
 
@@ -92,7 +94,8 @@ class Qwen3VLConfig:
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         require_value(vision, "apply_vit_abs_pos_embed", True)
         family = str(vision.get("model_type", config.get("model_type", "")))
-        deepstack = () if family.startswith(("qwen3_5", "qwen3_6")) else (8, 16, 24)
+        plain = ("qwen3_5", "qwen3_6", "qwen4_exp")
+        deepstack = () if family.startswith(plain) else (8, 16, 24)
         return cls(
             depth=read_size(vision, "depth", "num_hidden_layers", default=27, most=1024),
             hidden_size=read_size(vision, "hidden_size", default=1152),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,6 +42,8 @@ class PublishedForm:
     """``config`` and the processor files: name without ``.json`` -> content."""
     names: Mapping[str, Sequence[str]]
     """Name in ``state_dict`` -> published tensors whose rows it joins, in order."""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Name in ``state_dict`` -> published shape, where it is another view of the same values."""
     repo_id: str | None = None
     """The repo on the Hub; None for a folder."""
 
@@ -165,6 +167,7 @@ def _published_tensors(state: Mapping[str, Tensor], published: PublishedForm) ->
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         parts = published.names[name]
+        tensor = tensor.reshape(tuple(published.shapes.get(name, tensor.shape)))
         for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
             tensors[part] = rows.cpu().clone() if len(parts) > 1 else rows.cpu().contiguous()
     return tensors

@@ -108,13 +108,13 @@ def normed(rows: Tensor, norm: Any) -> Tensor:
     return F.layer_norm(rows, rows.shape[1:], weight, bias, norm.eps)
 
 
-def rotated(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return queries and keys with their pairs (i, i + K/2) rotated."""
+def rotated(qkv: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
+    """Return rows [T, heads, K] whose first ``turned`` heads have pairs (i, i + K/2) rotated."""
     out, half = qkv.double(), qkv.shape[-1] // 2
-    c, s = cos.double()[:, None, None], sin.double()[:, None, None]
-    first, second = out[:, :2, :, :half].clone(), out[:, :2, :, half:].clone()
-    out[:, :2, :, :half] = first * c - second * s
-    out[:, :2, :, half:] = second * c + first * s
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    first, second = out[:, :turned, :half].clone(), out[:, :turned, half:].clone()
+    out[:, :turned, :half] = first * c - second * s
+    out[:, :turned, half:] = second * c + first * s
     return out
 
 
@@ -134,9 +134,11 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = normed(summed(stream), norm).to(stream.hidden.dtype)
         return rows if out is None else out.copy_(rows)
 
-    def rotate(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor) -> None:
+    def rotate(
+        qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor, turned: int
+    ) -> None:
         if cos is not None and sin is not None:
-            qkv.copy_(rotated(qkv, cos, sin))
+            qkv.copy_(rotated(qkv, cos, sin, turned))
         qkv[int(offsets[-1]) :] = 0.0
 
     def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool = False) -> Any:

@@ -20,7 +20,7 @@ from accelerated_cases import (
     summed,
     with_table_rows,
 )
-from encoders.accelerated.attention_kernels import KERNELS, AttentionShape
+from encoders.accelerated.attention_kernels import KERNELS, REFERENCE, AttentionShape
 
 HALF = "torch.float16"
 pytestmark = [
@@ -132,22 +132,25 @@ def test_a_large_mean_does_not_spoil_the_variance() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wide", [False, True], ids=["contiguous", "strided"])
-@pytest.mark.parametrize(("heads", "size"), [(3, 72), (16, 16), (20, 80), (1, 128), (25, 24)])
+@pytest.mark.parametrize(
+    ("heads", "shared", "size"),
+    [(3, 3, 72), (16, 16, 16), (20, 20, 80), (1, 1, 128), (25, 25, 24), (32, 8, 64), (6, 1, 16)],
+)
 def test_rotary_turns_queries_and_keys_and_clears_padding(
-    heads: int, size: int, wide: bool, dtype: torch.dtype
+    heads: int, shared: int, size: int, wide: bool, dtype: torch.dtype
 ) -> None:
     from encoders.accelerated.rotary import rotate_in_place
 
     rows, real = 7, 5
-    flat = drawn(rows, 3 * heads * size, dtype=dtype)
-    qkv = (strided(flat) if wide else flat).unflatten(1, (3, heads, size))
-    angles = drawn(rows, size // 2, seed=1)
-    truth = rotated(qkv, angles.cos(), angles.sin())
+    flat = drawn(rows, (heads + 2 * shared) * size, dtype=dtype)
+    qkv = (strided(flat) if wide else flat).unflatten(1, (-1, size))
+    angles, turned = drawn(rows, size // 2, seed=1), heads + shared
+    truth = rotated(qkv, angles.cos(), angles.sin(), turned)
     qkv[real:] = float("nan")
     offsets = torch.tensor([0, 3, real, real], dtype=torch.int32, device=DEVICE)
-    rotate_in_place(qkv, angles.cos(), angles.sin(), offsets)
+    rotate_in_place(qkv, angles.cos(), angles.sin(), offsets, turned)
     assert relative(qkv[:real], truth[:real]) <= ROUNDING[dtype]
-    assert torch.equal(qkv[:real, 2].double(), truth[:real, 2])
+    assert torch.equal(qkv[:real, turned:].double(), truth[:real, turned:])
     assert not qkv[real:].any()
 
 
@@ -155,11 +158,11 @@ def test_rotary_turns_queries_and_keys_and_clears_padding(
 def test_rotary_without_angles_only_clears_padding(real: int) -> None:
     from encoders.accelerated.rotary import rotate_in_place
 
-    qkv = drawn(7, 3, 9, 64)
+    qkv = drawn(7, 27, 64)
     before = qkv.clone()
     qkv[real:] = float("nan")
     offsets = torch.tensor([0, real], dtype=torch.int32, device=DEVICE)
-    rotate_in_place(qkv, None, None, offsets)
+    rotate_in_place(qkv, None, None, offsets, 18)
     assert torch.equal(qkv[:real], before[:real])
     assert not qkv[real:].any()
 
@@ -263,6 +266,22 @@ def test_triton_attention_matches_torch_for_every_head_size(
         truth = attended(q[:rows], k[:rows], v[:rows], ends)
         assert relative(out[:rows], truth) <= (1e-6 if dtype == torch.float32 else 1e-3)
         assert (out[rows:] == 7.0).all()
+
+
+@pytest.mark.parametrize("name", ["triton", "reference"])
+@pytest.mark.parametrize("shared", [1, 2])
+def test_attention_kernels_share_keys_and_values_in_a_group(name: str, shared: int) -> None:
+    heads, size, ends = 4, 64, [0, 33, 40]
+    dtype = torch.float16 if DEVICE.type == "cuda" else torch.float32
+    qkv = drawn(ends[-1], heads + 2 * shared, size, dtype=dtype)
+    q, k, v = qkv.split((heads, shared, shared), 1)
+    shape = AttentionShape(heads, size, ends[-1], 2, 33, False, HALF, group=heads // shared)
+    offsets = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
+    kernel = KERNELS.get(name, REFERENCE)
+    out = kernel.attend(q, k, v, torch.zeros_like(q), offsets, shape)
+    wide = [part.repeat_interleave(heads // shared, 1) for part in (k, v)]
+    limit = 1e-3 if dtype == torch.float16 else 1e-6
+    assert relative(out, attended(q, *wide, ends)) <= limit
 
 
 @pytest.mark.parametrize("segments", [0, 3])

@@ -40,7 +40,7 @@ pytestmark = [
 
 
 @pytest.mark.usefixtures("fused_in_interpreter")
-@pytest.mark.parametrize("name", [*OURS, "qwen2_5_omni", "qwen3_5"])
+@pytest.mark.parametrize("name", [*OURS, "qwen2_5_omni", "exaone4_5", "qwen3_5"])
 def test_every_output_is_that_of_the_reference(name: str) -> None:
     encoder = tiny(name)
     fast = encoder.accelerated()

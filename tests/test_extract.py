@@ -30,6 +30,10 @@ TRANSFORMERS = {
     "qwen3_vl_moe": ("qwen3_vl_moe", "Qwen3VLMoeVisionModel"),
     "qwen3_omni": ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoder"),
     "qwen3_5": ("qwen3_5", "Qwen3_5VisionModel"),
+    "qwen4_exp": ("qwen4_exp", "Qwen4ExpVisionModel"),
+    "qwen_drive": ("qwen3_5", "Qwen3_5VisionModel"),
+    "cohere_compass": ("cohere_compass", "CohereCompassVisionModel"),
+    "exaone4_5": ("exaone4_5", "Exaone4_5_VisionModel"),
     "intern_vit_hf": ("internvl", "InternVLVisionModel"),
 }
 """Recipe -> the module and class of transformers that is its tower alone."""

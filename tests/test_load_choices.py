@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def newer(folder: Path) -> Path:
     """A checkpoint of a model type that is not known, whose tower is that of Qwen3-VL."""
-    edit_config(folder, lambda c: c.update(model_type="qwen4_exp"))
-    edit_config(folder, lambda c: c["vision_config"].update(model_type="qwen4_exp_vision"))
+    edit_config(folder, lambda c: c.update(model_type="qwen5_exp"))
+    edit_config(folder, lambda c: c["vision_config"].update(model_type="qwen5_exp_vision"))
     return folder
 
 
@@ -81,7 +81,7 @@ def test_an_idle_gpu_is_named_once_in_the_log(
 
 
 def test_an_unknown_type_that_fits_a_tower_is_told_its_family(newer: Path) -> None:
-    message = r"'qwen4_exp_vision' is not supported; its .* fit the Qwen3-VL .* family='qwen3_vl'"
+    message = r"'qwen5_exp_vision' is not supported; its .* fit the Qwen3-VL .* family='qwen3_vl'"
     for load in (load_encoder, inspect_checkpoint):
         with pytest.raises(CheckpointError, match=message):
             load(newer)

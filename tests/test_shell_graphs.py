@@ -29,7 +29,7 @@ from vitgraph.graphs import (
 )
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
-from weights import FAMILIES, PUBLISHED, load_encoder
+from weights import FAMILIES, LAYOUTS, PUBLISHED, load_encoder
 
 SEEDED = {
     family.name: next(name for name, small in family.small.items() if small.title)
@@ -221,9 +221,11 @@ def test_list_says_of_every_checkpoint_what_replays(cli: Cli) -> None:
     _, out, _ = cli("list")
     header, _, *lines = out.splitlines()
     column = header.index("video graphs")
+    images_only = {layout.name for layout in LAYOUTS if layout.images_only}
     for model in PUBLISHED:
         (line,) = [line for line in lines if model.repo_id in re.split(r",? +", line)]
-        assert line[column:].startswith(FAMILIES[model.family].replays["video"])
+        says = "no" if model.layout in images_only else FAMILIES[model.family].replays["video"]
+        assert line[column:].startswith(f"{says} ")
 
 
 def test_summary_counts_what_was_replayed_and_why_not(checkpoints: dict[str, Path]) -> None:

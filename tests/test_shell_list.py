@@ -39,7 +39,7 @@ def test_each_repo_id_stands_in_one_row(cli: Cli) -> None:
 
 def test_a_row_names_every_repo_id_of_its_tower(cli: Cli) -> None:
     (row,) = rows(cli("list", "*qwen3-omni*"))
-    assert row.endswith("  Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3-VL-30B-A3B-Instruct")
+    assert row.endswith(", Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3-VL-30B-A3B-Instruct")
     assert "538.6" in row
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Qwen3VLConfig,
         Qwen3VLEncoder,
         VisionInputs,
+        prune_video_tokens,
     )
     from encoders.inputs import read_video
     from graphwrap import GraphedEncoder
@@ -49,6 +50,7 @@ __all__ = [
     "list_models",
     "load_encoder",
     "plot_feature_maps",
+    "prune_video_tokens",
     "read_video",
 ]
 

@@ -40,6 +40,12 @@ class PublishedTower:
         return list(dict.fromkeys(model.layout for model in self.models))
 
     @property
+    def images_only(self) -> bool:
+        """Whether the checkpoints encode no videos, as those of timm's Qwen towers."""
+        limits = {layout.name: layout.images_only for layout in self.family.layouts}
+        return all(limits[name] for name in self.layouts)
+
+    @property
     def repo_ids(self) -> list[str]:
         """The repo ids of the checkpoints, sorted."""
         return sorted(model.repo_id for model in self.models)
@@ -50,9 +56,9 @@ class PublishedTower:
             self.family.title,
             f"{self.models[0].parameters / 1e6:.1f}",
             f"{self.models[0].projector_parameters / 1e6:.1f}",
-            self.family.video,
+            "no" if self.images_only else self.family.video,
             self.family.replays["image"],
-            self.family.replays["video"],
+            "no" if self.images_only else self.family.replays["video"],
             ", ".join(self.layouts),
             ", ".join(self.repo_ids),
         )
@@ -64,6 +70,7 @@ class PublishedTower:
             "encoder": self.family.encoder.__name__,
             "parameters": self.models[0].parameters,
             "projector_parameters": self.models[0].projector_parameters,
+            "images_only": self.images_only,
             "layouts": self.layouts,
             "repo_ids": self.repo_ids,
             "config": asdict(self.config),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config, vision_section
-from weights.layouts import Place, full_name, to_published
+from weights.layouts import Place, full_name, published_shape, to_published
 
 TEXT_WIDTH = 96
 """Width of the language models, to which the towers project; only a few of their tensors exist."""
@@ -155,6 +155,8 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
     config: dict[str, Any] = deepcopy(dict(published))
     if "architecture" in config:  # timm's: a name instead of sizes, which model_args override
         sizes = {"embed_dim": width, "depth": depth, "num_heads": width // HEAD}
+        if "out_features" in config.get("model_args", {}):
+            sizes["out_features"] = TEXT_WIDTH
         return {**config, "model_args": sizes}
     section: Any = vision_section(config)[0]
     for part in (config.get("llm_config"), config.get("text_config")):
@@ -166,6 +168,7 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
         "num_hidden_layers": depth,
         "num_heads": width // HEAD,
         "num_attention_heads": width // HEAD,
+        "num_key_value_heads": max(width // (4 * HEAD), 1),  # EXAONE's four query heads per group
         "intermediate_size": round(section.get("intermediate_size", 0) / section[own]) * width,
         "out_hidden_size": TEXT_WIDTH,
         "hidden_size": TEXT_WIDTH,  # Qwen2-VL's name for the language model's width
@@ -222,6 +225,7 @@ def _publish(layout: Layout, place: Place, tower: Mapping[str, Tensor]) -> dict[
     published: dict[str, Tensor] = {}
     for ours, tensor in tower.items():
         names = to_published(layout, ours)
+        tensor = tensor.view(published_shape(layout, ours, tuple(tensor.shape)))
         for name, rows in zip(names, tensor.chunk(len(names)), strict=True):
             published[full_name(layout, place, name)] = rows.contiguous()
     return published

@@ -44,10 +44,15 @@ class Layout:
     """Our module <- published modules whose rows are concatenated in this order."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Published module or parameter -> ours."""
+    views: Mapping[str, str] = field(default_factory=dict)
+    """Our tensor -> the axes of our shape and of the published one, as in ``"n d -> one n d"``; an
+    axis that only one of them has is of length one."""
     ignored: tuple[str, ...] = ()
     """Published names that no forward pass needs."""
     processor_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Processor files that repos publish with this layout, by file name without ``.json``."""
+    images_only: str = ""
+    """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,31 @@ def to_published(layout: Layout, ours: str) -> list[str]:
         if match := _pattern(module).fullmatch(ours):
             return [_fill(published, match) for published in parts]
     return [_translate([(b, a) for a, b in layout.renames.items()], ours)]
+
+
+def published_shape(layout: Layout, ours: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that the layout gives tensor ``ours``, whose shape is ``shape`` here."""
+    here, _, published = layout.views.get(ours, "").partition(" -> ")
+    return _viewed(shape, here, published)
+
+
+def our_shape(layout: Layout, ours: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape here of tensor ``ours``, which is published with ``shape``.
+
+    A shape that the layout's axes do not fit is returned as it is, so that the comparison with the
+    encoder's shapes finds it.
+    """
+    here, _, published = layout.views.get(ours, "").partition(" -> ")
+    return _viewed(shape, published, here)
+
+
+def _viewed(shape: tuple[int, ...], before: str, after: str) -> tuple[int, ...]:
+    if len(before.split()) != len(shape):
+        return shape
+    lengths = dict(zip(before.split(), shape, strict=True))
+    if any(length != 1 for axis, length in lengths.items() if axis not in after.split()):
+        return shape
+    return tuple(lengths.get(axis, 1) for axis in after.split())
 
 
 def _translate(rules: Iterable[tuple[str, str]], name: str) -> str:

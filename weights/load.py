@@ -104,7 +104,9 @@ def load_encoder(
     def read(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
         tower, encoder = find_encoder(snapshot, family)
         tensors = read_tensors(tower, wanted or tower.dtype, target)
-        encoder.load_state_dict(tensors, assign=True)
+        shapes = {name: value.shape for name, value in encoder.state_dict().items()}
+        state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
+        encoder.load_state_dict(state, assign=True)
         return tower, encoder
 
     with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
@@ -113,8 +115,8 @@ def load_encoder(
         left = [name for name, value in everything if value.is_meta]
         assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
         files = set_up_preprocessing(encoder, tower)
-        names = encoder.state_dict()
-        encoder.published = published_form(tower, names, files, os.fspath(repo_id_or_path))
+        shapes = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
+        encoder.published = published_form(tower, shapes, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)
 
 

@@ -25,6 +25,8 @@ from .layouts import (
     full_name,
     is_ignored,
     local_name,
+    our_shape,
+    published_shape,
     to_ours,
     to_published,
 )
@@ -170,7 +172,10 @@ def find_tower(contents: Contents, family: Family) -> Tower:
     _refuse_dtypes(pieces, label)
     slots = ((piece, to_ours(layout, piece.local)) for piece in pieces)
     sources = tuple(Source(piece, slot) for piece, slot in slots if slot)
-    shapes = {source.slot.name: _joined_shape(source) for source in sources}
+    shapes = {
+        source.slot.name: our_shape(layout, source.slot.name, _joined_shape(source))
+        for source in sources
+    }
     config = build_config(family, contents.config, shapes, label)
     published = Published(place.prefix, len(contents.files), shards)
     published = contents.snapshot.published or published
@@ -202,8 +207,8 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     layout, place, label = tower.layout, tower.place, tower.contents.label
     present = {piece.name: piece for piece in tower.pieces}
     wanted: dict[str, tuple[int, ...]] = {}
-    for ours, shape in expected.items():
-        parts = to_published(layout, ours)
+    for ours, ours_shape in expected.items():
+        parts, shape = to_published(layout, ours), published_shape(layout, ours, ours_shape)
         for local in parts:
             rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
             wanted[full_name(layout, place, local)] = rows

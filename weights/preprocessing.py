@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from encoders import VisionEncoder
@@ -36,7 +37,12 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict
     def bad_value(message: str) -> CheckpointError:
         return CheckpointError(f"{snapshot.label}: processor files: {message}")
 
-    encoder.preprocessor = encoder.preprocessor.with_files(files, bad_value)
+    preprocessor = encoder.preprocessor.with_files(files, bad_value)
+    if tower.layout.images_only:
+        assert isinstance(preprocessor, PatchPreprocessor | TilePreprocessor)
+        no_videos = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
+        preprocessor = replace(preprocessor, video_error=no_videos)
+    encoder.preprocessor = preprocessor
     # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
     if not _describe_images(files) and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from encoders.saving import PublishedForm
 
 from .families import vision_section
-from .layouts import to_published
+from .layouts import published_shape, to_published
 from .plan import Tower
 
 
 def published_form(
-    tower: Tower, names: Iterable[str], files: Mapping[str, Mapping[str, Any]], repo_id: str
+    tower: Tower,
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Mapping[str, Mapping[str, Any]],
+    repo_id: str,
 ) -> PublishedForm:
     """What ``encoder.save_pretrained`` needs to write the tower as ``extract_encoder`` does.
 
     Args:
         tower: that was loaded.
-        names: of the encoder's ``state_dict``.
+        shapes: shapes of the encoder's ``state_dict`` by name.
         files: the checkpoint's processor files, name without ``.json`` -> content.
         repo_id: what it was loaded by; left out if that is a path.
     """
-    config = dict(tower.contents.config)
+    config, layout = dict(tower.contents.config), tower.layout
     section, parents = vision_section(config)
     if len(parents) > 1:  # transformers' class of the tower looks for it at the top level only
         config["vision_config"] = section
     return PublishedForm(
         files={"config": config, **files},
-        names={name: to_published(tower.layout, name) for name in names},
+        names={name: to_published(layout, name) for name in shapes},
+        shapes={name: published_shape(layout, name, shapes[name]) for name in layout.views},
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,
     )

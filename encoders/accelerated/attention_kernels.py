@@ -46,6 +46,13 @@ class AttentionShape(NamedTuple):
     """Whether every segment has exactly ``longest`` rows and there are no other rows."""
     dtype: str
     """The dtype as a string, such as "torch.bfloat16"."""
+    group: int = 1
+    """Query heads that share one head of keys and values."""
+
+    @property
+    def shared(self) -> int:
+        """Heads of keys and of values."""
+        return self.heads // self.group
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionShape], Tensor]
@@ -61,8 +68,9 @@ class AttentionKernel:
     takes: Callable[[AttentionShape, torch.dtype, tuple[int, int]], bool]
     """Whether it runs for a shape, a dtype and a CUDA compute capability."""
     attend: Attend
-    """Takes q, k, v and a buffer [T, H, K], offsets int32 [S+1] and the shape; returns the buffer
-    or a tensor of its own. Rows at or beyond the last offset are not written."""
+    """Takes q, k, v and a buffer [T, H, K] (k and v with H / group heads), offsets int32 [S+1] and
+    the shape; returns the buffer or a tensor of its own. Rows at or beyond the last offset are not
+    written."""
     reads_padding: bool = False
     """Whether NaN in rows beyond the last offset spreads into real rows, so that those rows have to
     be cleared before every call."""
@@ -137,6 +145,8 @@ def _reference(
 ) -> Tensor:
     longest = torch.tensor(shape.longest, dtype=torch.int32, device="cpu")
     rows = shape.longest if shape.equal else 0
+    if shape.group > 1:
+        k, v = (x.repeat_interleave(shape.group, 1) for x in (k, v))
     return attention(q, k, v, offsets, longest, segment_rows=rows)
 
 
@@ -151,7 +161,10 @@ KERNELS = {
         AttentionKernel("triton", "triton", lambda s, d, _: _takes_half(s, d, 128), _triton),
         AttentionKernel("flash2", "torch", lambda s, d, _: _takes_half(s, d, 256), _flash2),
         AttentionKernel(
-            "cudnn", "torch", lambda s, d, _: s.equal and _takes_half(s, d, 128), _cudnn
+            "cudnn",
+            "torch",
+            lambda s, d, _: s.equal and s.group == 1 and _takes_half(s, d, 128),
+            _cudnn,
         ),
         AttentionKernel(
             "flash4",

@@ -39,7 +39,7 @@ class KernelChoices:
         self.dropped: dict[str, str] = {}
         self._taken: dict[AttentionShape, str] = {}
         self._milliseconds: dict[AttentionShape, dict[str, float]] = {}
-        self._tried: dict[tuple[str, int, int, torch.dtype], bool] = {}
+        self._tried: dict[tuple[str, int, int, int, torch.dtype], bool] = {}
         self._warned = False
 
     def pick(self, q: Tensor, shape: AttentionShape) -> str:
@@ -88,11 +88,11 @@ class KernelChoices:
         return REFERENCE.name
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
-        """Whether a kernel agrees with float32 attention; tried once per head size and dtype.
+        """Whether a kernel agrees with float32 attention; tried once per heads and dtype.
 
         The trial has NaN in the rows beyond the last offset, unless the kernel needs them cleared.
         """
-        key = (name, shape.heads, shape.size, q.dtype)
+        key = (name, shape.heads, shape.group, shape.size, q.dtype)
         if key not in self._tried:
             kernel, agrees = KERNELS[name], True
             try:
@@ -117,10 +117,10 @@ class KernelChoices:
         times = dict.fromkeys(names, 0.0)
         if not q.is_cuda:
             return times
-        sizes = (shape.rows, 3, shape.heads, shape.size)
         dice = torch.Generator(q.device).manual_seed(0)  # the global generator stays as it is
+        sizes = (shape.rows, shape.heads + 2 * shape.shared, shape.size)
         qkv = torch.randn(sizes, device=q.device, dtype=q.dtype, generator=dice)
-        q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+        q, k, v = qkv.split((shape.heads, shape.shared, shape.shared), 1)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for lengths in _fillings(shape):
             offsets = _offsets(lengths, shape.segments, q.device)
@@ -207,16 +207,18 @@ def _distance(
     """Relative L2 distance of a kernel's result to float32 attention on random rows."""
     rows, dice = sum(lengths), torch.Generator(q.device).manual_seed(0)
     padding = 0 if shape.equal else 40
-    qkv = torch.randn(
-        rows + padding, 3, shape.heads, shape.size, device=q.device, generator=dice
-    ).to(q.dtype)
+    heads = (shape.heads, shape.shared, shape.shared)
+    qkv = torch.randn(rows + padding, sum(heads), shape.size, device=q.device, generator=dice).to(
+        q.dtype
+    )
     qkv[rows:] = 0.0 if kernel.reads_padding else float("nan")
     trial = shape._replace(rows=len(qkv), segments=len(lengths), longest=max(lengths))
     offsets = _offsets(lengths, len(lengths), q.device)
-    q, k, v = qkv.unbind(1)
+    q, k, v = qkv.split(heads, 1)
     got = kernel.attend(q, k, v, torch.zeros_like(q), offsets, trial)[:rows].float()
     longest = torch.tensor(max(lengths), dtype=torch.int32, device="cpu")
     wide = [part[:rows].float() for part in (q, k, v)]
+    wide[1:] = [part.repeat_interleave(shape.group, 1) for part in wide[1:]]
     truth = attention(wide[0], wide[1], wide[2], offsets, longest)
     return float((got - truth).norm() / truth.norm())
 

@@ -232,21 +232,23 @@ class Forward:
     def _attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
         """Attention over normalised rows, before the output product."""
         offsets, longest = self._segments(parts)
-        qkv = self._fresh_linear(parts.qkv, rows).unflatten(-1, (3, parts.num_heads, -1))
-        for norm, at in ((parts.q_norm, 0), (parts.k_norm, 1)):
+        heads = parts.num_heads
+        shared = parts.num_key_value_heads or heads
+        qkv = self._fresh_linear(parts.qkv, rows).unflatten(-1, (heads + 2 * shared, -1))
+        q, k, v = qkv.split((heads, shared, shared), 1)
+        for norm, part in ((parts.q_norm, q), (parts.k_norm, k)):
             if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
-                self._norm_in_place(norm, qkv[:, at].flatten(1))
+                self._norm_in_place(norm, part.flatten(1))
         cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
-        q, k, v = qkv.unbind(1)
         if self.buffer is None:  # rows that no kernel writes stay zero
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if parts.windows not in self.picked:
-            shape = self._shape_of(q, len(offsets) - 1, longest)
+            shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
             name = self.own.attention.pick(q, shape)
             self.picked[parts.windows] = shape, self.own.attention.kernel(name)
         shape, kernel = self.picked[parts.windows]
         if cos is not None or kernel.reads_padding:
-            self.rotary.rotate_in_place(qkv, cos, sin, offsets)
+            self.rotary.rotate_in_place(qkv, cos, sin, offsets, heads + shared)
         try:
             out = kernel.attend(q, k, v, self.buffer, offsets, shape)
         except torch.OutOfMemoryError:
@@ -267,11 +269,11 @@ class Forward:
             check_equal_segments(longest, self.tile_rows)
         return self.metadata["cu_seqlens"], self.tile_rows or int(longest)
 
-    def _shape_of(self, q: Tensor, segments: int, longest: int) -> AttentionShape:
+    def _shape_of(self, q: Tensor, segments: int, longest: int, group: int) -> AttentionShape:
         rows, heads, size = q.shape
         tiles = rows // longest if self.tile_rows else segments
         equal = self.tile_rows > 0
-        return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype))
+        return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
 
     def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
         if _is_norm(norm):

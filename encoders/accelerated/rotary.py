@@ -18,7 +18,8 @@ def _rotate_kernel(
     offsets,
     segments,
     row_stride,
-    HEADS: tl.constexpr,
+    TURNED: tl.constexpr,
+    VALUES: tl.constexpr,
     HALF: tl.constexpr,
     TURN: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -27,15 +28,15 @@ def _rotate_kernel(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]  # of queries, then of keys
     pair = tl.arange(0, BLOCK)[None, :]
-    inside = (head < 2 * HEADS) & (pair < HALF)
+    inside = (head < TURNED) & (pair < HALF)
     place = qkv + row * row_stride + head * (2 * HALF) + pair
     if row >= tl.load(offsets + segments):
         zero = tl.zeros([BLOCK_H, BLOCK], qkv.dtype.element_ty)
         tl.store(place, zero, mask=inside)
         tl.store(place + HALF, zero, mask=inside)
-        value = place + 2 * HEADS * (2 * HALF)
-        tl.store(value, zero, mask=inside & (head < HEADS))
-        tl.store(value + HALF, zero, mask=inside & (head < HEADS))
+        value = place + TURNED * (2 * HALF)
+        tl.store(value, zero, mask=inside & (head < VALUES))
+        tl.store(value + HALF, zero, mask=inside & (head < VALUES))
     elif TURN:
         angle = row * HALF + pair
         c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
@@ -46,26 +47,31 @@ def _rotate_kernel(
         tl.store(place + HALF, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
 
 
-def rotate_in_place(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor) -> None:
+def rotate_in_place(
+    qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor, turned: int
+) -> None:
     """Rotate queries and keys, and clear pad rows, whose NaN must not reach a tile of keys.
 
     Pairs (i, i + K/2) of every head are turned in float32 and rounded once. Queries, keys and
     values of rows at or beyond the last offset become zero.
 
     Args:
-        qkv: [T, 3, H, K] with contiguous rows; overwritten.
+        qkv: [T, heads, K] with contiguous rows, the heads of queries first, then those of keys,
+            then those of values; overwritten.
         cos, sin: float32 [T, K/2], or None to clear padding alone.
         offsets: int32 [S+1].
+        turned: number of heads of queries and keys; there are at most as many of values.
     """
-    rows, _, heads, size = qkv.shape
-    _rotate_kernel[(rows, triton.cdiv(2 * heads, HEADS_PER_PROGRAM))](
+    rows, heads, size = qkv.shape
+    _rotate_kernel[(rows, triton.cdiv(turned, HEADS_PER_PROGRAM))](
         qkv,
         cos,
         sin,
         offsets,
         len(offsets) - 1,
         qkv.stride(0),
-        HEADS=heads,
+        TURNED=turned,
+        VALUES=heads - turned,
         HALF=size // 2,
         TURN=cos is not None,
         BLOCK_H=HEADS_PER_PROGRAM,

@@ -67,6 +67,7 @@ def _attention_kernel(
     out_stride,
     scale,
     SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
     MAIN: tl.constexpr,
     REST: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -83,8 +84,8 @@ def _attention_kernel(
     column = tl.arange(0, MAIN)
     rest = SIZE - REST + tl.arange(0, REST if REST else 16)  # may reach back into the main columns
     query += head * SIZE
-    key += head * SIZE
-    value += head * SIZE
+    key += head // GROUP * SIZE
+    value += head // GROUP * SIZE
     own = m[:, None] < end
     q = tl.load(query + m[:, None] * stride + column[None, :], mask=own, other=0.0)
     q_rest = q
@@ -176,7 +177,8 @@ def attend(
     """Softmax attention inside each segment, scaled by ``K ** -0.5``.
 
     Args:
-        q, k, v: [T, H, K] of one row stride, heads contiguous.
+        q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each
+            shared by as many neighbouring heads of q.
         out: [T, H, K], contiguous; rows at or beyond ``offsets[-1]`` are left alone.
         offsets: int32 [S+1].
         longest: an upper bound of the longest segment, in rows.
@@ -197,6 +199,7 @@ def attend(
             out.stride(0),
             size**-0.5 * LOG2_E,
             SIZE=size,
+            GROUP=q.shape[1] // k.shape[1],
             MAIN=main,
             REST=rest,
             BLOCK_M=tile.queries,

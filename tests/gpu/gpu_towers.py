@@ -28,7 +28,7 @@ from graphwrap.packing import Packer
 from graphwrap.prices import Prices
 
 Grids = list[list[int]]
-FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5"]
 INTERN = {
     "force_image_size": 448,
     "llm_config": {"hidden_size": 896},
@@ -42,6 +42,10 @@ QWEN2_5 = {
     "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
     "depth": 3, "fullatt_block_indexes": [1],
 }  # fmt: skip
+EXAONE = {
+    **QWEN2_5, "hidden_size": 2048, "intermediate_size": 5120, "num_heads": 32,
+    "num_key_value_heads": 8, "out_hidden_size": 5120,
+}  # fmt: skip
 QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096}
 
 
@@ -53,6 +57,7 @@ def new_tower(name: str, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
         "qwen2_vl": lambda: Qwen2VLEncoder(Qwen2VLConfig.from_hf({"depth": 2})),
         "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
         "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
+        "exaone4_5": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(EXAONE)),
     }
     encoder = build[name]().eval().requires_grad_(False)
     for key, weight in encoder.named_parameters():

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from transformers.models.exaone4_5 import configuration_exaone4_5 as exaone_config
+from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
 from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni2_config
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni2
 from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as qwen2_5_config
@@ -59,7 +61,7 @@ class Family:
     tiny: Config
     """Changes for the many tests that need a tower and not its size."""
     twin: bool
-    """Whether an earlier tower in the table has the same maths under other names."""
+    """Whether an earlier tower in the table has the same maths, or nearly, under other names."""
 
     @property
     def tiled(self) -> bool:
@@ -145,6 +147,15 @@ FAMILIES = [
         shallow=QWEN2_5_SHALLOW,
         narrow=QWEN2_5_NARROW,
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
+        twin=True,
+    ),
+    _tower(
+        "exaone4_5", "LGAI-EXAONE/EXAONE-4.5-33B",
+        qwen_reference(exaone_config.Exaone4_5_VisionConfig, exaone.Exaone4_5_VisionModel),
+        same_keys, qwen2_5_output,
+        shallow={"depth": 2, "fullatt_block_indexes": [1]},
+        narrow={**QWEN2_5_NARROW, "num_key_value_heads": 2},
+        tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW, "num_key_value_heads": 2},
         twin=True,
     ),
     _tower(

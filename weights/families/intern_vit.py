@@ -1,4 +1,4 @@
-"""InternViT: InternVL checkpoints as OpenGVLab, transformers and timm publish them."""
+"""InternViT: InternVL checkpoints as OpenGVLab, transformers, timm and Baidu publish them."""
 
 from __future__ import annotations
 
@@ -332,19 +332,40 @@ _PUBLISHED = (
     ),
 )
 
+_QIANFAN_OCR = replace(
+    _model("Qianfan-OCR", _300M, 2560),
+    repo_id="baidu/Qianfan-OCR",
+    config={
+        **_CHAT,
+        "model_type": "qianfan_ocr",
+        "architectures": ["QianfanOCRForConditionalGeneration"],
+        "text_config": {"hidden_size": 2560},
+        "vision_config": {**_300M, "model_type": "qianfan_ocr_vision"},
+    },
+)
+
 INTERN_VIT = Family(
     name="intern_vit",
     title="InternViT",
     encoder=InternViT,
     config=InternViTConfig,
-    model_types=("intern_vit_6b", "internvl_vision", "internvl_chat", "internvl"),
+    model_types=(
+        "intern_vit_6b",
+        "internvl_vision",
+        "internvl_chat",
+        "internvl",
+        "interns1_vision",
+        "interns1",
+        "qianfan_ocr_vision",
+        "qianfan_ocr",
+    ),
     signs=(
         ("encoder.layers.0.ls1", "embeddings.class_embedding"),
         ("encoder.layer.0.lambda_1", "embeddings.cls_token"),
     ),
     layouts=_LAYOUTS,
     fields=_fields,
-    published=_PUBLISHED,
+    published=(*_PUBLISHED, _QIANFAN_OCR),
     small={
         "intern_vit": SmallCheckpoint("OpenGVLab/InternViT-300M-448px"),
         "intern_vit_300m": SmallCheckpoint("OpenGVLab/InternVL2_5-8B", "InternViT-300M"),
@@ -353,6 +374,7 @@ INTERN_VIT = Family(
         "intern_vit_hf_early": SmallCheckpoint(
             "OpenGVLab/InternVL3-8B-hf", layout="internvl-hf-early"
         ),
+        "qianfan_ocr": SmallCheckpoint("baidu/Qianfan-OCR"),
         "intern_vit_timm": SmallCheckpoint(f"timm/{_TIMM}.ogvl_2pt5"),
     },
     video="one tile per frame",

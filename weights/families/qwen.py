@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with Omni, 3.5 and 3.6: checkpoints as Qwen publishes them."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with Omni, 3.5, 3.6 and 3.8, as Qwen publishes them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from .family import (
     count_blocks,
     read_sizes,
 )
+from .qwen_aliases import LIKE_QWEN2_5_VL, LIKE_QWEN3_VL, TIMM, TIMM_LAYOUT
 
 # --- layouts and processor files ------------------------------------------------------------------
 
@@ -35,6 +36,7 @@ _PLACES = (
     Place("model.language_model.", "visual."),
     Place("model.", "visual."),
     Place("", "visual."),
+    Place("", "vision_tower."),  # OpenCUA
     Place("", ""),
 )
 _IGNORED = ("rotary_pos_emb.inv_freq", "blocks.N.attn.rotary_emb.inv_freq", "attn_pool")
@@ -147,6 +149,7 @@ _KINDS = {
     "qwen3_omni_moe": ("qwen3_vl", "qwen3-omni", "thinker.visual."),
     "qwen3_5": ("qwen3_vl", "qwen", "model.visual."),
     "qwen3_5_moe": ("qwen3_vl", "qwen", "model.visual."),
+    "qwen4_exp": ("qwen3_vl", "qwen", "model.visual."),
 }
 """Model type -> family, layout and prefix of the published repos."""
 
@@ -190,7 +193,8 @@ def _qwen2_5_vl(
 def _qwen3_vl(
     repo: str, parameters: int, width: int, tower: dict[str, int], kind: str = "qwen3_vl"
 ) -> PublishedModel:
-    indexes = [] if kind.startswith("qwen3_5") else _DEEPSTACK[tower["depth"]]
+    deepstack = kind.startswith(("qwen3_vl", "qwen3_omni"))
+    indexes = _DEEPSTACK[tower["depth"]] if deepstack else []
     vision = {
         **tower,
         "out_hidden_size": width,
@@ -230,6 +234,7 @@ _QWEN2_5_VL = (
     _qwen2_5_vl("Qwen2.5-VL-72B-Instruct", 704_573_696, 8192, 3456),
     _qwen2_5_vl("Qwen2.5-Omni-7B", 676_550_144, 3584, kind="qwen2_5_omni"),
     _qwen2_5_vl("Qwen2.5-Omni-3B", 668_684_288, 2048, kind="qwen2_5_omni"),
+    *LIKE_QWEN2_5_VL,
 )
 _QWEN3_VL = (
     _qwen3_vl("Qwen3-VL-2B-Instruct", 406_957_056, 2048, _SMALL),
@@ -238,6 +243,14 @@ _QWEN3_VL = (
     _qwen3_vl("Qwen3-VL-32B-Instruct", 595_266_800, 5120, _LARGE),
     _qwen3_vl("Qwen3-VL-30B-A3B-Instruct", 538_631_408, 2048, _LARGE, "qwen3_vl_moe"),
     _qwen3_vl("Qwen3-VL-235B-A22B-Instruct", 576_388_336, 4096, _LARGE, "qwen3_vl_moe"),
+    *(
+        _qwen3_vl(f"Qwen3-VL-{use}-{size}", parameters, width, tower)
+        for use in ("Embedding", "Reranker")
+        for size, parameters, width, tower in (
+            ("2B", 406_957_056, 2048, _SMALL),
+            ("8B", 576_388_336, 4096, _LARGE),
+        )
+    ),
     _qwen3_vl("Qwen3-Omni-30B-A3B-Instruct", 538_631_408, 2048, _LARGE, "qwen3_omni_moe"),
     _qwen3_vl("Qwen3.5-0.8B", 100_592_896, 1024, _TINY, "qwen3_5"),
     _qwen3_vl("Qwen3.5-2B", 331_416_576, 2048, _SMALL, "qwen3_5"),
@@ -249,6 +262,9 @@ _QWEN3_VL = (
     _qwen3_vl("Qwen3.5-397B-A17B", 456_010_480, 4096, _LARGE, "qwen3_5_moe"),
     _qwen3_vl("Qwen3.6-27B", 460_730_096, 5120, _LARGE, "qwen3_5"),
     _qwen3_vl("Qwen3.6-35B-A3B", 446_571_248, 2048, _LARGE, "qwen3_5_moe"),
+    _qwen3_vl("Qwen3.8-27B", 460_730_096, 5120, _LARGE, "qwen3_5"),
+    _qwen3_vl("Qwen3.8-Flash-Next", 448_931_056, 2560, _LARGE, "qwen4_exp"),
+    *LIKE_QWEN3_VL,
 )
 
 # --- records -----------------------------------------------------------------------------------
@@ -279,6 +295,8 @@ QWEN2_5_VL = Family(
         "qwen2_5_omni",
         "qwen2_5_omni_thinker",
         "qwen2_5_omni_vision_encoder",
+        "exaone4_5",
+        "exaone4_5_vision",
     ),
     signs=(("blocks.0.mlp.gate_proj.weight", "merger.ln_q.weight"),),
     layouts=(_OMNI_2_5, _QWEN2),
@@ -287,6 +305,7 @@ QWEN2_5_VL = Family(
     small={
         "qwen2_5_vl": SmallCheckpoint("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen2.5-VL"),
         "qwen2_5_omni": SmallCheckpoint("Qwen/Qwen2.5-Omni-7B", "Qwen2.5-Omni"),
+        "exaone4_5": SmallCheckpoint("LGAI-EXAONE/EXAONE-4.5-33B"),
     },
     video="frame pairs",
     replays=_REPLAYS,
@@ -308,9 +327,13 @@ QWEN3_VL = Family(
         "qwen3_5_vision",
         "qwen3_5_moe",
         "qwen3_5_moe_vision",
+        "qwen4_exp",
+        "qwen4_exp_vision",
+        "cohere_compass",
+        "cohere_compass_vision",
     ),
     signs=(("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),),
-    layouts=(_OMNI_3, _QWEN3),
+    layouts=(TIMM_LAYOUT, _OMNI_3, _QWEN3),
     fields=_qwen3_vl_fields,
     published=_QWEN3_VL,
     small={
@@ -318,7 +341,12 @@ QWEN3_VL = Family(
         "qwen3_vl_moe": SmallCheckpoint("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3-VL-MoE"),
         "qwen3_omni": SmallCheckpoint("Qwen/Qwen3-Omni-30B-A3B-Instruct", "Qwen3-Omni"),
         "qwen3_5": SmallCheckpoint("Qwen/Qwen3.5-27B", "Qwen3.5"),
+        "qwen4_exp": SmallCheckpoint("Qwen/Qwen3.8-Flash-Next"),
+        "qwen_drive": SmallCheckpoint("Qwen/Qwen-Drive-1.0-4B"),
+        "cohere_compass": SmallCheckpoint("CohereLabs/North-Micro-Vision-Instruct"),
+        "qwen3_timm": SmallCheckpoint("timm/qwen3_vit_416m_enc.qwen3_vl_8b"),
     },
     video="frame pairs",
     replays=_REPLAYS,
+    timm=TIMM,
 )

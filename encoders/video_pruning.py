@@ -1,0 +1,106 @@
+"""Efficient video sampling: dropping the tokens of a clip that repeat the frame before.
+
+Source: arXiv 2510.14624; the rule and the number of kept tokens are those of
+``vllm/multimodal/evs.py`` of vLLM at commit 094f117. A frame here is what the tower merges in time,
+a pair of frames in Qwen-VL.
+
+Shapes: N tokens of a clip, t frames of N/t tokens each, M tokens kept, D width.
+
+Deliberate difference: similarities are computed in float32 or wider, where vLLM takes the dtype of
+the tokens, so that a bfloat16 clip may keep other tokens of nearly equal change.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .contract import EncoderOutput, Grid, GridLike
+from .inputs import read_grid
+
+
+class PrunedTokens(NamedTuple):
+    """The tokens of a clip that were kept, in their order."""
+
+    tokens: Tensor
+    """[M, D]: rows of ``pooler_output``."""
+    deepstack_features: tuple[Tensor, ...] | None
+    """The same rows of each DeepStack feature, [M, D] each; None if the output has none of them."""
+    positions: Tensor
+    """[M, 3] int64: frame, row and column of each kept token, in merged tokens."""
+    mask: Tensor
+    """[N] bool: whether each token was kept."""
+
+
+def prune_video_tokens(output: EncoderOutput, grid_thw: GridLike, rate: float) -> PrunedTokens:
+    """Keep the first frame of a clip and the tokens that changed most since the frame before.
+
+    The change of a token is one minus its cosine similarity to the token at the same place of the
+    frame before. ``max(N / t, int(N * (1 - rate)))`` tokens are kept; of equal changes the earlier
+    one. The device is not waited for, so that results of graphs are pruned as they come.
+
+    Args:
+        output: of one clip, as ``encode`` and ``split`` return it; eager or replayed.
+        grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3].
+        rate: share of the tokens to drop, at least 0 and below 1.
+
+    Returns:
+        The kept tokens, and where they were.
+
+    Raises:
+        ValueError: a rate out of its range, more than one item, an output without
+            ``pooler_output``, or with another number of tokens than the grid makes.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"rate={rate}: the share of tokens to drop must be from 0 to below 1")
+    tokens = output.pooler_output
+    if tokens is None:
+        raise ValueError(
+            "the output has no pooler_output, whose rows are pruned: name it in "
+            "GraphedEncoder(outputs=['pooler_output', ...])"
+        )
+    frames, rows, columns = _token_grid(grid_thw, len(tokens))
+    count = max(rows * columns, int(len(tokens) * (1 - rate)))
+    order = _changes(tokens.unflatten(0, (frames, rows * columns))).argsort(
+        descending=True, stable=True
+    )
+    kept = order[:count].sort().values
+    mask = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    places = (kept // (rows * columns), kept // columns % rows, kept % columns)
+    deepstack = output.deepstack_features
+    return PrunedTokens(
+        tokens[kept],
+        None if deepstack is None else tuple(feature[kept] for feature in deepstack),
+        torch.stack(places, 1),
+        mask.index_fill(0, kept, True),
+    )
+
+
+def _changes(tokens: Tensor) -> Tensor:
+    """Return the change of each token [t, n, D] since the frame before, [t * n]."""
+    wide = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+    change = 1 - F.cosine_similarity(wide[1:], wide[:-1], dim=-1)
+    first = change.new_full((1, tokens.shape[1]), torch.inf)
+    return torch.cat((first, change)).flatten()
+
+
+def _token_grid(grid_thw: GridLike, tokens: int) -> Grid:
+    """Return frames, rows and columns of a clip's tokens; the merge is the one that fits."""
+    grids = read_grid(grid_thw, 1, "patches")
+    if len(grids) != 1:
+        raise ValueError(
+            f"grid_thw has {len(grids)} items: pass one clip at a time, of "
+            "encoder.split(output, grid_thw) and its row of grid_thw"
+        )
+    t, h, w = grids[0]
+    merge = isqrt(t * h * w // tokens) if tokens else 0
+    if not merge or h % merge or w % merge or t * h * w != tokens * merge**2:
+        raise ValueError(
+            f"pooler_output has {tokens} rows, which a clip of grid {t}x{h}x{w} does not make: "
+            "pass the output and the grid of the same clip"
+        )
+    return t, h // merge, w // merge
