@@ -66,6 +66,7 @@ ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 INTAKE = {
     "intake": {"PIL", "numpy"},
     "clips": {"PIL", "numpy"},
+    "images": {"numpy"},
     "video_files": {"av"},
 }
 # What the files of ``vitgraph.integrations`` import, and nothing else does.

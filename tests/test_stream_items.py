@@ -109,6 +109,15 @@ def test_results_share_no_memory_with_their_batch() -> None:
         assert tokens.untyped_storage().nbytes() == tokens.nbytes
 
 
+def test_results_of_views_stay_when_the_next_batch_runs() -> None:
+    encoder = tower("qwen3_vl")
+    views = GraphedEncoder(encoder, budgets=[64, 256], backend="static", clone=False)
+    images = [image.resize((96, 64 + 32 * n)) for n, image in enumerate(photographs()[:4])]
+    results = list(views.encode_many(images, batch_tokens=1, progress=False))
+    for result, image in zip(results, images, strict=True):
+        assert distance(result, encoder.encode([image])[0]) <= 2e-6
+
+
 def test_vectors_are_those_of_encode() -> None:
     encoder, images = tower("qwen2_vl"), photographs()[:3]
     limits = {"max_pixels": 30_000}
