@@ -158,7 +158,9 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
         workers: dict[str, Executor] = {
             "1 thread": ThreadPoolExecutor(1),
             "2 threads": ThreadPoolExecutor(2),
-            "2 processes": ProcessPoolExecutor(2, mp_context=fork),
+            "2 processes": ProcessPoolExecutor(  # OpenMP's threads do not survive the fork
+                2, mp_context=fork, initializer=torch.set_num_threads, initargs=(1,)
+            ),
         }
         runs: dict[str, Callable[[Sequence[Path]], None]] = {
             "encode_many": lambda part: ours(encoder, part)
