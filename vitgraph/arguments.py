@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -176,6 +177,33 @@ def add_sizes(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
+
+
+_REPO_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+
+def check_source(options: argparse.Namespace) -> None:
+    """Ask for a repo that is not known before torch is imported, which takes seconds.
+
+    Args:
+        options: of any command; nothing is asked if it takes no checkpoint, or if the checkpoint is
+            on this disk or a published one.
+
+    Raises:
+        CheckpointError: there is no such repo, or the Hub cannot be reached.
+    """
+    if "fetch" not in options or not _REPO_ID.fullmatch(options.repo):
+        return
+    from weights.errors import published_ids
+
+    if options.repo in published_ids() or Path(options.repo).exists():
+        return
+    from weights.hub.options import HubOptions
+    from weights.source import with_checkpoint
+
+    source = read_source(options)
+    del source["family"]  # says how a checkpoint is read, not where it is
+    with_checkpoint(options.repo, HubOptions(**source), lambda _: None)
 
 
 def read_source(options: argparse.Namespace) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .arguments import (
     add_encode,
     add_source,
     before_dashes,
+    check_source,
     list_commands,
     parse,
     read_source,
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int | None] = options.command
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
+            check_source(options)
             code = command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # `vitgraph list | head`: the reader has had enough
