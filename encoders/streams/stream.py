@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Grid, VisionInputs
-from ..inputs import StagedItem, read_grid, read_item
+from ..inputs import StagedItem, is_one_item, read_grid, read_item
 from .calls import Encoding, ItemResults, is_out_of_memory
 from .device import DeviceQueue
 from .prefetch import Prefetch
@@ -107,13 +107,13 @@ def stream_items(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: must be a positive integer, or None")
     try:
-        if isinstance(items, str):
-            raise TypeError("its letters are no items")
+        if is_one_item(items):
+            raise TypeError("its letters, bytes or rows are no items")
         iterator = iter(items)
     except TypeError:
         raise ValueError(
-            f"items is one {type(items).__name__}: pass an iterable of items; for the images of a "
-            "folder, sorted(Path(folder).rglob('*.jpg'))"
+            f"items is one {type(items).__name__}: pass an iterable of items, [item] for one; for "
+            "the images of a folder, sorted(Path(folder).rglob('*.jpg'))"
         ) from None
     encoding.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
     if total is None and isinstance(items, Sized):
