@@ -30,12 +30,13 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -51,27 +52,40 @@ from weights import load_encoder
 
 MIXED = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
 """Sizes of the photographs of the GPU part, in turn."""
+Box: TypeAlias = tuple[int, int, int, int]
 
 
 def cut_photographs(sizes: Sequence[tuple[int, int]], seed: int = 0) -> Iterator[Image.Image]:
-    """One photograph per size: a random part of a sample image, resized."""
+    """One photograph per size: a random part of a sample image, resized, by all cores."""
     chance = random.Random(seed)
     sources = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
-    for width, height in sizes:
-        source = chance.choice(sources)
+
+    def draw(size: tuple[int, int]) -> tuple[Image.Image, tuple[int, int], Box]:
+        source, (width, height) = chance.choice(sources), size
         scale = chance.uniform(0.5, 1) * min(source.width / width, source.height / height)
         w, h = round(width * scale), round(height * scale)
         x, y = chance.randint(0, source.width - w), chance.randint(0, source.height - h)
-        yield source.crop((x, y, x + w, y + h)).resize((width, height), Image.Resampling.BICUBIC)
+        return source, size, (x, y, x + w, y + h)
+
+    with ThreadPoolExecutor() as pool:
+        yield from pool.map(_cut, [draw(size) for size in sizes])
 
 
-def write_jpegs(folder: Path, images: Iterator[Image.Image]) -> list[Path]:
+def _cut(drawn: tuple[Image.Image, tuple[int, int], Box]) -> Image.Image:
+    source, size, box = drawn
+    return source.crop(box).resize(size, Image.Resampling.BICUBIC)
+
+
+def write_jpegs(folder: Path, images: Iterable[Image.Image]) -> list[Path]:
     """Files of quality 90."""
-    paths = []
-    for number, image in enumerate(images):
-        paths.append(folder / f"{number:05d}.jpg")
-        image.save(paths[-1], quality=90)
-    return paths
+
+    def write(number: int, image: Image.Image) -> Path:
+        path = folder / f"{number:05d}.jpg"
+        image.save(path, quality=90)
+        return path
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(write, count(), images))
 
 
 _ENCODER: list[VisionEncoder] = []
@@ -104,10 +118,8 @@ def by_hand(encoder: VisionEncoder, paths: Sequence[Path], pool: Executor, batch
 
 def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
     """``encode_many`` to vectors."""
-    count = 0
-    for _ in encoder.encode_many(items, pool="mean", progress=False, **options):
-        count += 1
-    assert count == len(items)
+    vectors = list(encoder.encode_many(items, pool="mean", progress=False, **options))
+    assert len(vectors) == len(items)
 
 
 def rates(
@@ -146,7 +158,9 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
         workers: dict[str, Executor] = {
             "1 thread": ThreadPoolExecutor(1),
             "2 threads": ThreadPoolExecutor(2),
-            "2 processes": ProcessPoolExecutor(2, mp_context=fork),
+            "2 processes": ProcessPoolExecutor(  # OpenMP's threads do not survive the fork
+                2, mp_context=fork, initializer=torch.set_num_threads, initargs=(1,)
+            ),
         }
         runs: dict[str, Callable[[Sequence[Path]], None]] = {
             "encode_many": lambda part: ours(encoder, part)
@@ -191,7 +205,7 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
     settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
     with tempfile.TemporaryDirectory() as folder:
         images = list(cut_photographs(sizes))
-        paths = write_jpegs(Path(folder), iter(images))
+        paths = write_jpegs(Path(folder), images)
         arrays = [np.asarray(image) for image in images]
         batches = cut_batches(encoder, arrays, options.batch_tokens)
         counts = [sum(spec.input_size for spec in encoder.item_specs(batch)) for batch in batches]

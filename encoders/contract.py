@@ -80,6 +80,10 @@ class VisionInputs(NamedTuple):
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
     """The inputs of the paths besides "image", for towers with several inputs per item."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle ``other_paths`` as a dict: DataLoader workers and process pools send inputs."""
+        return type(self), (*self[:3], dict(self.other_paths))
+
     @property
     def paths(self) -> dict[str, PathInputs]:
         """The inputs of every path by its name, "image" first."""

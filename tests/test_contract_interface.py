@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -75,3 +78,12 @@ def test_half_a_processors_output_is_refused() -> None:
         VisionInputs.from_processor({"pixel_values": torch.ones(4, 3)})
     with pytest.raises(ValueError, match=r"gave \['input_ids'\]: pass the output that has"):
         VisionInputs.from_processor({"input_ids": [1]})
+
+
+def test_inputs_travel_between_processes() -> None:
+    inputs = VisionInputs(torch.ones(4, 2), torch.tensor([[1, 2, 2]]), [(1, 1, False)])
+    for copied in (pickle.loads(pickle.dumps(inputs)), copy.deepcopy(inputs)):
+        assert type(copied) is VisionInputs
+        assert torch.equal(copied.pixel_values, inputs.pixel_values)
+        assert copied.tiles == inputs.tiles
+        assert copied.paths.keys() == {"image"}

@@ -18,6 +18,7 @@ from photographs import photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
+ALL = ("last_hidden_state", "pooler_output")
 FAMILIES = ["qwen3_vl", "intern_vit_300m"]
 """A tower over patches, and one over tiles."""
 IMAGES = [image.resize((max(image.width // 4, 40), max(image.height // 4, 40)))
@@ -102,8 +103,34 @@ def test_text_and_unknown_pools_are_refused(tmp_path: Path) -> None:
     encoder = load(tmp_path)
     with pytest.raises(ValueError, match="text"):
         build(encoder).encode(["a sentence"])
-    with pytest.raises(ValueError, match="pool='sum': must be one of mean, max"):
-        build(encoder, pool="sum")
+    for name in ("sum", "none"):
+        with pytest.raises(ValueError, match=f"pool='{name}': must be one of mean, max, cls"):
+            build(encoder, pool=name)
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("default")  # of sentence-transformers
+def test_a_pool_that_the_encoder_cannot_make_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="pool='cls': this encoder has no class token"):
+        build(load(tmp_path / "qwen"), pool="cls")
+    tiles = GraphedEncoder(load(tmp_path / "tiles", "intern_vit_300m"), [256], backend="static")
+    with pytest.raises(ValueError, match="pool='cls' reads last_hidden_state, which this encoder"):
+        build(tiles, pool="cls")
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("default")  # of sentence-transformers
+@pytest.mark.parametrize("how", ["mean", "max", "cls"])
+def test_vectors_and_their_width_are_those_of_encode(tmp_path: Path, how: Any) -> None:
+    encoder = load(tmp_path, "intern_vit_300m")
+    encoder.requires_grad_(False)
+    graphed = GraphedEncoder(encoder, [1024], backend="static", outputs=ALL)
+    wanted = torch.stack(encoder.encode(IMAGES[:2], pool=how)).numpy()
+    for made in (encoder, graphed):
+        model = build(made, pool=how)
+        assert model.get_embedding_dimension() == wanted.shape[1]
+        np.testing.assert_allclose(model.encode(IMAGES[:2]), wanted, rtol=1e-4, atol=1e-5)
+    assert (encoder.num_features == wanted.shape[1]) == (how == "cls")
 
 
 def test_without_the_library_the_error_says_what_to_install(

@@ -65,7 +65,8 @@ ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image, an array or a video file is.
 INTAKE = {
     "intake": {"PIL", "numpy"},
-    "clips": {"PIL", "numpy"},
+    "clips": {"numpy"},
+    "images": {"numpy"},
     "video_files": {"av"},
 }
 # What the files of ``vitgraph.integrations`` import, and nothing else does.

@@ -109,6 +109,15 @@ def test_results_share_no_memory_with_their_batch() -> None:
         assert tokens.untyped_storage().nbytes() == tokens.nbytes
 
 
+def test_results_of_views_stay_when_the_next_batch_runs() -> None:
+    encoder = tower("qwen3_vl")
+    views = GraphedEncoder(encoder, budgets=[64, 256], backend="static", clone=False)
+    images = [image.resize((96, 64 + 32 * n)) for n, image in enumerate(photographs()[:4])]
+    results = list(views.encode_many(images, batch_tokens=1, progress=False))
+    for result, image in zip(results, images, strict=True):
+        assert distance(result, encoder.encode([image])[0]) <= 2e-6
+
+
 def test_vectors_are_those_of_encode() -> None:
     encoder, images = tower("qwen2_vl"), photographs()[:3]
     limits = {"max_pixels": 30_000}
@@ -255,6 +264,10 @@ def test_an_error_of_the_iterable_comes_after_the_results_before_it() -> None:
         ({"items": "photos"}, "items is one str: pass an iterable of items"),
         ({"items": Path("photos")}, "items is one PosixPath: pass an iterable"),
         ({"items": 7}, "items is one int: pass an iterable"),
+        ({"items": b"JFIF"}, r"items is one bytes: pass an iterable of items, \[item\] for one"),
+        ({"items": BytesIO(b"JFIF")}, "items is one BytesIO: pass an iterable"),
+        ({"items": {"image": None}}, "items is one dict: pass an iterable"),
+        ({"items": np.zeros((8, 8, 3), np.uint8)}, "items is one ndarray: pass an iterable"),
         ({"on_error": "ignore"}, "on_error='ignore': must be 'raise' or 'keep'"),
         ({"batch_tokens": 0}, "batch_tokens=0: must be a positive integer"),
         ({"workers": -1}, "workers=-1: must be a positive integer"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +67,22 @@ def test_staged_pixels_take_less_than_a_quarter_of_the_bytes(name: str) -> None:
     preprocessor: Any = PREPROCESSORS[name]
     (item,) = preprocessor.stage([china()], [], {})
     assert 4 * item.pixels.nbytes <= preprocessor([china()]).pixel_values.nbytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts Linux' threads")
+def test_staging_starts_no_further_threads_in_a_thread() -> None:
+    preprocessor: Any = PREPROCESSORS["qwen3_vl"]
+    threads = []
+
+    def stage() -> None:
+        preprocessor.stage([np.asarray(china().resize((1280, 704)))], [], {})
+        threads.append(len(os.listdir("/proc/self/task")))
+
+    worker = threading.Thread(target=stage)
+    before = len(os.listdir("/proc/self/task"))
+    worker.start()
+    worker.join()
+    assert threads == [before + 1]
 
 
 @pytest.mark.parametrize("name", PREPROCESSORS)

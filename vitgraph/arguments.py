@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -85,25 +86,124 @@ def before_dashes(arguments: Sequence[str]) -> list[str]:
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say where a checkpoint comes from to the parser of a command."""
     parser.add_argument("repo", metavar="REPO_OR_FOLDER", help="Hugging Face repo id, or a folder")
-    parser.add_argument("--revision", help="branch, tag or commit")
-    parser.add_argument("--subfolder", help="folder inside the repo that holds the checkpoint")
-    parser.add_argument("--cache-dir", type=Path, help="where downloads are kept")
-    parser.add_argument("--token", help="access token; by default the one you are logged in with")
-    parser.add_argument("--local-files-only", action="store_true", help="never touch the network")
-    parser.add_argument(
+    group = parser.add_argument_group("checkpoint")
+    group.add_argument("--revision", help="branch, tag or commit")
+    group.add_argument("--subfolder", help="folder inside the repo that holds the checkpoint")
+    group.add_argument("--cache-dir", type=Path, help="where downloads are kept")
+    group.add_argument("--token", help="access token; by default the one you are logged in with")
+    group.add_argument("--local-files-only", action="store_true", help="never touch the network")
+    group.add_argument(
         "--fetch",
         choices=("auto", "ranges", "shards"),
         default="auto",
         help="the tower's byte ranges or the whole files that hold it; by default what is less",
     )
-    parser.add_argument("--force-download", action="store_true", help="fetch what is cached again")
-    parser.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bars")
-    parser.add_argument(
+    group.add_argument("--force-download", action="store_true", help="fetch what is cached again")
+    group.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
+    group.add_argument("--no-progress", action="store_true", help="no progress bars")
+    group.add_argument(
         "--family",
         metavar="NAME",
         help="take the tower for one of this family (qwen3_vl, ...) if its type is not known",
     )
+
+
+def add_encode(parser: argparse.ArgumentParser, most_plotted: int) -> None:
+    """Add the arguments of ``vitgraph encode`` to the parser of the command.
+
+    Args:
+        parser: of the command.
+        most_plotted: how many items ``--plot`` draws.
+    """
+    parser.usage = "vitgraph encode REPO_OR_FOLDER IMAGE ... --out FILE [options]"
+    add_source(parser)
+    parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE", help="image files")
+    group = parser.add_argument_group("items")
+    group.add_argument(
+        "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
+    )
+    group.add_argument("--fps", type=float, help="sample videos to this many frames per second")
+    group.add_argument("--num-frames", type=int, help="sample videos to this many frames")
+    add_sizes(group)
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
+    group.add_argument(
+        "--pool",
+        choices=("none", "mean", "max", "cls"),
+        default="none",
+        help="write one vector per item, over its tokens; cls is InternViT's class token; by "
+        "default none: all features",
+    )
+    group.add_argument("--normalize", action="store_true", help="vectors of length 1")
+    group.add_argument(
+        "--out-dtype",
+        choices=("stored", "float32", "float16"),
+        default="stored",
+        help="of the file; by default stored: the encoder's own, and float32 for vectors",
+    )
+    group.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PNG",
+        help=f"also draw the feature maps of the first {most_plotted} items",
+    )
+    group = parser.add_argument_group("encoder")
+    group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    group.add_argument(
+        "--max-tokens-per-call",
+        type=int,
+        metavar="N",
+        help="an item above it runs in parts, between its frames or tiles",
+    )
+    group = parser.add_argument_group("graphs")
+    group.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="capture CUDA graphs, then replay them; worth its seconds for dozens of items",
+    )
+    group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
+    group.add_argument("--max-batch-size", type=int, metavar="N", help="items per replay")
+    group.add_argument(
+        "--modality",
+        metavar="image|video|image+video",
+        help="what to capture for; by default what the files are",
+    )
+
+
+def add_sizes(group: argparse._ArgumentGroup) -> None:
+    """Add the bounds on the size of an item."""
+    group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
+    group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
+    group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
+
+
+_REPO_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+
+def check_source(options: argparse.Namespace) -> None:
+    """Ask for a repo that is not known before torch is imported, which takes seconds.
+
+    Args:
+        options: of any command; nothing is asked if it takes no checkpoint, or if the checkpoint is
+            on this disk or a published one.
+
+    Raises:
+        CheckpointError: there is no such repo, or the Hub cannot be reached.
+    """
+    if "fetch" not in options or not _REPO_ID.fullmatch(options.repo):
+        return
+    from weights.errors import published_ids
+
+    if options.repo in published_ids() or Path(options.repo).exists():
+        return
+    from weights.hub.options import HubOptions
+    from weights.source import with_checkpoint
+
+    source = read_source(options)
+    del source["family"]  # says how a checkpoint is read, not where it is
+    with_checkpoint(options.repo, HubOptions(**source), lambda _: None)
 
 
 def read_source(options: argparse.Namespace) -> dict[str, Any]:

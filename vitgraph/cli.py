@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +22,10 @@ from . import __version__
 from .arguments import (
     EXAMPLES,
     Parser,
+    add_encode,
     add_source,
     before_dashes,
+    check_source,
     list_commands,
     parse,
     read_source,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from encoders.contract import EncoderOutput
 
+    from .encode import Encoded
     from .features import Item
 
 MOST_PLOTTED = 16
@@ -58,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int | None] = options.command
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
+            check_source(options)
             code = command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # `vitgraph list | head`: the reader has had enough
@@ -122,25 +126,8 @@ def _add_command(
 
 
 def _add_encode(commands: Any) -> None:
-    parser = _add_command(commands, "encode", encode, "Encode images and videos into a file.")
-    add_source(parser)
-    parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE")
-    parser.add_argument("--video", action="append", default=[], type=Path, metavar="CLIP")
-    parser.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="PNG",
-        help=f"also draw the feature maps of the first {MOST_PLOTTED} items",
-    )
-    parser.add_argument("--fps", type=float, help="sample videos to this many frames per second")
-    parser.add_argument("--num-frames", type=int, help="sample videos to this many frames")
-    parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
-    parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
-    parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
-    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
-    parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
-    _add_graphs(parser)
+    summary = "Encode images and videos into a file."
+    add_encode(_add_command(commands, "encode", encode, summary), MOST_PLOTTED)
 
 
 def _add_embed(commands: Any) -> None:
@@ -148,23 +135,6 @@ def _add_embed(commands: Any) -> None:
 
     summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
     add_embed(_add_command(commands, "embed", embed, summary))
-
-
-def _add_graphs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--graph",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="capture CUDA graphs, then replay them; worth its seconds for dozens of items",
-    )
-    group = parser.add_argument_group("graphs")
-    group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
-    group.add_argument("--max-batch-size", type=int, metavar="N", help="items per replay")
-    group.add_argument(
-        "--modality",
-        metavar="image|video|image+video",
-        help="what to capture for; by default what the files are",
-    )
 
 
 def _add_list(commands: Any) -> None:
@@ -223,11 +193,13 @@ def encode(options: argparse.Namespace) -> None:
         open_media,
         read_device,
         read_dtype,
+        read_results,
         row,
     )
     from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
 
     limits = _limits(options)
+    wanted = read_results(options.pool, options.normalize, options.max_tokens_per_call)
     graphs = read_graph_options(
         graph=options.graph,
         budgets=options.budgets,
@@ -244,23 +216,25 @@ def encode(options: argparse.Namespace) -> None:
         # The log names an idle GPU if the device is None.
         place = device if options.device else None
         encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
+    encoder.encoding().check(wanted)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     media = open_media(options.images, options.video)
     if graphed is not None:
-        encoded = encode_graphed(graphed, encoder, media, limits)
+        encoded = encode_graphed(graphed, encoder, media, limits, wanted)
     else:
-        encoded = encode_media(encoder, media, limits)
+        encoded = encode_media(encoder, media, limits, wanted)
     rows: list[tuple[str, ...]] = []
     drawn: list[tuple[Tensor, Tensor, str]] = []
     with _writing(options) as write:
-        for one in encoded:
-            write(one.item, one.output)
+        for one in _with_bar(encoded, options):
+            write(one.item, one.output if one.vector is None else one.vector)
             rows.append(row(one))
             if options.plot and len(drawn) < MOST_PLOTTED:
                 drawn.append((one.still, one.feature_map, _plot_text(Path(one.item.name).name)))
     if options.plot:
         _plot(options, *zip(*drawn, strict=True))
-    print(format_table(HEADER, rows))
+    written = "pooler_output" if wanted.pool == "none" else "vector"
+    print(format_table([written if name == "pooler_output" else name for name in HEADER], rows))
     if graphed is not None:
         print(summary(graphed.stats()))
     for path in filter(None, (options.out, options.plot)):
@@ -269,17 +243,28 @@ def encode(options: argparse.Namespace) -> None:
         print(f"the plot shows the first {len(drawn)} of {len(rows)} items")
 
 
+def _with_bar(encoded: Iterator[Encoded], options: argparse.Namespace) -> Iterator[Encoded]:
+    """The same items, with a progress bar on stderr if that is a terminal."""
+    from tqdm import tqdm
+
+    total = len(options.images) + len(options.video)
+    hidden = True if options.no_progress else None  # None: unless stderr is a terminal
+    yield from tqdm(encoded, desc="encode", unit="item", total=total, disable=hidden)
+
+
 def _writing(
     options: argparse.Namespace,
-) -> AbstractContextManager[Callable[[Item, EncoderOutput], None]]:
+) -> AbstractContextManager[Callable[[Item, EncoderOutput | Tensor], None]]:
     from weights import inspect_checkpoint
 
-    from .features import writing_features
+    from .encode import DTYPES
+    from .features import Recipe, writing_features
 
     # The commit that a branch stood for is in the cache by now: no request is sent.
     known = {**read_source(options), "local_files_only": True, "force_download": False}
     source = inspect_checkpoint(options.repo, **known)
-    return writing_features(options.out, options.repo, source.commit, source.encoder)
+    recipe = Recipe(options.pool, options.normalize, DTYPES.get(options.out_dtype))
+    return writing_features(options.out, options.repo, source.commit, source.encoder, recipe)
 
 
 def _plot(

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.inputs import Video, to_rgb
+from encoders.pooling import pool
+from encoders.streams import ItemResults
 from encoders.vision_encoder import VisionEncoder
 from weights.load import accelerator
 
@@ -30,6 +32,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
+WHOLE = ItemResults()
+"""What is made of each item unless vectors are asked for."""
 
 
 class Media(NamedTuple):
@@ -70,6 +74,8 @@ class Encoded(NamedTuple):
     """The picture that a plot shows beside the map, uint8 [3, H, W]."""
     milliseconds: float
     """Wall-clock time of preprocessing and encoding."""
+    vector: Tensor | None = None
+    """The pooled output [D] if there is a pool."""
 
 
 def check_checkpoint(repo: str) -> None:
@@ -209,8 +215,24 @@ def _can_compute(device: torch.device) -> bool:
     return device.type != "meta"
 
 
+def read_results(pool: str, normalize: bool, max_tokens_per_call: int | None) -> ItemResults:
+    """Check the options of the command line before anything is read or fetched.
+
+    Raises:
+        ValueError: ``--normalize`` without a pool, or a limit that is no positive number.
+    """
+    if normalize and pool == "none":
+        raise ValueError("--normalize: needs one vector per item; add --pool mean, max or cls")
+    if max_tokens_per_call is not None and max_tokens_per_call < 1:
+        raise ValueError(f"--max-tokens-per-call {max_tokens_per_call}: must be positive")
+    return ItemResults(pool, normalize, max_tokens_per_call)
+
+
 def encode_media(
-    encoder: VisionEncoder, media: Iterable[Media], limits: Mapping[str, Any]
+    encoder: VisionEncoder,
+    media: Iterable[Media],
+    limits: Mapping[str, Any],
+    wanted: ItemResults = WHOLE,
 ) -> Iterator[Encoded]:
     """Encode one item at a time, each when it is asked for.
 
@@ -218,6 +240,7 @@ def encode_media(
         encoder: the encoder to use.
         media: the items to encode; with :func:`open_media` only one is in memory at a time.
         limits: keywords of ``encoder.preprocess``.
+        wanted: whether vectors are made, and the most tokens per call of the encoder.
 
     Yields:
         The results for each item, in order.
@@ -225,16 +248,25 @@ def encode_media(
     Raises:
         ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    return (_encode_one(encoder, medium, limits) for medium in media)
+    return (_encode_one(encoder, medium, limits, wanted) for medium in media)
 
 
 @torch.inference_mode()
-def _encode_one(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> Encoded:
+def _encode_one(
+    encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any], wanted: ItemResults
+) -> Encoded:
     start = time.perf_counter()
     with named(medium):
         inputs = prepare(encoder, medium, limits)
-        output = to_cpu(encoder(inputs.pixel_values, inputs.grid_thw))
-    return describe(encoder, medium, inputs, output, (time.perf_counter() - start) * 1000)
+        (output,) = encoder.encoding().run(inputs, whole(wanted))
+        output = to_cpu(output)
+    milliseconds = (time.perf_counter() - start) * 1000
+    return describe(encoder, medium, inputs, output, milliseconds, wanted)
+
+
+def whole(wanted: ItemResults) -> ItemResults:
+    """Return the same calls with whole outputs, of which vectors and maps are made here."""
+    return ItemResults(max_tokens_per_call=wanted.max_tokens_per_call)
 
 
 @contextmanager
@@ -246,8 +278,8 @@ def named(*media: Media) -> Iterator[None]:
     """
     names = ", ".join(medium.name for medium in media)
     fix = (
-        "make the item smaller (--max-pixels, --max-tiles, --num-frames) or the numbers "
-        "(--dtype bfloat16)"
+        "make the item smaller (--max-pixels, --max-tiles, --num-frames), the calls "
+        "(--max-tokens-per-call) or the numbers (--dtype bfloat16)"
     )
     with enough_memory(names, fix):
         try:
@@ -290,6 +322,7 @@ def describe(
     inputs: VisionInputs,
     output: EncoderOutput,
     milliseconds: float,
+    wanted: ItemResults = WHOLE,
 ) -> Encoded:
     """Return one item's output, which lies on the CPU, with its feature map and its description."""
     assert output.last_hidden_state is not None
@@ -298,7 +331,10 @@ def describe(
     tiles = inputs.tiles[0] if inputs.tiles else None
     frames = len(medium.video.frames)
     item = Item(medium.name, medium.kind, medium.size, frames, (t, h, w), tiles)
-    return Encoded(item, output, feature_map, medium.still, milliseconds)
+    vector = None
+    if wanted.pool != "none":
+        vector = pool(output, wanted.pool, item.grid_thw, wanted.normalize)
+    return Encoded(item, output, feature_map, medium.still, milliseconds, vector)
 
 
 def to_cpu(output: EncoderOutput) -> EncoderOutput:
@@ -310,9 +346,13 @@ def to_cpu(output: EncoderOutput) -> EncoderOutput:
 
 
 def row(encoded: Encoded) -> tuple[str, ...]:
-    """Return the cells of one item's row in a table with the titles :data:`HEADER`."""
+    """Return the cells of one item's row in a table with the titles :data:`HEADER`.
+
+    The shape is that of the vector if there is one.
+    """
     item, pooled = encoded.item, encoded.output.pooler_output
     assert pooled is not None
+    written = pooled if encoded.vector is None else encoded.vector
     size = "x".join(map(str, item.size)) + (f" x {item.frames}" if item.kind == "video" else "")
     grid = " x ".join(map(str, item.grid_thw))
     return (
@@ -320,6 +360,6 @@ def row(encoded: Encoded) -> tuple[str, ...]:
         size,
         grid,
         str(len(pooled)),
-        str(tuple(pooled.shape)),
+        str(tuple(written.shape)),
         f"{encoded.milliseconds:.0f}",
     )

@@ -1,5 +1,4 @@
-"""The features file that ``vitgraph encode`` writes: a safetensors file with four or more tensors
-per item.
+"""The features file that ``vitgraph encode`` writes: safetensors, a few tensors per item.
 
 For item i (counted from 0; images in the order given, then videos):
 
@@ -10,8 +9,11 @@ For item i (counted from 0; images in the order given, then videos):
   only);
 - ``item{i}.grid_thw`` [3] int64: t, h, w in patches (InternViT: tiles, h, w).
 
+With a pool, ``item{i}.vector`` [D] takes the place of the first three.
+
 The header's metadata has one key, ``vitgraph``: JSON with ``version``, ``repo``, ``revision``,
-``encoder`` and ``items``, a list of the fields of :class:`Item`. Tensors keep the encoder's dtype.
+``encoder``, ``pool``, ``normalize`` and ``items``, a list of the fields of :class:`Item`. Unless
+another dtype is asked for, vectors are float32 and all else keeps the encoder's dtype.
 """
 
 from __future__ import annotations
@@ -59,6 +61,23 @@ class Features(NamedTuple):
     encoder: str
     items: list[Item]
     outputs: list[EncoderOutput]
+    """One per item; none in a file of vectors."""
+    pool: str = "none"
+    """"mean", "max" or "cls" in a file of vectors."""
+    normalize: bool = False
+    """Whether the vectors have length 1."""
+    vectors: Sequence[Tensor] = ()
+    """With a pool [D] per item."""
+
+
+class Recipe(NamedTuple):
+    """What is written of each item."""
+
+    pool: str = "none"
+    """What the vectors are made with, "none" for whole outputs."""
+    normalize: bool = False
+    dtype: torch.dtype | None = None
+    """Dtype of features and vectors, None for the one that they come in."""
 
 
 def save_features(path: str | Path, features: Features) -> None:
@@ -66,20 +85,27 @@ def save_features(path: str | Path, features: Features) -> None:
 
     Args:
         path: the file to write or to replace.
-        features: at most one dtype per field; fields that are None are left out.
+        features: outputs or, with a pool, vectors; fields that are None are left out.
 
     Raises:
         OSError: the folder cannot be written to, or the disk is full.
     """
-    with writing_features(path, features.repo, features.revision, features.encoder) as add:
-        for item, output in zip(features.items, features.outputs, strict=True):
-            add(item, output)
+    source = features.repo, features.revision, features.encoder
+    recipe = Recipe(features.pool, features.normalize)
+    results: list[EncoderOutput | Tensor] = [*features.outputs, *features.vectors]
+    with writing_features(path, *source, recipe) as add:
+        for item, result in zip(features.items, results, strict=True):
+            add(item, result)
 
 
 @contextmanager
 def writing_features(
-    path: str | Path, repo: str, revision: str | None, encoder: str
-) -> Iterator[Callable[[Item, EncoderOutput], None]]:
+    path: str | Path,
+    repo: str,
+    revision: str | None,
+    encoder: str,
+    recipe: Recipe = Recipe(),  # noqa: B008  # a tuple
+) -> Iterator[Callable[[Item, EncoderOutput | Tensor], None]]:
     """Write a features file one item at a time, without holding the items in memory.
 
     The file appears under its name when the block ends without an error. Until then the tensors lie
@@ -90,27 +116,24 @@ def writing_features(
         repo: the checkpoint's repo id or folder.
         revision: its commit; None for a folder.
         encoder: the class name of the encoder.
+        recipe: what is written of each item.
 
     Yields:
-        A function that adds one item and its output.
+        A function that adds one item and its output or, with a pool, its vector.
 
     Raises:
+        ValueError: a value is too large for the dtype that is asked for.
         OSError: the folder cannot be written to, or the disk is full.
     """
     path, items = Path(path), list[Item]()
     with ExitStack() as stack:
         spool = _Spool(path.parent, stack)
 
-        def add(item: Item, output: EncoderOutput) -> None:
-            fields = {
-                "grid_thw": torch.tensor(item.grid_thw),
-                "last_hidden_state": output.last_hidden_state,
-                "pooler_output": output.pooler_output,
-                **{f"deepstack.{j}": x for j, x in enumerate(output.deepstack_features or ())},
-            }
-            for name, tensor in fields.items():
-                if tensor is not None:
-                    spool.add(f"item{len(items)}.{name}", tensor)
+        def add(item: Item, result: EncoderOutput | Tensor) -> None:
+            spool.add(f"item{len(items)}.grid_thw", torch.tensor(item.grid_thw))
+            for name, tensor in _named(result):
+                cast = _cast(tensor, recipe.dtype, item.name)
+                spool.add(f"item{len(items)}.{name}", cast)
             items.append(item)
 
         yield add
@@ -119,6 +142,8 @@ def writing_features(
             "repo": repo,
             "revision": revision,
             "encoder": encoder,
+            "pool": recipe.pool,
+            "normalize": recipe.normalize,
             "items": [item._asdict() for item in items],
         }
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -126,6 +151,26 @@ def writing_features(
         with temporary.open("wb") as file:  # mode 0666 less the umask, unlike a tempfile's 0600
             spool.write(file, {"vitgraph": json.dumps(about)})
         temporary.replace(path)  # a reader sees the old file or the new one, never half of one
+
+
+def _named(result: EncoderOutput | Tensor) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a result, by their names in the file."""
+    if isinstance(result, Tensor):
+        return [("vector", result)]
+    hidden, pooled, deepstack = result
+    fields = {"last_hidden_state": hidden, "pooler_output": pooled}
+    named = [(name, tensor) for name, tensor in fields.items() if tensor is not None]
+    return named + [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    cast = tensor if dtype is None else tensor.to(dtype)
+    if cast.isinf().any() and not tensor.isinf().any():
+        raise ValueError(
+            f"{name}: has features of up to {tensor.abs().max():.0f}, and float16 ends at 65504: "
+            "write another dtype (--out-dtype float32)"
+        )
+    return cast
 
 
 _DTYPES = {
@@ -194,10 +239,15 @@ def load_features(path: str | Path) -> Features:
     try:
         about = json.loads(metadata["vitgraph"])
         items = [_read_item(fields) for fields in about["items"]]
+        pool, normalize = about.get("pool", "none"), about.get("normalize", False)
         source = about["repo"], about["revision"], about["encoder"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: the header is damaged ({error!r}); encode again") from error
-    outputs = [_read_output(tensors, f"item{number}") for number in range(len(items))]
+    numbers = range(len(items))
+    if pool != "none":
+        vectors = [tensors[f"item{number}.vector"] for number in numbers]
+        return Features(*source, items, [], pool, normalize, vectors)
+    outputs = [_read_output(tensors, f"item{number}") for number in numbers]
     return Features(*source, items, outputs)
 
 

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+from encoders.contract import VisionInputs
+from encoders.streams import ItemResults
 from encoders.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder, GraphStats
 
-from .encode import Encoded, Media, describe, named, prepare, to_cpu
+from .encode import WHOLE, Encoded, Media, describe, named, prepare, to_cpu, whole
 
 MODALITIES = {"image": 1, "video": 1, "image+video": 2}
 """What may come, and how many items one replay takes by default."""
@@ -184,6 +186,7 @@ def encode_graphed(
     encoder: VisionEncoder,
     media: Iterable[Media],
     limits: Mapping[str, Any],
+    wanted: ItemResults = WHOLE,
 ) -> Iterator[Encoded]:
     """Encode through graphs, as many items at a time as one replay takes.
 
@@ -192,6 +195,7 @@ def encode_graphed(
         encoder: prepares pixels and lays features out.
         media: the items to encode; with ``open_media`` only one batch is in memory at a time.
         limits: keywords of ``encoder.preprocess``.
+        wanted: whether vectors are made, and the most tokens per call of ``graphed``.
 
     Yields:
         The results for each item, in order. The milliseconds of an item are those of its own
@@ -202,7 +206,7 @@ def encode_graphed(
     """
     remaining, size = iter(media), graphed.max_batch_size
     while group := list(islice(remaining, size)):
-        yield from _encode_group(graphed, encoder, group, limits)
+        yield from _encode_group(graphed, encoder, group, limits, wanted)
         group.clear()  # or two batches would be in memory while the next one is decoded
 
 
@@ -211,6 +215,7 @@ def _encode_group(
     encoder: VisionEncoder,
     media: Sequence[Media],
     limits: Mapping[str, Any],
+    wanted: ItemResults,
 ) -> list[Encoded]:
     prepared, own_ms = [], []
     for medium in media:
@@ -222,12 +227,13 @@ def _encode_group(
     with named(*media):
         pixels = torch.cat([inputs.pixel_values for inputs in prepared])
         grids = torch.cat([inputs.grid_thw for inputs in prepared])
-        outputs = list(map(to_cpu, encoder.split(graphed(pixels, grids), grids)))
+        results = graphed.encoding().run(VisionInputs(pixels, grids), whole(wanted))
+        outputs = list(map(to_cpu, results))
     tokens = [spec.output_tokens for spec in encoder.item_specs(grids)]
     each_ms = (time.perf_counter() - start) * 1e3 / max(sum(tokens), 1)
     times = [own + count * each_ms for own, count in zip(own_ms, tokens, strict=True)]
     columns = zip(media, prepared, outputs, times, strict=True)
-    return [describe(encoder, *column) for column in columns]
+    return [describe(encoder, *column, wanted) for column in columns]
 
 
 def summary(stats: GraphStats) -> str:

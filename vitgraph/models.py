@@ -87,17 +87,15 @@ def list_models(pattern: str = "*") -> list[str]:
     Returns:
         Sorted repo ids; none if the pattern matches none.
     """
-    from weights import PUBLISHED
+    from weights.errors import published_ids
 
     pattern = pattern.lower()
-    return sorted(
-        {
-            model.repo_id
-            for model in PUBLISHED
-            for name in (model.repo_id.lower(), model.repo_id.lower().partition("/")[2])
-            if fnmatchcase(name, pattern)
-        }
-    )
+    return [
+        repo_id
+        for repo_id in published_ids()
+        for owner, _, name in [repo_id.lower().partition("/")]
+        if fnmatchcase(f"{owner}/{name}", pattern) or fnmatchcase(name, pattern)
+    ]
 
 
 def published_towers(pattern: str = "*") -> list[PublishedTower]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from pathlib import Path
 
 __all__ = ["CheckpointError", "DamagedError", "shown", "similar_names"]
 
@@ -36,6 +37,15 @@ def shown(name: str) -> str:
     return short if short.isprintable() else ascii(short)
 
 
+def published_ids() -> list[str]:
+    """Return the repo ids of all published checkpoints, sorted.
+
+    They are those of ``weights.PUBLISHED``, which takes seconds to import because of torch; a test
+    compares the two.
+    """
+    return (Path(__file__).parent / "published.txt").read_text("utf-8").split()
+
+
 def similar_names(repo_id: str) -> str:
     """Return what an error adds about published repo ids that are spelt like an unknown one.
 
@@ -45,9 +55,7 @@ def similar_names(repo_id: str) -> str:
     Returns:
         A clause that begins with a semicolon; nothing if no id is near or it is one of them.
     """
-    from .families import PUBLISHED  # imports torch, which only this error needs
-
-    ids = [model.repo_id for model in PUBLISHED]
+    ids = published_ids()
     spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}
     text = repo_id[:LONGEST_COMPARED].lower()
     longer = sorted((name for name in spelt if text and name.startswith(text)), key=len)

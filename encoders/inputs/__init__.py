@@ -33,7 +33,7 @@ from .grids import (
     window_order,
 )
 from .images import Preprocessor, StagedItem, StagedPreprocessor, resize
-from .intake import Video, read_images, read_item, to_rgb
+from .intake import Video, is_one_item, read_images, read_item, to_rgb
 from .patches import PatchPreprocessor
 from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
 from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
@@ -58,6 +58,7 @@ __all__ = [
     "check_pixels",
     "check_rows",
     "check_tiles",
+    "is_one_item",
     "merge_order_positions",
     "missing_grid",
     "raster_maps",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from .intake import Video, is_one_image, naming, to_rgb
@@ -62,7 +61,8 @@ def read_videos(
     """
     if _is_one_video(videos):
         videos = [videos]
-    if isinstance(videos, Image.Image) or not isinstance(videos, Iterable):
+    is_array = isinstance(videos, np.ndarray | Tensor)
+    if (is_one_image(videos) and not is_array) or not isinstance(videos, Iterable):
         raise ValueError(
             f"videos is one {type(videos).__name__}: pass a video, or a list of videos"
         )

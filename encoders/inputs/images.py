@@ -12,6 +12,7 @@ from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -76,9 +77,16 @@ class StagedPreprocessor(Protocol):
     """
 
     def stage(
-        self, images: Sequence[Any], videos: Sequence[Any], limits: Mapping[str, Any]
+        self,
+        images: Sequence[Any],
+        videos: Sequence[Any],
+        limits: Mapping[str, Any],
+        pinned: bool = False,
     ) -> list[StagedItem]:
-        """Decode and resize images, then videos; ``limits`` are the keywords of a call."""
+        """Decode and resize images, then videos; ``limits`` are the keywords of a call.
+
+        ``pinned`` puts the pixels into page-locked memory, which a GPU copies asynchronously.
+        """
         ...
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
@@ -110,6 +118,26 @@ def resize(image: Tensor, height: int, width: int) -> Tensor:
     )[0]
 
 
+def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
+    """Copy frames into one tensor.
+
+    NumPy copies in the calling thread. ``torch.stack`` starts a team of OpenMP threads in each
+    thread of a stream that decodes, and takes 7 ms for planes of 1280x720 where this takes 0.6.
+
+    Args:
+        frames: uint8 [3, H, W] each, of one size, laid out in any way.
+        pinned: whether the tensor is to lie in page-locked memory.
+
+    Returns:
+        uint8 [frames, H, W, 3], contiguous.
+    """
+    count, (channels, height, width) = len(frames), frames[0].shape
+    shape = (count, height, width, channels)
+    out = torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    np.stack([frame.permute(1, 2, 0).numpy() for frame in frames], out=out.numpy())
+    return out
+
+
 @lru_cache(maxsize=16)
 def folded_stats(mean: Stats, std: Stats) -> tuple[Tensor, Tensor]:
     """Return mean and std, float32 [3, 1, 1] each, in the scale of pixels from 0 to 255."""
@@ -128,9 +156,18 @@ def normalize(pixels: Tensor, mean: Stats, std: Stats) -> Tensor:
     Returns:
         float32 [N, 3, ...].
     """
-    shape = (3, *[1] * (pixels.ndim - 2))
-    low, scale = (stat.to(pixels.device).view(shape) for stat in folded_stats(mean, std))
+    stats = _pinned_stats(mean, std) if pixels.is_cuda else torch.stack(folded_stats(mean, std))
+    low, scale = stats.to(pixels.device, non_blocking=True).view(2, 3, *[1] * (pixels.ndim - 2))
     return pixels.to(torch.float32).sub_(low).div_(scale)
+
+
+@lru_cache(maxsize=16)
+def _pinned_stats(mean: Stats, std: Stats) -> Tensor:
+    """Return mean and std in page-locked memory, [2, 3, 1, 1].
+
+    A copy from pageable memory to a GPU would wait until all batches that are queued have run.
+    """
+    return torch.stack(folded_stats(mean, std)).pin_memory()
 
 
 def grid_tensor(grids: Sequence[Grid]) -> Tensor:

@@ -181,6 +181,13 @@ def is_one_image(images: Any) -> bool:
     )
 
 
+def is_one_item(items: Any) -> bool:
+    """Whether the items of a stream are by mistake one image, whose bytes or rows are no items."""
+    if isinstance(items, np.ndarray | Tensor):
+        return items.ndim in (2, 3)
+    return is_one_image(items)
+
+
 @contextmanager
 def naming(item: str) -> Iterator[None]:
     """Put the name of the item before the message of a ValueError raised inside."""
@@ -190,9 +197,17 @@ def naming(item: str) -> Iterator[None]:
         raise ValueError(f"{item}: {error}") from error
 
 
+def refuse_address(path: str | os.PathLike[str]) -> None:
+    """Raise a ValueError for a URL, also for one that ``Path`` has taken a slash from."""
+    if str(path).lower().startswith(("http:/", "https:/")):
+        raise ValueError(
+            "is a URL, and nothing is downloaded here: download it and pass the path of the file "
+            "(of an image also its bytes)"
+        )
+
+
 def _find_file(path: str | os.PathLike[str]) -> Path:
-    if str(path).lower().startswith(("http://", "https://")):
-        raise ValueError("is a URL, and nothing is downloaded here: pass the bytes of its answer")
+    refuse_address(path)
     path = Path(path)
     if path.is_dir():
         raise ValueError("is a folder; pass the paths of the images in it")
@@ -264,7 +279,8 @@ def _eight_bits(grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind == "f":
-        array = _from_unit(torch.from_numpy(np.require(array, np.float64, "W")), "array").numpy()
+        unit = torch.from_numpy(np.require(array, np.float64, "W"))
+        array = _from_unit(unit, f"array of {array.dtype}").numpy()
     if array.dtype != np.uint8:
         raise ValueError(
             f"numpy array of {array.dtype}: pixels must be uint8, 0..255; {_fix(array.dtype.kind)}"
@@ -280,7 +296,7 @@ def _from_tensor(image: Tensor) -> Tensor:
         kind = "a meta tensor" if image.is_meta else nested
         raise ValueError(f"is {kind}: an image is a dense tensor with values; pass uint8 [C, H, W]")
     if image.is_floating_point():
-        image = _from_unit(image, "tensor")
+        image = _from_unit(image, f"tensor of {image.dtype}")
     if image.dtype != torch.uint8:
         kind = "b" if image.dtype == torch.bool else "u"
         raise ValueError(f"tensor of {image.dtype}: pixels must be uint8, 0..255; {_fix(kind)}")
@@ -294,7 +310,7 @@ def _from_unit(image: Tensor, what: str) -> Tensor:
     low, high = image.aminmax() if image.numel() else (image.new_zeros(()), image.new_zeros(()))
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise ValueError(
-            f"{what} of {image.dtype} with values from {float(low):g} to {float(high):g}: floats "
+            f"{what} with values from {float(low):g} to {float(high):g}: floats "
             "must run from 0 to 1; scale them, or pass uint8, 0..255"
         )
     return image.double().mul(255 + 1.0 - 1e-3).to(torch.uint8)

@@ -29,7 +29,15 @@ from torch import Tensor
 
 from ..contract import Grid, VisionInputs
 from .clips import read_videos
-from .images import StagedItem, check_keywords, folded_stats, grid_tensor, normalize, resize
+from .images import (
+    StagedItem,
+    check_keywords,
+    folded_stats,
+    grid_tensor,
+    normalize,
+    resize,
+    stack_frames,
+)
 from .intake import naming, read_images
 from .processor_files import (
     QWEN2_IMAGES,
@@ -132,7 +140,11 @@ class PatchPreprocessor:
         )
 
     def stage(
-        self, images: Sequence[Any], videos: Sequence[Any], limits: Mapping[str, Any]
+        self,
+        images: Sequence[Any],
+        videos: Sequence[Any],
+        limits: Mapping[str, Any],
+        pinned: bool = False,
     ) -> list[StagedItem]:
         """Decode and resize images, then videos.
 
@@ -140,6 +152,7 @@ class PatchPreprocessor:
             images: as a call takes them.
             videos: as a call takes them.
             limits: the keywords of a call.
+            pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
             Items whose pixels are uint8 [frames, H, W, 3].
@@ -147,20 +160,11 @@ class PatchPreprocessor:
         Raises:
             ValueError: what a call raises.
         """
-        return [
-            StagedItem(
-                torch.stack(
-                    [
-                        resize(frame, h * self.patch_size, w * self.patch_size).permute(1, 2, 0)
-                        for frame in frames
-                    ]
-                ),
-                (t, h, w),
-                rules.mean,
-                rules.std,
-            )
-            for frames, rules, (t, h, w) in self._read(images, videos, **limits)
-        ]
+        p, staged = self.patch_size, []
+        for frames, rules, (t, h, w) in self._read(images, videos, **limits):
+            pixels = stack_frames([resize(frame, h * p, w * p) for frame in frames], pinned)
+            staged.append(StagedItem(pixels, (t, h, w), rules.mean, rules.std))
+        return staged
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
         """Normalise and cut items on the device that their pixels are on.
@@ -176,7 +180,8 @@ class PatchPreprocessor:
         for stats, group in groupby(items, lambda item: (item.mean, item.std)):
             rows = torch.cat([self._cut(item.pixels) for item in group])
             parts.append(normalize(rows, *stats).flatten(1))
-        return VisionInputs(torch.cat(parts), grid_tensor([item.grid for item in items]))
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return VisionInputs(rows, grid_tensor([item.grid for item in items]))
 
     def _cut(self, frames: Tensor) -> Tensor:
         """Cut frames [f, H, W, 3] into patches [P, 3, T*p*p]; the last frame fills up the last."""

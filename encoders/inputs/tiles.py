@@ -25,7 +25,15 @@ from torch import Tensor
 
 from ..contract import VisionInputs
 from .clips import read_videos
-from .images import StagedItem, check_keywords, folded_stats, grid_tensor, normalize, resize
+from .images import (
+    StagedItem,
+    check_keywords,
+    folded_stats,
+    grid_tensor,
+    normalize,
+    resize,
+    stack_frames,
+)
 from .intake import read_images
 from .processor_files import (
     IMAGENET_MEAN,
@@ -134,7 +142,11 @@ class TilePreprocessor:
         return VisionInputs(pixel_values, self._grids(counts), tilings)
 
     def stage(
-        self, images: Sequence[Any], videos: Sequence[Any], limits: Mapping[str, Any]
+        self,
+        images: Sequence[Any],
+        videos: Sequence[Any],
+        limits: Mapping[str, Any],
+        pinned: bool = False,
     ) -> list[StagedItem]:
         """Decode and resize images, then videos.
 
@@ -142,6 +154,7 @@ class TilePreprocessor:
             images: as a call takes them.
             videos: as a call takes them.
             limits: the keywords of a call.
+            pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
             Items whose pixels are uint8 [tiles, S, S, 3].
@@ -152,7 +165,7 @@ class TilePreprocessor:
         staged = []
         for frames, tiling, mean, std in self._read(images, videos, **limits):
             tiles = [tile for frame in frames for tile in _cut(frame, tiling, self.image_size)]
-            pixels = torch.stack([tile.permute(1, 2, 0) for tile in tiles])
+            pixels = stack_frames(tiles, pinned)
             side = self.image_size // self.patch_size
             staged.append(StagedItem(pixels, (len(tiles), side, side), mean, std, tiling))
         return staged

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from .intake import naming, refuse_address
+
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
@@ -122,6 +124,8 @@ class VideoFrames(Sequence[Tensor]):
     def _decode(self) -> Iterator[VideoFrame]:
         import av
 
+        with naming(str(self.path)):
+            refuse_address(self.path)
         if self._file.is_dir():
             raise ValueError(f"{self.path}: is a folder; pass the paths of the clips in it")
         if not self._file.is_file():

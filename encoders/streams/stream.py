@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Grid, VisionInputs
-from ..inputs import StagedItem, read_grid, read_item
+from ..inputs import StagedItem, is_one_item, read_grid, read_item
 from .calls import Encoding, ItemResults, is_out_of_memory
 from .device import DeviceQueue
 from .prefetch import Prefetch
@@ -107,13 +107,13 @@ def stream_items(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: must be a positive integer, or None")
     try:
-        if isinstance(items, str):
-            raise TypeError("its letters are no items")
+        if is_one_item(items):
+            raise TypeError("its letters, bytes or rows are no items")
         iterator = iter(items)
     except TypeError:
         raise ValueError(
-            f"items is one {type(items).__name__}: pass an iterable of items; for the images of a "
-            "folder, sorted(Path(folder).rglob('*.jpg'))"
+            f"items is one {type(items).__name__}: pass an iterable of items, [item] for one; for "
+            "the images of a folder, sorted(Path(folder).rglob('*.jpg'))"
         ) from None
     encoding.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
     if total is None and isinstance(items, Sized):
@@ -161,6 +161,7 @@ class _Stream:
         """Yield the results in order; the threads end with the generator."""
         from tqdm.auto import tqdm  # here, so that importing the library stays cheap
 
+        self.queue.begin()
         limit = BATCHES_AHEAD * self.batch_tokens
         with (
             Prefetch(items, self._prepare, limit=limit, workers=workers) as prefetch,
@@ -187,8 +188,8 @@ class _Stream:
             images, videos = ((), [medium]) if is_clip else ([medium], ())
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
-                (inputs,) = self.stager.stage(images, videos, self.limits)
-                inputs, grid = inputs._replace(pixels=self.queue.hold(inputs.pixels)), inputs.grid
+                (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
+                grid = inputs.grid
             else:
                 inputs = encoder.preprocess(images, videos, **self.limits)
                 inputs = inputs._replace(pixel_values=self.queue.hold(inputs.pixel_values))
@@ -229,6 +230,8 @@ class _Stream:
             return
         try:
             values = self.encoding.run(self._inputs(entries), self.wanted)
+            if not self.encoding.owned and self.wanted.pool == "none":
+                values = [value.clone() for value in values]  # the next batch may run before
         except torch.AcceleratorError:
             raise  # the device does not recover from it
         except _FAILURES as error:

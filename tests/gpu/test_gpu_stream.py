@@ -80,6 +80,40 @@ def test_memory_does_not_grow_with_the_stream() -> None:
     encoder.cpu()
 
 
+@pytest.mark.parametrize("name", TOWERS)
+def test_cutting_pixels_on_the_gpu_does_not_wait_for_it(name: str) -> None:
+    preprocessor: Any = tower(name).preprocessor
+    items = preprocessor.stage(photographs()[:3], [panning_clip(3)], {}, pinned=True)
+    assert all(item.pixels.is_pinned() for item in items)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = [item._replace(pixels=item.pixels.cuda(non_blocking=True)) for item in items]
+        preprocessor.finish(moved)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_results_of_graphs_without_clone_belong_to_the_caller() -> None:
+    encoder = on_gpu("qwen3_vl", torch.float32)
+    alone = [result.pooler_output for result in encoder.encode(photographs()[:4])]
+    views = GraphedEncoder(encoder, budgets=[256, 1024, 4096], clone=False)  # captured on the way
+    for _ in range(2):
+        results = list(views.encode_many(photographs()[:4], batch_tokens=1, progress=False))
+        for result, wanted in zip(results, alone, strict=True):
+            assert float((result.pooler_output - wanted).norm() / wanted.norm()) <= 1e-4
+    encoder.cpu()
+
+
+def test_memory_does_not_grow_with_the_number_of_streams() -> None:
+    encoder = on_gpu("qwen3_vl", torch.bfloat16)
+    reserved = []
+    for _ in range(40):
+        list(encoder.encode_many(ITEMS, pool="mean", batch_tokens=1000, progress=False))
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= 1.1 * reserved[4]
+    encoder.cpu()
+
+
 def test_an_image_too_large_for_the_gpu_is_the_only_one_lost() -> None:
     encoder = on_gpu("qwen3_vl", torch.bfloat16)
     total = torch.cuda.get_device_properties(0).total_memory

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from encoders import VisionEncoder
+from encoders.pooling import POOLS
+from encoders.pooling import pool as pool_item
+from encoders.streams import ItemResults
 from graphwrap import GraphedEncoder
 from weights import load_encoder
 
@@ -29,20 +31,20 @@ except ImportError as error:
 
 __all__ = ["ImageEncoder"]
 
-POOLS = ("mean", "max")
-
 
 class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not there for mypy
-    """Embeds images: all output tokens of an image pooled to one vector, in float32.
+    """Embeds images: one vector per image, in float32.
 
     Args:
         encoder: as ``load_encoder`` returns it, or a :class:`GraphedEncoder` around one, which no
             pool of processes takes.
-        pool: "mean" or "max", over the tokens of an image.
+        pool: "mean" or "max" over the tokens of an image, or "cls" for the class token of
+            InternViT, averaged over the tiles.
         min_pixels, max_pixels, max_tiles: as for ``encoder.preprocess``; None for the checkpoint's.
 
     Raises:
-        ValueError: an unknown ``pool``.
+        ValueError: an unknown ``pool``, or one that this encoder cannot make: it has no class
+            token, or the graphs leave out the field that is pooled.
     """
 
     config_file_name = "vitgraph_config.json"
@@ -58,8 +60,10 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         max_tiles: int | None = None,
     ) -> None:
         super().__init__()
-        if pool not in POOLS:
-            raise ValueError(f"pool={pool!r}: must be one of {', '.join(POOLS)}")
+        pools = [name for name in POOLS if name != "none"]
+        if pool not in pools:
+            raise ValueError(f"pool={pool!r}: must be one of {', '.join(pools)}")
+        encoder.encoding().check(ItemResults(pool))
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
         self.encoder: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
         self.pool = pool
@@ -87,14 +91,14 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         run = self.encoder if self.graphed is None else self.graphed
         grid = features["grid_thw"]
         items = self.encoder.split(run(features["pixel_values"], grid), grid)
-        vectors = [_pooled(item.pooler_output.float(), self.pool) for item in items]
+        pairs = zip(items, map(tuple, grid), strict=True)
+        vectors = [pool_item(item, self.pool, size).float() for item, size in pairs]
         return {**features, "sentence_embedding": torch.stack(vectors)}
 
     def get_embedding_dimension(self) -> int:
-        """Width of ``pooler_output``."""
-        weight = next(self.encoder.parameters())
-        nothing = weight.new_zeros(0, *self.encoder.row_shape)
-        return int(self.encoder(nothing, []).pooler_output.shape[-1])
+        """Width of a vector: that of the tower for "cls", else that of ``pooler_output``."""
+        encoder = self.encoder
+        return int(encoder.num_features if self.pool == "cls" else encoder.out_features)
 
     def save(
         self, output_path: str, *unused: Any, safe_serialization: bool = True, **more: Any
@@ -132,7 +136,3 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
             local_files_only=local_files_only,
         )
         return cls(encoder, **config)
-
-
-def _pooled(tokens: Tensor, pool: str) -> Tensor:
-    return tokens.mean(0) if pool == "mean" else tokens.amax(0)
