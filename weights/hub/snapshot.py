@@ -122,10 +122,11 @@ class HubSnapshot(Snapshot):
             return None
 
     def _keep_answers(self) -> None:
-        """Keep the small files that were read, for the next load or a fetch that goes on."""
-        if self._answers != self._known and not self.offline:
+        """Keep what the client has not, for the next load or a fetch that goes on."""
+        answers = {name: raw for name, raw in self._answers.items() if self._path(name) is None}
+        if answers != self._known and not self.offline:
             with suppress(OSError):  # the next load then asks again
-                self.store.keep_answers(self._answers)
+                self.store.keep_answers(answers)
 
     def has(self, name: str) -> bool:
         if name in self._headers or self._path(name) is not None:
