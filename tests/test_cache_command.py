@@ -117,12 +117,12 @@ def test_what_cannot_be_read_is_said_so(
         hub.push(repo, folder)
         load_encoder(repo, cache_dir=cache, progress=False, fetch=fetch)
     whole, _ = list_cached(cache)
-    files = whole.folder / "files"
-    files.rename(tmp_path / "files")
-    files.symlink_to(files)
+    answers = whole.folder / "answers"
+    answers.unlink()
+    answers.symlink_to(answers)
     assert [tower.state for tower in list_cached(cache)] == ["configs only", "whole"]
     code, out, err = run(capsys, "cache", "verify", "--cache-dir", cache)
-    assert (code, f"damaged: {files}: cannot be read (" in out) == (2, True)
+    assert (code, f"damaged: {answers}: cannot be read (" in out) == (2, True)
     assert f"1 of 2 kept towers damaged ({REPO})" in err
     root = cache / "vitgraph"
     root.rename(tmp_path / "away")

@@ -276,8 +276,8 @@ def test_a_tower_moved_aside_by_a_killed_run_comes_back_when_the_next_one_fails(
 ) -> None:
     folder = tmp_path / "folder"
     out = extract_encoder(qwen3, folder / "out")
-    (folder / ".out.extract-killed").mkdir()
-    out.rename(folder / ".out.extract-killed" / "old")
+    (folder / ".out.extract").mkdir()
+    out.rename(folder / ".out.extract" / "old")
     with pytest.raises(CheckpointError, match="exists already"):
         extract_encoder(qwen3, out)
     assert same_weights(load_encoder(out), load_encoder(qwen3))

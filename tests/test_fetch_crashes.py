@@ -234,8 +234,8 @@ def test_a_disk_that_is_too_small_is_refused_before_a_tensor_is_sent(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(REPO, folder)
-    small = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1000))
-    monkeypatch.setattr("weights.hub.downloads.shutil", small)
+    small = SimpleNamespace(free=1000)
+    monkeypatch.setattr("weights.hub.downloads.shutil.disk_usage", lambda path: small)
     with pytest.raises(CheckpointError, match="disk is full"):
         load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert tensor_bytes(hub) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -242,9 +243,9 @@ def test_what_cannot_be_gone_on_with_is_removed_before_the_lock_is_let_go(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it might be what the next in line has begun."""
-    from weights.cache.store import Store, drop
+    from weights.cache.store import Store
 
-    held, dropped = [False], []
+    held, dropped, rmtree = [False], [], shutil.rmtree
 
     @contextmanager
     def lock(store: Store) -> Iterator[None]:
@@ -252,13 +253,13 @@ def test_what_cannot_be_gone_on_with_is_removed_before_the_lock_is_let_go(
         yield
         held[0] = False
 
-    def watched(path: Path) -> None:
+    def watched(path: Path, ignore_errors: bool = False) -> None:
         dropped.append((path.name, held[0]))
-        drop(path)
+        rmtree(path, ignore_errors)
 
     hub.push(REPO, folder)
     monkeypatch.setattr("weights.cache.store.Store.lock", lock)
-    monkeypatch.setattr("weights.hub.downloads.drop", watched)
+    monkeypatch.setattr("weights.hub.downloads.shutil.rmtree", watched)
     hub.fail("/blob/", Fault(), Fault(), *[Fault(range="ignored")] * 2)
     load_encoder(REPO, cache_dir=cache, progress=False)
     assert dropped[-1] == ("partial", True)

@@ -88,12 +88,12 @@ def test_a_cache_of_ours_that_is_read_only_is_no_obstacle_to_whole_shards(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "the cache")
 
-    for place in ("cache.store", "hub.revisions"):
+    for place in ("cache.store", "hub.repo"):
         monkeypatch.setattr(f"weights.{place}.write_whole", refuse)
     for revision in (None, commit):
         again = load_encoder(REPO, revision=revision, cache_dir=cache)
         assert same_weights(again, load_encoder(folder))
-    assert not list(cache.rglob("vitgraph/**/*.json"))
+    assert not list(cache.rglob("vitgraph/**/answers"))
 
 
 def test_a_damaged_kept_tower_is_no_obstacle_offline_where_its_shards_are_here(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
-from fetching import REPO, wait_no_longer
+from fetching import REPO, environment, wait_no_longer
 from hub_server import TOKEN, Fault, HubServer
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
@@ -143,3 +145,23 @@ def test_a_wrong_repo_id_without_a_network_is_answered_within_two_seconds(
         with pytest.raises(CheckpointError, match=message):
             load_encoder("Qwen/Qwen3-VL-2B-Instrct", cache_dir=cache)
         assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("function", ["inspect_checkpoint(name)", "extract_encoder(name, 'out')"])
+def test_an_unknown_name_is_refused_before_torch_is_imported(
+    hub: HubServer, tmp_path: Path, function: str
+) -> None:
+    code = f"""
+import sys
+from weights import CheckpointError, extract_encoder, inspect_checkpoint
+name = "Qwen/Qwen3-VL-8B-Instuct"
+try:
+    {function}
+except CheckpointError as error:
+    print(error)
+print("torch" in sys.modules)
+"""
+    command, shell = [sys.executable, "-c", code], environment(hub, tmp_path)
+    done = subprocess.run(command, env=shell, cwd=tmp_path, capture_output=True, text=True)
+    assert "published names like it: Qwen/Qwen3-VL-8B-Instruct" in done.stdout, done.stderr
+    assert done.stdout.endswith("False\n")

@@ -33,15 +33,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "FAMILIES": "families",
-    "LAYOUTS": "families",
-    "PUBLISHED": "families",
-    "CheckpointInfo": "inspection",
-    "Family": "families",
+    **dict.fromkeys(("FAMILIES", "LAYOUTS", "PUBLISHED", "Family", "PublishedModel"), "families"),
+    **dict.fromkeys(("CheckpointInfo", "inspect_checkpoint"), "inspection"),
     "Layout": "layouts",
-    "PublishedModel": "families",
     "extract_encoder": "extraction",
-    "inspect_checkpoint": "inspection",
     "load_encoder": "load",
 }
 

@@ -6,9 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from huggingface_hub.errors import RemoteEntryNotFoundError
-
-from .errors import CheckpointError, shown
+from .errors import AbsentError, CheckpointError, shown
 from .snapshot import Snapshot, check_name
 from .tensor_file import Header
 
@@ -35,16 +33,16 @@ class Contents:
         The index tells about how long each header is: an entry takes its name and some 85
         characters.
         """
-        lengths = dict.fromkeys(files, 256)
+        guesses = dict.fromkeys(sorted(files), 256)
         for name, file in self.files.items():
-            if file in lengths:
-                lengths[file] += len(name) + 88
+            if file in guesses:
+                guesses[file] += len(name) + 88
         try:
-            return self.snapshot.headers(sorted(files), lengths)
-        except CheckpointError as error:
-            if isinstance(error.__cause__, RemoteEntryNotFoundError):
-                raise CheckpointError(f"{error}, which its index names") from error.__cause__
-            raise
+            return self.snapshot.headers(guesses)
+        except AbsentError as error:
+            raise CheckpointError(
+                f"{error}, which its index names: the checkpoint is not whole"
+            ) from error
 
     @property
     def label(self) -> str:
@@ -91,7 +89,7 @@ def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _names_in(snapshot: Snapshot, file: str) -> dict[str, str]:
-    return dict.fromkeys(snapshot.headers([file])[file].tensors, file)
+    return dict.fromkeys(snapshot.headers({file: 0})[file].tensors, file)
 
 
 def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["CheckpointError", "DamagedError", "shown", "similar_names"]
-
 LONGEST_MESSAGE = 8000
 """Limit for the characters of a message; names in a forged checkpoint have millions."""
 LONGEST_NAME = 200
@@ -29,6 +27,10 @@ class CheckpointError(ValueError):
 
 class DamagedError(CheckpointError):
     """A kept copy is no longer what was recorded of it, so the checkpoint is opened again."""
+
+
+class AbsentError(CheckpointError):
+    """A checkpoint has no file of this name."""
 
 
 def shown(name: str) -> str:

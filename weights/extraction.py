@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from zlib import crc32
 
 from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
-from .families import check_family
 from .hub.options import HubOptions
-from .plan import Tower, find_encoder, tower_files
 from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
-from .tensor_file import header_bytes
+from .tensor_file import header_bytes, read_chunks
 
-COPY_BYTES = 16 << 20
-"""Bytes that are copied at once; more is no faster."""
+if TYPE_CHECKING:
+    from .plan import Tower
+
 WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE}
 """The names that files of an extracted tower may have."""
 
@@ -80,14 +78,18 @@ def extract_encoder(
         max_workers=max_workers,
         progress=progress,
     )
-    check_family(family)
+    if family is not None:
+        from .families import check_family  # imports torch, as the plan does
+
+        check_family(family)
     written = _expanded(out_dir)
     out = Path(os.path.abspath(written))
     _check_target(out, overwrite)
 
     def extract(snapshot: Snapshot) -> None:
-        if snapshot.folder is not None:
-            _check_apart(out, snapshot.folder)
+        from .plan import find_encoder  # not before it is known that there is such a checkpoint
+
+        _check_apart(out, snapshot.folder)
         tower, _ = find_encoder(snapshot, family)
         found = snapshot.locate(tower.wanted)
         _extract(tower, found, out, overwrite)
@@ -115,7 +117,8 @@ def _check_target(out: Path, overwrite: bool) -> None:
     except OSError as error:  # a name that is too long among others
         reason = f"cannot be read ({error.strerror}); pass another folder"
         raise CheckpointError(f"{shown(str(out))}: {reason}") from error
-    strangers = [path.name for path in present if path.name not in WRITTEN or not _plain(path)]
+    plain = [path for path in present if path.is_file() and not path.is_symlink()]
+    strangers = [p.name for p in present if p not in plain or p.name not in WRITTEN]
     if strangers:
         raise CheckpointError(
             f"{out}: is not an extracted tower but holds {', '.join(strangers[:3])}"
@@ -130,10 +133,6 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{out}: cannot be made, as {parent} cannot be written to")
 
 
-def _plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
 def _check_apart(out: Path, source: Path) -> None:
     """Raise a :class:`CheckpointError` if ``out`` is the checkpoint, holds it or lies inside it."""
     target, origin = out.resolve(), source.resolve()
@@ -146,15 +145,15 @@ def _check_apart(out: Path, source: Path) -> None:
 
 def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: bool) -> None:
     """Write a folder beside ``out``, then put it in its place by renaming."""
+    work = out.with_name(f".{out.name}.extract")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(out.parent) as alone:
-            if alone:
-                _sweep(out)
+        with _alone(out.parent):
+            _restore(work, out)  # after a run that was killed
             _check_target(out, overwrite)
             _check_space(tower, out.parent)
-            work = Path(tempfile.mkdtemp(dir=out.parent, prefix=_mark(out)))
             try:
+                work.mkdir()
                 _write_folder(tower, found, work / "new")
                 if out.exists():
                     out.rename(work / "old")
@@ -168,35 +167,20 @@ def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: b
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Keep other extractions into ``folder`` out; yields False where folders cannot be locked."""
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other extractions into ``folder`` out, where the system can lock a folder."""
     if sys.platform == "win32":
-        yield False
+        yield
         return
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
+        with suppress(OSError):  # network disks may not lock a folder
             fcntl.flock(handle, fcntl.LOCK_EX)
-            locked = True
-        except OSError:  # network disks may not lock a folder
-            locked = False
-        yield locked
+        yield
     finally:
         os.close(handle)
-
-
-def _mark(out: Path) -> str:
-    """Return how the names of working folders for ``out`` begin."""
-    return f".{out.name}.extract-"
-
-
-def _sweep(out: Path) -> None:
-    """Remove what extractions that were killed have left beside ``out``."""
-    for work in out.parent.iterdir():
-        if work.name.startswith(_mark(out)) and work.is_dir() and not work.is_symlink():
-            _restore(work, out)
 
 
 def _restore(work: Path, out: Path) -> None:
@@ -218,7 +202,7 @@ def _check_space(tower: Tower, folder: Path) -> None:
 
 def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> None:
     folder.mkdir()
-    for name, content in tower_files(tower).items():
+    for name, content in tower.wanted.files().items():
         (folder / name).write_bytes(content)
     entries = [(piece.local, piece.entry) for piece in tower.pieces]
     with (folder / SINGLE).open("wb") as out:
@@ -230,18 +214,12 @@ def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> N
 
 
 def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:
-    left, value = piece.entry.nbytes, 0
+    value = 0
     try:
-        file = place.path.open("rb")
-    except FileNotFoundError as error:  # removed since it was located: fetched again if it can
-        raise DamagedError(f"{label}: removed while it was being copied") from error
-    with file:
-        file.seek(place.offset)
-        while left and (chunk := file.read(min(left, COPY_BYTES))):
+        for chunk in read_chunks(place.path, place.offset, piece.entry.nbytes, label):
             out.write(chunk)
             value = crc32(chunk, value)
-            left -= len(chunk)
-    if left:
-        raise CheckpointError(f"{label}: ends inside {piece.name}")
+    except FileNotFoundError as error:  # removed since it was located: fetched again if it can
+        raise DamagedError(f"{label}: removed while it was being copied") from error
     if place.crc32 is not None and value != place.crc32:
         raise DamagedError(f"{label}: {piece.name} is not what was fetched: damaged on this disk")

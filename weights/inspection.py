@@ -9,9 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .families import check_family
 from .hub.options import HubOptions
-from .plan import find_encoder
 from .snapshot import Snapshot
 from .source import with_checkpoint
 
@@ -83,7 +81,6 @@ def inspect_checkpoint(
         CheckpointError: what ``load_encoder`` would raise.
         ValueError: an unknown ``family`` or ``fetch``.
     """
-    check_family(family)
     options = HubOptions(
         revision=revision,
         subfolder=subfolder,
@@ -95,10 +92,16 @@ def inspect_checkpoint(
         max_workers=max_workers,
         progress=progress,
     )
+    if family is not None:
+        from .families import check_family  # imports torch, as the plan does
+
+        check_family(family)
     return with_checkpoint(repo_id_or_path, options, lambda snapshot: _inspect(snapshot, family))
 
 
 def _inspect(snapshot: Snapshot, family: str | None) -> CheckpointInfo:
+    from .plan import find_encoder  # not before it is known that there is such a checkpoint
+
     tower, encoder = find_encoder(snapshot, family)
     by_dtype: Counter[str] = Counter()
     for piece in tower.pieces:
@@ -122,6 +125,6 @@ def _inspect(snapshot: Snapshot, family: str | None) -> CheckpointInfo:
         bytes_as_ranges=traffic.ranges,
         bytes_as_shards=sum(published.shards.values()),
         cached=traffic.cached,
-        fetch=traffic.fetch,
+        fetch=traffic.route,
         unfinished=traffic.unfinished,
     )

@@ -64,16 +64,18 @@ class Slot:
     parts: int = 1
 
 
+def joined_shape(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the whole tensor of which a part has this ``shape``."""
+    return (shape[0] * slot.parts, *shape[1:]) if shape else shape
+
+
 def find_layout(
     family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
 ) -> tuple[Layout, Place]:
-    """Find a family's tower among the tensor names of a checkpoint.
+    """Find the tower of a ``family`` among the tensor names of a checkpoint.
 
-    Args:
-        family: name of the family in errors.
-        layouts: layouts of the family; the first one whose marks are found is taken.
-        names: the checkpoint's tensor names.
-        label: name of the checkpoint in errors.
+    Returns:
+        The first of the layouts whose marks are found, and where the tower lies.
 
     Raises:
         CheckpointError: no tower, or more than one.

@@ -19,10 +19,11 @@ from encoders import VisionEncoder
 from .errors import CheckpointError, DamagedError
 from .families import check_family
 from .hub.options import HubOptions
-from .plan import DTYPES, Source, Tower, find_encoder
+from .layouts import joined_shape
+from .plan import DTYPES, Tower, find_encoder
 from .preprocessing import set_up_preprocessing
 from .published_form import published_form
-from .snapshot import Located, Snapshot
+from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
 from .tensor_file import read_into
 
@@ -185,25 +186,20 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     """
     tensors: dict[str, Tensor] = {}
     found = tower.contents.snapshot.locate(tower.wanted)
-    rows = [_rows(tensors, source, dtype, device) for source in tower.sources]
     jobs = [
-        (found[source.piece.name], source, target)
-        for source, target in zip(tower.sources, rows, strict=True)
+        (found[piece.name], piece, _rows(tensors, piece, dtype, device)) for piece in tower.pieces
     ]
     jobs.sort(key=lambda job: (str(job[0].path), job[0].offset))
-    with ThreadPoolExecutor(_readers(device)) as pool:
+    # More threads read no faster, and one keeps the copies to a GPU busy.
+    readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
+    with ThreadPoolExecutor(readers) as pool:
         for _ in pool.map(lambda job: _fill(tower.contents.label, *job), jobs):
             pass
     return tensors
 
 
-def _readers(device: torch.device) -> int:
-    """Return how many threads read: more are no faster, and one keeps a GPU's copies busy."""
-    return min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
-
-
-def _fill(label: str, place: Located, source: Source, rows: Tensor) -> None:
-    stored = DTYPES[source.piece.entry.dtype]
+def _fill(label: str, place: Located, piece: Piece, rows: Tensor) -> None:
+    stored = DTYPES[piece.entry.dtype]
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
     name, view, checked = f"{label}: {place.path.name}", _bytes_of(buffer), place.crc32 is not None
@@ -215,19 +211,20 @@ def _fill(label: str, place: Located, source: Source, rows: Tensor) -> None:
     except OSError as error:
         raise CheckpointError(f"{label}: {place.path}: {error.strerror}") from error
     if value != place.crc32:
-        raise DamagedError(f"{name}: {source.piece.name} is not what was fetched: damaged")
+        raise DamagedError(f"{name}: {piece.name} is not what was fetched: damaged")
     if not direct:
         rows.copy_(buffer.to(rows.device))  # cast on the device, so that the host holds one copy
 
 
 def _rows(
-    tensors: dict[str, Tensor], source: Source, dtype: torch.dtype, device: torch.device
+    tensors: dict[str, Tensor], piece: Piece, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the memory that ``source`` is read into: a whole tensor, or rows of a joined one."""
-    slot, shape = source.slot, source.piece.entry.shape
+    """Return the memory that ``piece`` is read into: a whole tensor, or rows of a joined one."""
+    slot = piece.slot
+    assert slot is not None, f"{piece.name} fits no tensor of the encoder"
     if slot.name not in tensors:
-        joined = (shape[0] * slot.parts, *shape[1:]) if shape else shape
-        tensors[slot.name] = torch.empty(joined, dtype=dtype, device=device)
+        shape = joined_shape(slot, piece.entry.shape)
+        tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
     whole = tensors[slot.name]
     return whole.chunk(slot.parts)[slot.part] if slot.parts > 1 else whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,10 +21,10 @@ from .families import Family, build_config, find_family, vision_section
 from .layouts import (
     Layout,
     Place,
-    Slot,
     find_layout,
     full_name,
     is_ignored,
+    joined_shape,
     local_name,
     our_shape,
     published_shape,
@@ -54,30 +55,11 @@ matching a million took 20 s."""
 MOST_IN_LIST = 1024
 """Limit for the entries of a list in a config; each may stand for a module of the tower."""
 
-_QUANTISED_PARTS = (
-    "qweight",
-    "qzeros",
-    "scales",
-    "g_idx",
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_scale_2",
-    "input_scale",
-    "weight_packed",
-    "weight_shape",
-    "weight_zero_point",
-    "SCB",
-    "absmax",
-    "quant_map",
+_QUANTISED = re.compile(
+    "qweight|qzeros|scales|g_idx|weight_scale(_inv|_2)?|input_scale|weight_(packed|shape|zero_point)"
+    "|SCB|absmax|quant_map"
 )
-
-
-@dataclass(frozen=True)
-class Source:
-    """One tensor to read, and where its rows go."""
-
-    piece: Piece
-    slot: Slot
+"""Last parts of the names of tensors that quantised weights come with."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +71,7 @@ class Tower:
     layout: Layout
     place: Place
     config: Any
-    sources: tuple[Source, ...]
+    pieces: tuple[Piece, ...]
     published: Published
 
     @property
@@ -101,41 +83,37 @@ class Tower:
         return DTYPES[weight.most_common(1)[0][0]] if weight else torch.get_default_dtype()
 
     @property
-    def pieces(self) -> list[Piece]:
-        """The tensors to read."""
-        return [source.piece for source in self.sources]
-
-    @property
     def wanted(self) -> Wanted:
         """What is to be brought to this disk."""
         return Wanted(self.pieces, self.published, lambda: tower_files(self))
 
 
 def tower_files(tower: Tower) -> dict[str, bytes]:
-    """Return the files that stand beside the tower's tensors, as the checkpoint has them.
-
-    Omni's ``config.json`` gets a copy of the tower's part at the top level: transformers' class of
-    the tower looks for it there only.
-    """
+    """Return the files that stand beside the tower's tensors, as the checkpoint has them."""
     names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
     files = tower.contents.snapshot.contents(names)
-    config = tower.contents.config
-    section, parents = vision_section(config)
-    if len(parents) > 1:
-        files[names[0]] = json.dumps({**config, "vision_config": section}, indent=2).encode()
+    config = extracted_config(tower.contents.config)
+    if config != tower.contents.config:
+        files[names[0]] = json.dumps(config, indent=2).encode()
     return files
+
+
+def extracted_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config to write beside a tower alone.
+
+    Omni's gets a copy of the tower's part at the top level: transformers' class of the tower looks
+    for it there only.
+    """
+    section, parents = vision_section(config)
+    return {**config, "vision_config": section} if len(parents) > 1 else dict(config)
 
 
 def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, VisionEncoder]:
     """Return the tower of a checkpoint and its encoder on the meta device, which fit each other.
 
-    Args:
-        snapshot: the checkpoint.
-        family: name of the family to take if the model type is not known.
-
     Raises:
-        CheckpointError: an unknown model type, or what :func:`find_tower` and
-            :func:`build_encoder` raise.
+        CheckpointError: an unknown model type and no ``family`` named, or what :func:`find_tower`
+            and :func:`build_encoder` raise.
     """
     contents = read_contents(snapshot)
     adapter = adapter_names(contents.files)
@@ -170,16 +148,13 @@ def find_tower(contents: Contents, family: Family) -> Tower:
     _refuse_quantised(local, label)
     pieces, shards = _pieces(contents, layout, place, local)
     _refuse_dtypes(pieces, label)
-    slots = ((piece, to_ours(layout, piece.local)) for piece in pieces)
-    sources = tuple(Source(piece, slot) for piece, slot in slots if slot)
-    shapes = {
-        source.slot.name: our_shape(layout, source.slot.name, _joined_shape(source))
-        for source in sources
-    }
+    slots = [(piece.slot, piece.entry.shape) for piece in pieces]
+    joined = {slot.name: joined_shape(slot, shape) for slot, shape in slots if slot}
+    shapes = {name: our_shape(layout, name, shape) for name, shape in joined.items()}
     config = build_config(family, contents.config, shapes, label)
     published = Published(place.prefix, len(contents.files), shards)
     published = contents.snapshot.published or published
-    return Tower(contents, family, layout, place, config, sources, published)
+    return Tower(contents, family, layout, place, config, tuple(pieces), published)
 
 
 def build_encoder(tower: Tower) -> VisionEncoder:
@@ -221,10 +196,8 @@ def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
         if name in wanted and piece.entry.shape != wanted[name]
     ]
     problems = [
-        _listed(
-            "missing", missing, near=extra or list(tower.contents.files), word="nearest present"
-        ),
-        _listed("unexpected", extra, near=missing or list(wanted), word="nearest expected"),
+        _listed("missing", missing, extra or list(tower.contents.files), "nearest present"),
+        _listed("unexpected", extra, missing or list(wanted), "nearest expected"),
         _listed("wrong shape", wrong),
     ]
     if found := [problem for problem in problems if problem]:
@@ -273,18 +246,14 @@ def _pieces(
                 f"{contents.snapshot.advice}"
             )
         for name in named:
-            pieces[name] = Piece(name, local[name], file, header.tensors[name])
+            slot = to_ours(layout, local[name])
+            pieces[name] = Piece(name, local[name], file, header.tensors[name], slot)
     sizes = {file: header.file_bytes for file, header in headers.items()}
     return [pieces[name] for name in local], sizes
 
 
-def _joined_shape(source: Source) -> tuple[int, ...]:
-    shape = source.piece.entry.shape
-    return (shape[0] * source.slot.parts, *shape[1:]) if shape else shape
-
-
 def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
-    found = [name for name, rest in local.items() if rest.rsplit(".", 1)[-1] in _QUANTISED_PARTS]
+    found = [name for name, rest in local.items() if _QUANTISED.fullmatch(rest.rpartition(".")[2])]
     if found:
         raise CheckpointError(
             f"{label}: the tower is quantised ({len(found)} tensors like {shown(found[0])}): load "

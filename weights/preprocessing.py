@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from encoders.inputs import PatchPreprocessor, Preprocessor, TilePreprocessor
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError
 from .plan import Tower
-from .snapshot import Snapshot
 
 
 def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict[str, Any]]:
@@ -32,7 +30,8 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict
             function that calls this one.
     """
     snapshot = tower.contents.snapshot
-    files = _read_files(snapshot)
+    found = {name: snapshot.read_json(f"{name}.json") for name in PROCESSOR_FILES}
+    files = {name: content for name, content in found.items() if content is not None}
 
     def bad_value(message: str) -> CheckpointError:
         return CheckpointError(f"{snapshot.label}: processor files: {message}")
@@ -47,14 +46,6 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict
     if not _describe_images(files) and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
     return files
-
-
-def _read_files(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
-    """Return the parsed processor files of a checkpoint by file name without ``.json``."""
-    with ThreadPoolExecutor(len(PROCESSOR_FILES)) as pool:  # one round trip to the Hub, not three
-        found = pool.map(lambda name: snapshot.read_json(f"{name}.json"), PROCESSOR_FILES)
-        pairs = zip(PROCESSOR_FILES, found, strict=True)
-        return {name: content for name, content in pairs if content is not None}
 
 
 def _describe_images(files: Mapping[str, Mapping[str, Any]]) -> bool:

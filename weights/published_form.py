@@ -7,9 +7,8 @@ from typing import Any
 
 from encoders.saving import PublishedForm
 
-from .families import vision_section
 from .layouts import published_shape, to_published
-from .plan import Tower
+from .plan import Tower, extracted_config
 
 
 def published_form(
@@ -26,12 +25,9 @@ def published_form(
         files: the checkpoint's processor files, name without ``.json`` -> content.
         repo_id: what it was loaded by; left out if that is a path.
     """
-    config, layout = dict(tower.contents.config), tower.layout
-    section, parents = vision_section(config)
-    if len(parents) > 1:  # transformers' class of the tower looks for it at the top level only
-        config["vision_config"] = section
+    layout = tower.layout
     return PublishedForm(
-        files={"config": config, **files},
+        files={"config": extracted_config(tower.contents.config), **files},
         names={name: to_published(layout, name) for name in shapes},
         shapes={name: published_shape(layout, name, shapes[name]) for name in layout.views},
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,

@@ -1,14 +1,14 @@
-"""A checkpoint's files, wherever they are: the interface, and a folder or file on this disk."""
+"""A checkpoint's files: what loading asks of them, answered from a folder of this disk."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .errors import CheckpointError, shown
+from .errors import AbsentError, CheckpointError, DamagedError, shown
+from .layouts import Slot
 from .tensor_file import Header, TensorEntry, parse_json, read_header
 
 MAX_JSON_BYTES = 100_000_000
@@ -21,13 +21,15 @@ LONGEST_PART = 255
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor of the tower, and where the checkpoint holds it."""
+    """One tensor of the tower: where the checkpoint holds it, and where its rows go."""
 
     name: str
     local: str
     """The name without the tower's prefix."""
     file: str
     entry: TensorEntry
+    slot: Slot | None = None
+    """The encoder's tensor that it fills; None for a tensor that the layout does not know."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Traffic:
 
     cached: str
     """``local`` for a folder; else ``tower``, ``shards``, ``some shards`` or ``nothing``."""
-    fetch: str
+    route: str
     """What would be fetched: ``nothing``, ``ranges`` or ``shards``."""
     ranges: int
     """Bytes of the tower as byte ranges."""
@@ -75,71 +77,52 @@ class Traffic:
     """Whether an earlier fetch of ranges was cut off, and would be continued."""
 
 
-class Snapshot(ABC):
-    """The files of one checkpoint at one revision, fetched as they are asked for."""
+class Snapshot:
+    """The files of one checkpoint at one revision: here, those in a folder of this disk."""
 
-    label: str
-    """What messages call the checkpoint: ``repo@revision``, or the folder."""
     commit: str | None = None
     """The commit that every file is read at; None for a folder."""
-    offline: bool = False
+    offline = False
     """Whether files that are not on this disk count as absent, since no request may be sent."""
-    folder: Path | None = None
-    """The folder on this disk that holds all files, if there is one."""
-    weights: str | None = None
-    """The one safetensors file to use, where it is known beforehand."""
+    cached = "local"
+    """What of the tower is on this disk, as :class:`Traffic` tells it."""
     published: Published | None = None
     """What the whole checkpoint is, where the files here no longer tell."""
-    advice: str = ""
+    advice = ""
     """Appended to errors about tensors that do not fit: what to try if the files are damaged."""
 
-    @abstractmethod
+    def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
+        """``weights`` names the one safetensors file to use; ``label`` is for messages."""
+        self.folder = folder
+        self.weights = weights
+        self.label = label or str(folder / (weights or ""))
+        self._inside = _allowed_folders(folder)
+
     def content(self, name: str) -> bytes | None:
-        """The bytes of the small file ``name``, or None if the checkpoint has no such file.
+        """Return the bytes of the small file ``name``, or None if there is no such file.
 
         Raises:
             CheckpointError: the file cannot be had or read, or is too large.
         """
+        path = self._path(name)
+        if path is None:
+            return None
+        label = f"{self.label}: {name}"
+        try:
+            size = path.stat().st_size
+            if size > json_limit(name):
+                raise CheckpointError(f"{label}: {size} bytes, at most {json_limit(name)} are read")
+            return path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{label}: cannot be read ({error})") from error
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The bytes of those of the small files ``names`` that the checkpoint has."""
+        """Return the bytes of those of the small files ``names`` that there are."""
         found = {name: self.content(name) for name in names}
         return {name: content for name, content in found.items() if content is not None}
 
-    @abstractmethod
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint has the file ``name``, without fetching the file."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Every file of the checkpoint, as far as is known without fetching any."""
-
-    @abstractmethod
-    def headers(
-        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
-    ) -> dict[str, Header]:
-        """The headers of safetensors files, if possible without fetching their tensors.
-
-        Args:
-            names: the files.
-            lengths: guesses of the headers' lengths in bytes.
-        """
-
-    @abstractmethod
-    def locate(self, wanted: Wanted) -> dict[str, Located]:
-        """Bring the tower to this disk if need be, and say where each tensor lies, by its name.
-
-        Raises:
-            CheckpointError: tensors cannot be had, or a file is not what its header promised.
-            DamagedError: a kept copy is damaged; open the checkpoint again.
-        """
-
-    def traffic(self, wanted: Wanted) -> Traffic:
-        """What :meth:`locate` would transfer, without transferring it."""
-        return Traffic("local", "nothing", sum(piece.entry.nbytes for piece in wanted.pieces))
-
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file ``name``, or None if there is no such file.
+        """Return the JSON object in the file ``name``, or None if there is no such file.
 
         Raises:
             CheckpointError: the file is not a JSON object, or too large.
@@ -150,58 +133,61 @@ class Snapshot(ABC):
         except CheckpointError as error:
             raise CheckpointError(f"{error}{self.advice}") from error
 
-
-class FolderSnapshot(Snapshot):
-    """A checkpoint in a folder of this disk."""
-
-    def __init__(self, folder: Path, weights: str | None = None) -> None:
-        """``weights`` names the one safetensors file to use, when the user pointed at it."""
-        self.folder: Path = folder
-        self.weights = weights
-        self.label = str(folder if weights is None else folder / weights)
-        self._inside = _allowed_folders(folder)
-
-    def content(self, name: str) -> bytes | None:
-        path = self._path(name)
-        if path is None:
-            return None
-        label = f"{self.label}: {name}"
-        try:
-            check_size_of_json(name, path.stat().st_size, label)
-            return path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{label}: cannot be read ({error})") from error
-
     def has(self, name: str) -> bool:
+        """Return whether there is a safetensors file ``name``, without fetching the file."""
         return self._path(name) is not None
 
     def names(self) -> list[str]:
+        """Return the name of every file, as far as is known without fetching any."""
         if self.weights is not None:
             return [self.weights]
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
-    def headers(
-        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
-    ) -> dict[str, Header]:
-        paths = {name: self._path(name) for name in names}
+    def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
+        """Return the headers of safetensors files, if possible without fetching their tensors.
+
+        Args:
+            guesses: about how many bytes the header of each file has; 0 if that is not known.
+
+        Raises:
+            AbsentError: there is no such file.
+            CheckpointError: a file is not a whole, sound safetensors file.
+        """
+        paths = {name: self._path(name) for name in guesses}
         if missing := [name for name, path in paths.items() if path is None]:
             listed = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
-            raise CheckpointError(
-                f"{self.label}: the folder has no file {listed}, which its index names: download "
-                "it again, whole"
-            )
-        return {
-            name: read_header(path, f"{self.label}: {name}") for name, path in paths.items() if path
-        }
+            raise AbsentError(f"{self.label}: the folder has no file {listed}")
+        try:
+            return {n: read_header(path, f"{self.label}: {n}") for n, path in paths.items() if path}
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{self.advice}") from error
 
     def locate(self, wanted: Wanted) -> dict[str, Located]:
+        """Bring the tower to this disk if need be; returns where each tensor lies, by its name.
+
+        Raises:
+            CheckpointError: tensors cannot be had, or a file is not what its header promised.
+            DamagedError: what was here is damaged or removed; open the checkpoint again.
+        """
         found: dict[str, Located] = {}
         for file in dict.fromkeys(piece.file for piece in wanted.pieces):
-            pieces = [piece for piece in wanted.pieces if piece.file == file]
-            found |= locate_in(self.folder / file, pieces, f"{self.label}: {file}")
+            path, label = self._path(file), f"{self.label}: {file}"
+            if path is None:
+                raise DamagedError(f"{label}: removed while it was being loaded")
+            header = read_header(path, label)
+            for piece in wanted.pieces:
+                if piece.file == file and header.tensors.get(piece.name) != piece.entry:
+                    raise CheckpointError(f"{label}: changed while it was being loaded; load again")
+                if piece.file == file:
+                    found[piece.name] = Located(path, header.data_start + piece.entry.begin)
         return found
 
+    def traffic(self, wanted: Wanted) -> Traffic:
+        """Return what :meth:`locate` would transfer, without transferring it."""
+        return Traffic(self.cached, "nothing", sum(piece.entry.nbytes for piece in wanted.pieces))
+
     def _path(self, name: str) -> Path | None:
+        """Return the file ``name`` on this disk, or None if it is not there."""
         path = self.folder / check_name(name, self.label)
         if not path.is_file():
             return None
@@ -214,39 +200,17 @@ class FolderSnapshot(Snapshot):
         return path
 
 
-def locate_in(path: Path, pieces: Iterable[Piece], label: str) -> dict[str, Located]:
-    """Where the tensors ``pieces`` lie in the safetensors file ``path``, which ``label`` names.
-
-    Raises:
-        CheckpointError: the file's header is not the one that the tower was planned with.
-    """
-    header = read_header(path, label)
-    found: dict[str, Located] = {}
-    for piece in pieces:
-        if header.tensors.get(piece.name) != piece.entry:
-            raise CheckpointError(f"{label}: changed while it was being loaded; load again")
-        found[piece.name] = Located(path, header.data_start + piece.entry.begin)
-    return found
-
-
-def check_size_of_json(name: str, size: int, label: str) -> None:
-    """Raise a :class:`CheckpointError` if a JSON file of this name and size is not to be read."""
-    if size > json_limit(name):
-        raise CheckpointError(f"{label}: {size} bytes, at most {json_limit(name)} are read")
-
-
 def json_limit(name: str) -> int:
-    """The most bytes that a JSON file of this name may have."""
+    """Return the most bytes that a JSON file of this name may have."""
     return MAX_JSON_BYTES if name.endswith(".index.json") else MAX_CONFIG_BYTES
 
 
 def _allowed_folders(folder: Path) -> list[Path]:
-    """Where links may lead: inside the folder and, in the Hub client's cache, to its blobs."""
+    """Return where links may lead: inside the folder and to the blobs of the Hub client's cache."""
     real = folder.resolve()
-    caches = [
-        parent.parent for parent in (real, *real.parents) if parent.parent.name == "snapshots"
-    ]
-    return [real, *(cache.parent / "blobs" for cache in caches)]
+    places = (real, *real.parents)
+    blobs = [place.parents[1] / "blobs" for place in places if place.parent.name == "snapshots"]
+    return [real, *blobs]
 
 
 def check_name(name: str, label: str) -> str:

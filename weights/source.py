@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from .errors import CheckpointError, DamagedError, shown, similar_names
 from .hub.options import HubOptions
 from .hub.snapshot import open_repo
-from .snapshot import FolderSnapshot, Snapshot, check_name
+from .snapshot import Snapshot, check_name
 
 _ADDRESS = re.compile(r"(https?://[^/]+/|hf://|(?:www\.)?(?:huggingface|hf)\.co/)([^?#]*).*")
 _PAGE = re.compile(
@@ -26,16 +26,10 @@ _T = TypeVar("_T")
 def with_checkpoint(
     repo_id_or_path: str | os.PathLike[str], options: HubOptions, use: Callable[[Snapshot], _T]
 ) -> _T:
-    """Open a checkpoint and return what ``use`` makes of it.
+    """Return what ``use`` makes of a checkpoint: a repo id, a folder or one ``.safetensors`` file.
 
-    A kept copy that turns out damaged while ``use`` reads it is repaired, and ``use`` called
-    again.
-
-    Args:
-        repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file. An
-            existing path wins over a repo id of the same spelling.
-        options: how to talk to the Hub.
-        use: reads the checkpoint.
+    An existing path wins over a repo id of the same spelling. A kept copy that turns out damaged
+    while ``use`` reads it is repaired, and ``use`` called again.
 
     Raises:
         CheckpointError: the checkpoint is not there or cannot be read, or what ``use`` raises.
@@ -86,7 +80,7 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _open_path(path: Path, subfolder: str | None) -> FolderSnapshot:
+def _open_path(path: Path, subfolder: str | None) -> Snapshot:
     """Open a folder, or a safetensors file beside its config."""
     if path.is_file():
         if path.suffix != ".safetensors":
@@ -96,11 +90,11 @@ def _open_path(path: Path, subfolder: str | None) -> FolderSnapshot:
             )
         if subfolder is not None:
             raise CheckpointError(f"{path}: subfolder={subfolder!r} needs a folder, this is a file")
-        return FolderSnapshot(path.parent, path.name)
+        return Snapshot(path.parent, path.name)
     folder = path / check_name(subfolder, str(path)) if subfolder else path
     if not folder.is_dir():
         raise CheckpointError(f"{path}: has no folder {subfolder!r}")
-    return FolderSnapshot(folder)
+    return Snapshot(folder)
 
 
 def _refuse_other_spellings(text: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import RawIOBase
 from math import prod
@@ -36,28 +36,13 @@ MOST_WIDE_BYTES = 16_000_000
 """Limit for JSON that is not all ASCII: one wide character makes Python hold four bytes each."""
 
 DTYPE_BITS = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "U16": 16,
-    "I16": 16,
-    "U32": 32,
-    "I32": 32,
-    "U64": 64,
-    "I64": 64,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "BF16": 16,
-    "F16": 16,
-    "F32": 32,
-    "F64": 64,
-    "C64": 64,
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "BF16", "F16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 """Bits per element, by the name that a header gives the dtype."""
 
@@ -98,17 +83,16 @@ def read_header(path: Path, label: str) -> Header:
         CheckpointError: the file cannot be read, or is not a whole, sound safetensors file.
     """
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            length = header_length(file.read(len(LFS_POINTER)), label)
-            file.seek(8)
+            start = file.read(len(LFS_POINTER))
+            length = header_length(start, label)
             if length > size - 8:
                 raise CheckpointError(
                     f"{label}: the header claims {length} bytes but the file has {size}: "
                     "truncated or not a safetensors file; download it again"
                 )
-            raw = file.read(length)
+            raw = (start + file.read(8 + length - len(start)))[8 : 8 + length]
     except OSError as error:
         raise CheckpointError(f"{label}: cannot be read ({error})") from error
     header = parse_header(raw, label)
@@ -270,6 +254,22 @@ def _sizes(value: Any) -> bool:
         and len(value) <= 16
         and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
     )
+
+
+def read_chunks(path: Path, begin: int, length: int, label: str) -> Iterator[bytes]:
+    """Yield ``length`` bytes of a file from ``begin`` on, a megabyte at a time.
+
+    Raises:
+        CheckpointError: the file ends before.
+    """
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        while length:
+            chunk = file.read(min(length, 1 << 20))
+            if not chunk:
+                raise CheckpointError(f"{label}: ends inside a tensor: changed while being read")
+            yield chunk
+            length -= len(chunk)
 
 
 def read_into(

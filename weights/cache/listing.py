@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, DamagedError
 from .kept import KeptTower
-from .store import TOWERS, Store, cache_root, disk_bytes, drop, sweep
+from .store import TOWERS, Store, cache_root
 
 OLD_FORMAT = "kept by vitgraph 0.1, not read"
 
@@ -63,82 +64,75 @@ def remove_cached(
         CheckpointError: nothing of that repo or commit is kept, several commits begin so, or what
             is kept cannot be removed.
     """
+    root = cache_root(cache_dir)
+    repos = [repo for repo in _repos(root) if _repo_id(repo) == repo_id]
+    if not repos:
+        known = ", ".join(sorted({_repo_id(repo) for repo in _repos(root)})) or "none"
+        raise CheckpointError(f"{repo_id}: no tower of it is kept in {root}; kept are: {known}")
+    freed = 0
     try:
-        return _remove(repo_id, cache_root(cache_dir), commit)
+        folders = [folder for repo in repos for folder in _subfolders(repo, r"[0-9a-f].*")]
+        for folder in folders if commit is None else _of_commit(repo_id, folders, commit):
+            freed += _disk_bytes(folder)
+            with Store(folder).lock():
+                shutil.rmtree(folder)
+        for repo in repos if commit is None else ():
+            shutil.rmtree(repo / "refs", ignore_errors=True)
+            with suppress(OSError):  # another load may be filling it again
+                repo.rmdir()
     except OSError as error:
         raise CheckpointError(
             f"{repo_id}: cannot be removed ({error.strerror}: {error.filename}): remove it as the "
             "user who owns the cache"
         ) from error
-
-
-def _remove(repo_id: str, root: Path, commit: str | None) -> int:
-    repos = [repo for repo in _repos(root) if _repo_id(repo) == repo_id]
-    if not repos:
-        known = sorted({_repo_id(repo) for repo in _repos(root)})
-        raise CheckpointError(
-            f"{repo_id}: no tower of it is kept in {root}; kept are: {', '.join(known) or 'none'}"
-        )
-    folders = [folder for repo in repos for folder in _folders(repo)]
-    if commit is not None:
-        commits = sorted({_commit(folder) for folder in folders})
-        found = [name for name in commits if commit and name.startswith(commit)]
-        if len(found) != 1:
-            count = "several commits begin so" if found else "no tower of that commit is kept"
-            raise CheckpointError(
-                f"{repo_id}@{commit}: {count}; kept are: "
-                f"{', '.join(name[:10] for name in commits) or 'none'}. A branch is not kept under "
-                "its name: `vitgraph cache list` shows commits"
-            )
-        folders = [folder for folder in folders if _commit(folder) == found[0]]
-    freed = sum(sweep(repo) for repo in repos)
-    for folder in folders:
-        freed += disk_bytes(folder)
-        with Store(folder).lock():
-            drop(folder)
-    for repo in repos if commit is None else ():
-        drop(repo / "refs")
-        with suppress(OSError):  # another load may be filling it again
-            repo.rmdir()
     return freed
+
+
+def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
+    """Return those of ``folders`` that are of the one commit that begins so."""
+    commits = sorted({_commit(folder) for folder in folders})
+    found = [name for name in commits if commit and name.startswith(commit)]
+    if len(found) != 1:
+        count = "several commits begin so" if found else "no tower of that commit is kept"
+        raise CheckpointError(
+            f"{repo_id}@{commit}: {count}; kept are: "
+            f"{', '.join(name[:10] for name in commits) or 'none'}. A branch is not kept under "
+            "its name: `vitgraph cache list` shows commits"
+        )
+    return [folder for folder in folders if _commit(folder) == found[0]]
 
 
 def _describe_all(root: Path, *, verify: bool) -> Iterator[CachedTower]:
     for repo in _repos(root):
-        sweep(repo)
         try:
-            folders = _folders(repo)
+            folders = _subfolders(repo, r"[0-9a-f].*")
         except OSError as error:
             state = f"damaged: {_unreadable(error)}"
             yield CachedTower(_repo_id(repo), "", None, 0, 0, state, repo)
             continue
         for folder in folders:
-            sweep(folder)
+            subfolder, tensors, state = None, 0, OLD_FORMAT
             if repo.parent.name == TOWERS:
-                yield _describe(folder, verify=verify)
-            else:
-                size = disk_bytes(folder)
-                repo_id, commit = _repo_id(repo), _commit(folder)
-                yield CachedTower(repo_id, commit, None, size, 0, OLD_FORMAT, folder)
+                subfolder, tensors, state = _state(Store(folder), verify=verify)
+            size, commit = _disk_bytes(folder), _commit(folder)
+            yield CachedTower(_repo_id(repo), commit, subfolder, size, tensors, state, folder)
 
 
-def _describe(folder: Path, *, verify: bool) -> CachedTower:
-    store, subfolder, tensors = Store(folder), None, 0
+def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
+    """Return subfolder, tensors and state of what is kept of one commit."""
     try:
-        if verify:
-            store.verify_small_files()
-        state = "unfinished" if store.partial.is_dir() else "configs only"
         if store.tower.is_dir():
             kept = KeptTower(store.tower)
             if verify:
                 kept.verify()
-            subfolder, tensors, state = kept.record["subfolder"], len(kept.sums), "whole"
+            return kept.record["subfolder"], len(kept.sums), "whole"
+        if verify:
+            store.read_answers()
+        return None, 0, "unfinished" if store.partial.is_dir() else "configs only"
     except DamagedError as error:
-        state = f"damaged: {error}"
+        return None, 0, f"damaged: {error}"
     except OSError as error:
-        state = f"damaged: {_unreadable(error)}"
-    repo_id, size = _repo_id(folder.parent), disk_bytes(folder)
-    return CachedTower(repo_id, _commit(folder), subfolder, size, tensors, state, folder)
+        return None, 0, f"damaged: {_unreadable(error)}"
 
 
 def _repos(root: Path) -> list[Path]:
@@ -157,14 +151,20 @@ def _repos(root: Path) -> list[Path]:
     return found
 
 
-def _folders(repo: Path) -> list[Path]:
-    return _subfolders(repo, r"[0-9a-f].*")
-
-
 def _subfolders(folder: Path, pattern: str) -> list[Path]:
     """Return folders by name; unlike a glob, this raises if ``folder`` cannot be read."""
     paths = [folder / name for name in os.listdir(folder) if re.fullmatch(pattern, name)]
     return sorted(path for path in paths if path.is_dir())
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Return the bytes that the files of a folder take on the disk; holes take none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # removed meanwhile
+            status = path.stat()
+            total += min(status.st_size, status.st_blocks * 512) * path.is_file()
+    return total
 
 
 def _unreadable(error: OSError) -> str:

@@ -70,30 +70,28 @@ def find_family(
     section, parents = vision_section(config)
     types = (part.get("model_type") for part in (section, *parents))
     kind = next((kind for kind in types if isinstance(kind, str)), None)
-    architecture = config.get("architecture")
-    names = list(names) if kind is None else []
-    for family in FAMILIES.values():
-        if kind is not None:
-            found = kind in family.model_types
-        elif isinstance(architecture, str):
-            found = architecture in family.timm
-        else:
-            found = any(_all_end(names, signs) for signs in family.signs)
-        if found and wanted in (None, family.name):
-            return family
-        if found:
-            raise CheckpointError(
-                f"{label}: its tower is of the family {family.name!r}, not of family={wanted!r}: "
-                "leave family (--family) out; it is for types that are not known"
-            )
-    if wanted is not None:
-        return FAMILIES[wanted]
+    architecture, endings = config.get("architecture"), [*names] if kind is None else []
     if kind is not None:
         what = f"model_type {shown(kind)!r}"
+        found = [family for family in FAMILIES.values() if kind in family.model_types]
     elif isinstance(architecture, str):
         what = f"timm architecture {shown(architecture)!r}"
+        found = [family for family in FAMILIES.values() if architecture in family.timm]
     else:
         what = "a config.json without model_type, with tensors of no known tower,"
+        found = [
+            family
+            for family in FAMILIES.values()
+            for signs in family.signs
+            if all(any(name.endswith(sign) for name in endings) for sign in signs)
+        ]
+    if found and wanted not in (None, found[0].name):
+        raise CheckpointError(
+            f"{label}: its tower is of the family {found[0].name!r}, not of family={wanted!r}: "
+            "leave family (--family) out; it is for types that are not known"
+        )
+    if found or wanted is not None:
+        return found[0] if found else FAMILIES[wanted or ""]
     kinds = ", ".join(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
     like = "".join(
@@ -106,10 +104,6 @@ def find_family(
         f"{label}: {what} is not supported{like}; supported model types: {kinds}; "
         f"timm architectures: {timm}"
     )
-
-
-def _all_end(names: list[str], signs: tuple[str, str]) -> bool:
-    return all(any(name.endswith(sign) for name in names) for sign in signs)
 
 
 def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
@@ -129,19 +123,11 @@ def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[M
 def build_config(
     family: Family, config: Mapping[str, Any], shapes: Shapes | None, label: str
 ) -> Any:
-    """Build the encoder's config from a published one.
+    """Build an instance of ``family.config`` from a whole published ``config.json``.
 
-    Shapes supply the fields that the published config leaves out. Fields that it states are taken
-    as they are, and the loader reports tensors that disagree with them.
-
-    Args:
-        family: family of the checkpoint.
-        config: the whole ``config.json``.
-        shapes: shapes of the tower's tensors by the encoder's names; None if there are no tensors.
-        label: name of the checkpoint in errors.
-
-    Returns:
-        An instance of ``family.config``.
+    The ``shapes`` of the tower's tensors by the encoder's names (None if there are no tensors)
+    supply the fields that the config leaves out. Fields that it states are taken as they are, and
+    the loader reports tensors that disagree with them.
 
     Raises:
         CheckpointError: a value that the encoder does not implement, or sizes that disagree.

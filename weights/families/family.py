@@ -81,25 +81,15 @@ class Family:
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 
     def on_meta(self, config: Any) -> VisionEncoder:
-        """Build the encoder with tensors that have shapes and no memory.
-
-        Args:
-            config: an instance of ``self.config``.
-
-        Returns:
-            The encoder on the meta device, not initialised.
-        """
+        """Build the encoder of a config with tensors that have shapes and no memory."""
         with torch.device("meta"), _WithoutInit():
             return self.encoder(config)
 
 
-_INIT = {
-    init.normal_,
-    init.trunc_normal_,
-    init.uniform_,
-    init.kaiming_uniform_,
-    init.xavier_uniform_,
-}
+_INIT = (
+    *(init.normal_, init.trunc_normal_, init.uniform_),
+    *(init.kaiming_uniform_, init.xavier_uniform_),
+)
 
 
 class _WithoutInit(TorchFunctionMode):

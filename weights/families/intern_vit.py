@@ -35,26 +35,17 @@ _HF_RENAMES = {
     "multi_modal_projector.linear_1": "mlp1.1",
     "multi_modal_projector.linear_2": "mlp1.3",
 }
-_STATS: dict[str, Any] = {
-    "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225],
-    "resample": 3,
-}
+_COLOURS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+_STATS: dict[str, Any] = {**_COLOURS, "resample": 3}
 _HF_SIZE = {"size": {"height": 448, "width": 448}, **_STATS}
+_HF_IMAGES = {"crop_to_patches": True, "min_patches": 1, "max_patches": 12, **_HF_SIZE}
+_HF_VIDEOS = {"video_processor_type": "InternVLVideoProcessor", "initial_shift": True, **_HF_SIZE}
 _HF_FILES = {
-    "preprocessor_config": {
-        "image_processor_type": "GotOcr2ImageProcessorFast",
-        "crop_to_patches": True,
-        "min_patches": 1,
-        "max_patches": 12,
-        **_HF_SIZE,
-    },
-    "video_preprocessor_config": {
-        "video_processor_type": "InternVLVideoProcessor",
-        "initial_shift": True,
-        **_HF_SIZE,
-    },
+    "preprocessor_config": {"image_processor_type": "GotOcr2ImageProcessorFast", **_HF_IMAGES},
+    "video_preprocessor_config": _HF_VIDEOS,
 }
+_CLIP = {"feature_extractor_type": "CLIPFeatureExtractor", "size": 448, **_STATS}
+_HF_ATTENTION = "encoder.layer.N.attention."
 _LAYOUTS = (
     Layout(  # original code: OpenGVLab/InternVL*, and OpenGVLab/InternViT-* without a prefix
         name="internvl",
@@ -62,13 +53,7 @@ _LAYOUTS = (
         marks=("embeddings.class_embedding", "encoder.layers."),
         projector=("mlp1.",),
         renames={"encoder.layers.N": "layers.N"},
-        processor_files={  # the chat model's config.json describes the tiling
-            "preprocessor_config": {
-                "feature_extractor_type": "CLIPFeatureExtractor",
-                "size": 448,
-                **_STATS,
-            }
-        },
+        processor_files={"preprocessor_config": _CLIP},  # config.json describes the tiling
     ),
     Layout(  # early conversions to transformers; the marks of the next layout match these too
         name="internvl-hf-early",
@@ -76,10 +61,8 @@ _LAYOUTS = (
         marks=("encoder.layer.0.attention.attention.",),
         projector=("multi_modal_projector.",),
         joins={
-            "layers.N.attn.qkv": (
-                "encoder.layer.N.attention.attention.query",
-                "encoder.layer.N.attention.attention.key",
-                "encoder.layer.N.attention.attention.value",
+            "layers.N.attn.qkv": tuple(
+                f"{_HF_ATTENTION}attention.{part}" for part in ("query", "key", "value")
             )
         },
         renames={
@@ -96,11 +79,7 @@ _LAYOUTS = (
         marks=("embeddings.cls_token", "encoder.layer."),
         projector=("multi_modal_projector.",),
         joins={
-            "layers.N.attn.qkv": (
-                "encoder.layer.N.attention.q_proj",
-                "encoder.layer.N.attention.k_proj",
-                "encoder.layer.N.attention.v_proj",
-            )
+            "layers.N.attn.qkv": tuple(f"{_HF_ATTENTION}{part}_proj" for part in ("q", "k", "v"))
         },
         renames={
             **_HF_RENAMES,
@@ -171,78 +150,46 @@ def _read_config(config: Mapping[str, Any], shapes: Shapes | None) -> InternViTC
 
 def _timm_section(arguments: Mapping[str, Any]) -> dict[str, Any]:
     width = arguments.get("embed_dim", 1024)
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": arguments.get("depth", 24),
-        "num_attention_heads": arguments.get("num_heads", 16),
-        "intermediate_size": 4 * width,
-        "image_size": arguments.get("img_size", 448),
-        "patch_size": 14,
-        "qkv_bias": True,
-        "qk_normalization": False,
-        "norm_type": "layer_norm",
-    }
+    return (
+        {"hidden_size": width, "intermediate_size": 4 * width, "patch_size": 14}
+        | {"num_hidden_layers": arguments.get("depth", 24), "norm_type": "layer_norm"}
+        | {"num_attention_heads": arguments.get("num_heads", 16), "qkv_bias": True}
+        | {"image_size": arguments.get("img_size", 448), "qk_normalization": False}
+    )
 
 
 # --- published checkpoints ---------------------------------------------------------------------
 
 _TIMM = "vit_intern300m_patch14_448"
-_300M: dict[str, Any] = {
-    "model_type": "intern_vit_6b",
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "qkv_bias": True,
-    "qk_normalization": False,
-    "norm_type": "layer_norm",
-    "layer_norm_eps": 1e-06,
-    "hidden_act": "gelu",
-    "image_size": 448,
-    "patch_size": 14,
-    "num_channels": 3,
-}
-_6B: dict[str, Any] = {
-    **_300M,
-    "hidden_size": 3200,
-    "num_hidden_layers": 45,
-    "num_attention_heads": 25,
-    "intermediate_size": 12800,
-    "qkv_bias": False,
-    "qk_normalization": True,
-    "norm_type": "rms_norm",
-}
-_HF: dict[str, Any] = {
-    **{name: value for name, value in _300M.items() if not name.startswith("qk")},
-    "model_type": "internvl_vision",
-    "attention_bias": True,
-    "use_qk_norm": False,
-    "image_size": [448, 448],
-    "patch_size": [14, 14],
-    "use_absolute_position_embeddings": True,
-    "use_mask_token": False,
-    "use_mean_pooling": True,
-}
-_CHAT: dict[str, Any] = {
-    "model_type": "internvl_chat",
-    "architectures": ["InternVLChatModel"],
-    "downsample_ratio": 0.5,
-    "ps_version": "v2",
-    "select_layer": -1,
-    "dynamic_image_size": True,
-    "use_thumbnail": True,
-    "min_dynamic_patch": 1,
-    "max_dynamic_patch": 12,
-    "force_image_size": 448,
-}
-_CHAT_HF: dict[str, Any] = {
-    "model_type": "internvl",
-    "architectures": ["InternVLForConditionalGeneration"],
-    "downsample_ratio": 0.5,
-    "vision_feature_layer": -1,
-    "projector_hidden_act": "gelu",
-    "vision_feature_select_strategy": "default",
-}
+_300M: dict[str, Any] = (
+    {"model_type": "intern_vit_6b", "hidden_size": 1024, "num_hidden_layers": 24}
+    | {"num_attention_heads": 16, "intermediate_size": 4096, "hidden_act": "gelu"}
+    | {"qkv_bias": True, "qk_normalization": False}
+    | {"norm_type": "layer_norm", "layer_norm_eps": 1e-06}
+    | {"image_size": 448, "patch_size": 14, "num_channels": 3}
+)
+_6B: dict[str, Any] = (
+    {**_300M, "hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25}
+    | {"intermediate_size": 12800, "qkv_bias": False, "qk_normalization": True}
+    | {"norm_type": "rms_norm"}
+)
+_HF: dict[str, Any] = (
+    {name: value for name, value in _300M.items() if not name.startswith("qk")}
+    | {"model_type": "internvl_vision", "attention_bias": True, "use_qk_norm": False}
+    | {"image_size": [448, 448], "patch_size": [14, 14], "use_mean_pooling": True}
+    | {"use_absolute_position_embeddings": True, "use_mask_token": False}
+)
+_CHAT: dict[str, Any] = (
+    {"model_type": "internvl_chat", "architectures": ["InternVLChatModel"]}
+    | {"downsample_ratio": 0.5, "ps_version": "v2", "select_layer": -1, "force_image_size": 448}
+    | {"dynamic_image_size": True, "min_dynamic_patch": 1, "max_dynamic_patch": 12}
+    | {"use_thumbnail": True}
+)
+_CHAT_HF: dict[str, Any] = (
+    {"model_type": "internvl", "architectures": ["InternVLForConditionalGeneration"]}
+    | {"downsample_ratio": 0.5, "vision_feature_layer": -1, "projector_hidden_act": "gelu"}
+    | {"vision_feature_select_strategy": "default"}
+)
 _WITH_300M = {
     "InternVL2": {"1B": 896, "2B": 2048, "4B": 3072, "8B": 4096},
     "InternVL2_5": {"1B": 896, "2B": 2048, "4B": 2048, "8B": 4096},
@@ -289,36 +236,19 @@ def _model(name: str, vision: dict[str, Any], width: int) -> PublishedModel:
     )
 
 
+_TOWERS = {
+    **dict.fromkeys(("300M-448px", "300M-448px-V2_5"), _300M),
+    **dict.fromkeys(("6B-448px-V1-2", "6B-448px-V1-5", "6B-448px-V2_5"), _6B),
+}
+_CLASS = {"architectures": ["InternVisionModel"]}
+_TIMM_INPUT = {"input_size": [3, 448, 448], "fixed_input_size": True}
+_TIMM_CONFIGS = {
+    tag: {"architecture": _TIMM, "pretrained_cfg": {"tag": tag, **_TIMM_INPUT}}
+    for tag in ("ogvl_dist", "ogvl_2pt5")
+}
 _PUBLISHED = (
-    *(
-        _tower(
-            f"OpenGVLab/InternViT-{name}",
-            "internvl",
-            {**vision, "architectures": ["InternVisionModel"]},
-        )
-        for name, vision in (
-            ("300M-448px", _300M),
-            ("300M-448px-V2_5", _300M),
-            ("6B-448px-V1-2", _6B),
-            ("6B-448px-V1-5", _6B),
-            ("6B-448px-V2_5", _6B),
-        )
-    ),
-    *(
-        _tower(
-            f"timm/{_TIMM}.{tag}",
-            "timm",
-            {
-                "architecture": _TIMM,
-                "pretrained_cfg": {
-                    "tag": tag,
-                    "input_size": [3, 448, 448],
-                    "fixed_input_size": True,
-                },
-            },
-        )
-        for tag in ("ogvl_dist", "ogvl_2pt5")
-    ),
+    *(_tower(f"OpenGVLab/InternViT-{n}", "internvl", v | _CLASS) for n, v in _TOWERS.items()),
+    *(_tower(f"timm/{_TIMM}.{tag}", "timm", config) for tag, config in _TIMM_CONFIGS.items()),
     *(
         _model(f"{series}-{size}", vision, width)
         for series in _WITH_300M

@@ -44,27 +44,15 @@ _PATCHES = {"temporal_patch_size": 2, "merge_size": 2}
 _IMAGES = {"image_processor_type": "Qwen2VLImageProcessor", **_PATCHES}
 _BOUNDS = {"min_pixels": 3136, "max_pixels": 12845056}
 _HALF = {"patch_size": 16, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-_QWEN2_FILES = {
-    "preprocessor_config": {
-        **_IMAGES,
-        **_BOUNDS,
-        "patch_size": 14,
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-    }
-}
+_CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_CLIP = {"patch_size": 14, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD}
+_QWEN2_FILES = {"preprocessor_config": {**_IMAGES, **_BOUNDS, **_CLIP}}
+_IMAGE_SIZE = {"size": {"longest_edge": 16777216, "shortest_edge": 65536}}
+_VIDEO_SIZE = {"size": {"longest_edge": 25165824, "shortest_edge": 4096}}
+_VIDEOS = {"video_processor_type": "Qwen3VLVideoProcessor", **_PATCHES}
 _QWEN3_FILES = {
-    "preprocessor_config": {
-        **_IMAGES,
-        **_HALF,
-        "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-    },
-    "video_preprocessor_config": {
-        "video_processor_type": "Qwen3VLVideoProcessor",
-        **_PATCHES,
-        **_HALF,
-        "size": {"longest_edge": 25165824, "shortest_edge": 4096},
-    },
+    "preprocessor_config": {**_IMAGES, **_HALF, **_IMAGE_SIZE},
+    "video_preprocessor_config": {**_VIDEOS, **_HALF, **_VIDEO_SIZE},
 }
 _QWEN2 = Layout("qwen", _PLACES, ("blocks.",), ignored=_IGNORED, processor_files=_QWEN2_FILES)
 _QWEN3 = replace(_QWEN2, processor_files=_QWEN3_FILES)
@@ -171,22 +159,13 @@ def _qwen2_vl(repo: str, parameters: int, width: int, stated: dict[str, Any]) ->
 def _qwen2_5_vl(
     repo: str, parameters: int, width: int, mlp: int = 3420, kind: str = "qwen2_5_vl"
 ) -> PublishedModel:
-    vision = {
-        "depth": 32,
-        "hidden_size": 1280,
-        "intermediate_size": mlp,
-        "num_heads": 16,
-        "out_hidden_size": width,
-        "hidden_act": "silu",
-        "in_chans": 3,
-        "patch_size": 14,
-        "spatial_patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "window_size": 112,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-        "tokens_per_second": 25 if kind == "qwen2_5_omni" else 2,
-    }
+    vision = (
+        {"depth": 32, "hidden_size": 1280, "intermediate_size": mlp, "num_heads": 16}
+        | {"out_hidden_size": width, "hidden_act": "silu", "in_chans": 3, "patch_size": 14}
+        | {"spatial_patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+        | {"window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]}
+        | {"tokens_per_second": 25 if kind == "qwen2_5_omni" else 2}
+    )
     return _model(repo, parameters, kind, vision)
 
 
@@ -195,29 +174,16 @@ def _qwen3_vl(
 ) -> PublishedModel:
     deepstack = kind.startswith(("qwen3_vl", "qwen3_omni"))
     indexes = _DEEPSTACK[tower["depth"]] if deepstack else []
-    vision = {
-        **tower,
-        "out_hidden_size": width,
-        "hidden_act": "gelu_pytorch_tanh",
-        "in_channels": 3,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "num_position_embeddings": 2304,
-        "deepstack_visual_indexes": indexes,
-    }
+    vision = (
+        {**tower, "out_hidden_size": width, "hidden_act": "gelu_pytorch_tanh"}
+        | {"in_channels": 3, "patch_size": 16, "num_position_embeddings": 2304}
+        | {"spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": indexes}
+    )
     return _model(repo, parameters, kind, vision)
 
 
-_QWEN2_7B = {
-    "depth": 32,
-    "embed_dim": 1280,
-    "mlp_ratio": 4,
-    "num_heads": 16,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
+_PATCHES_7B = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_QWEN2_7B = {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, **_PATCHES_7B}
 _TINY = {"depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072}
 _SMALL = {"depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
 _LARGE = {"depth": 27, "hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304}

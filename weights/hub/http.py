@@ -8,12 +8,11 @@ byte. The ETag of every answer must be that of the first.
 
 from __future__ import annotations
 
-import errno
 import platform
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from threading import Event, Lock
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,7 +44,7 @@ BUSY = (408, 429, 500, 502, 503, 504)
 """What a server answers that may well answer rightly a little later."""
 _EXPIRED = (400, 401, 403, 404, 410)
 """What a storage host answers when a signed address is too old."""
-_PORTS = {"http": 80, "https": 443}
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
 class RangesUnsupported(Exception):
@@ -74,34 +73,29 @@ class RemoteFile:
     """
 
     def __init__(self, url: str, token: bool | str | None, label: str) -> None:
-        self.url = url
-        self.token = token
-        self.label = label
-        self.etag: str | None = None
-        """The Hub's name for the content, known after the first answer."""
+        self.url, self.token, self.label = url, token, label
         self.commit: str | None = None
         """The commit that the Hub says the file is of, known after the first answer."""
         self.size: int | None = None
         """Bytes of the whole file, known after the first range."""
         self.ranges = True
         """Whether the server has not ignored a range yet."""
-        self._linked: str | None = None
-        """The ETag that the Hub tells of a file that it redirects."""
-        self._stored: str | None = None
-        """The ETag of the host that sends the bytes."""
+        self.etags: dict[str, str] = {}
+        """The Hub's name for the content of a file that it redirects, and that of the host that
+        sends the bytes, by header."""
         self._comparing = Lock()
         self._direct: str | None = None
 
-    def header(self, length: int) -> Header:
-        """Read and check the header of a safetensors file, in one request if ``length`` suffices.
+    def header(self, guess: int) -> Header:
+        """Read and check the header of a safetensors file, in one request if ``guess`` suffices.
 
         Raises:
             RangesUnsupported: the server answers other bytes than it was asked for.
             CheckpointError: the file is not what its header says.
         """
-        raw = b"".join(self.stream(0, length))
+        raw = b"".join(self.stream(0, guess))
         end = 8 + header_length(raw, self.label)
-        if end > len(raw) == length:
+        if end > len(raw) == guess:
             start = len(raw) if self.ranges else 0
             raw = raw[:start] + b"".join(self.stream(start, end))
         if end > len(raw):
@@ -130,7 +124,7 @@ class RemoteFile:
                 continue
             except (HTTPError, _Broken) as error:
                 failures = 1 if position - began >= CHUNK else failures + 1
-                self._wait(failures, ATTEMPTS, error, stop)
+                _wait(failures, ATTEMPTS, error, stop)
 
     def whole(self, limit: int, *, patient: bool = True, first: bool = False) -> bytes:
         """Return the whole of a small file.
@@ -145,34 +139,23 @@ class RemoteFile:
             CheckpointError: the file has more than ``limit`` bytes.
             Unreachable: the connection broke too often.
         """
-        failures = 0
-        while True:
+        for failures in count(1):
+            content = bytearray()
             try:
                 with self._open(None, None, patient=patient) as response:
-                    return self._collect(response, limit)
+                    length = response.headers.get("content-length", "")
+                    said = int(length[:19]) if length.isdecimal() else 0
+                    for chunk in chain([b""], response.iter_bytes(CHUNK)):
+                        content += chunk
+                        if (size := max(said, len(content))) > limit:
+                            raise CheckpointError(
+                                f"{self.label}: {size} bytes, at most {limit} are read"
+                            )
+                    break
             except HTTPError as error:
-                failures += 1
-                hasty = not patient or (first and _without_network(error))
-                self._wait(failures, 2 if hasty else ATTEMPTS, error, None)
-
-    def _wait(self, failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
-        """Sleep before the next try, or raise what stands in the way of one."""
-        if isinstance(error, HfHubHTTPError):
-            raise error
-        if failures >= attempts:
-            raise Unreachable(f"{failures} tries, {type(error).__name__}: {error}") from error
-        if (stop or Event()).wait(FIRST_WAIT * 2 ** (failures - 1)):
-            raise Stopped
-
-    def _collect(self, response: Any, limit: int) -> bytes:
-        said = response.headers.get("content-length", "")
-        if said.isdecimal() and int(said[:19]) > limit:
-            raise CheckpointError(f"{self.label}: {said[:19]} bytes, at most {limit} are read")
-        content = bytearray()
-        for chunk in response.iter_bytes(CHUNK):
-            content += chunk
-            if len(content) > limit:
-                raise CheckpointError(f"{self.label}: more than the {limit} bytes that are read")
+                # httpx's name for no network, no such host and nobody listening
+                hasty = not patient or (first and type(error).__name__ == "ConnectError")
+                _wait(failures, 2 if hasty else ATTEMPTS, error, None)
         return bytes(content)
 
     def _range(self, start: int, end: int, stop: Event | None) -> Iterator[bytes]:
@@ -206,20 +189,17 @@ class RemoteFile:
             return end
         if response.status_code != 206 or encoded:
             raise RangesUnsupported(f"{self.label}: the server ignores byte ranges")
-        match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", said)
-        if match is None:
-            raise RangesUnsupported(f"{self.label}: the server answers the range {said[:60]!r}")
-        first, last, size = map(int, match.groups())
-        self.size = size if self.size is None else self.size
-        wanted = min(end, size) - start
-        if (first, last + 1, size) != (start, min(end, size), self.size) or (
-            length and length != str(wanted)
-        ):
-            raise RangesUnsupported(
-                f"{self.label}: asked for bytes {start} to {end - 1}, the server answers "
-                f"{said!r} with {length} bytes"
-            )
-        return wanted
+        if match := _RANGE.fullmatch(said):
+            first, last, size = map(int, match.groups())
+            wanted = min(end, size) - start
+            right = (first, last + 1) == (start, start + wanted) and self.size in (None, size)
+            if right and length in ("", str(wanted)):
+                self.size = size
+                return wanted
+        raise RangesUnsupported(
+            f"{self.label}: asked for bytes {start} to {end - 1}, the server answers "
+            f"{said[:60]!r} with {length[:19]} bytes"
+        )
 
     @contextmanager
     def _open(
@@ -262,44 +242,36 @@ class RemoteFile:
 
     def _compare(self, response: Any) -> None:
         """Remember the ETags of the first answer; those of any other must be the same."""
-        answers = [answer.headers for answer in (*response.history, response)]
-        linked = _first(answers, "x-linked-etag")
-        stored = _plain(response.headers.get("etag"))
-        self.commit = self.commit or _first(answers, "x-repo-commit")
+        headers: dict[str, str] = {}
+        for answer in (response, *reversed(response.history)):
+            headers |= answer.headers  # what the Hub says counts more than what a storage host says
+        self.commit = self.commit or headers.get("x-repo-commit")
+        linked, stored = headers.get("x-linked-etag", ""), response.headers.get("etag", "")
+        found = {"x-linked-etag": linked, "etag": stored}
+        # Quotes and the mark of a weak ETag say nothing of the content.
+        plain = {kind: tag.strip().removeprefix("W/").strip('"') for kind, tag in found.items()}
+        tags = {kind: tag for kind, tag in plain.items() if tag}
         with self._comparing:
-            both = linked and self._linked  # the Hub's name counts more than a storage host's
-            before, after = (self._linked, linked) if both else (self._stored, stored)
-            if before and after and before != after:
-                raise CheckpointError(
-                    f"{self.label}: changed on the Hub while it was being fetched (its ETag was "
-                    f"{before[:80]!r}, now it is {after[:80]!r}): load again"
-                )
-            self._linked = self._linked or linked
-            self._stored = stored or self._stored
-            self.etag = self.etag or linked or stored
+            for kind in [kind for kind in tags if kind in self.etags][:1]:
+                if self.etags[kind] != tags[kind]:
+                    raise CheckpointError(
+                        f"{self.label}: changed on the Hub while it was being fetched (its ETag "
+                        f"was {self.etags[kind][:80]!r}, now it is {tags[kind][:80]!r}): load again"
+                    )
+            self.etags |= tags
 
 
-def _without_network(error: BaseException | None) -> bool:
-    """Return whether no connection could be made: no network, no such host, nobody listening."""
-    while error is not None:
-        if isinstance(error, (socket.gaierror, ConnectionRefusedError)):
-            return True
-        if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _first(answers: list[Any], header: str) -> str | None:
-    return _plain(next((headers[header] for headers in answers if header in headers), None))
-
-
-def _plain(etag: str | None) -> str | None:
-    """Return an ETag without quotes and without the mark of a weak one."""
-    return etag.strip().removeprefix("W/").strip('"') if etag else None
+def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
+    """Sleep before the next try, or raise what stands in the way of one."""
+    if isinstance(error, HfHubHTTPError):
+        raise error
+    if failures >= attempts:
+        raise Unreachable(f"{failures} tries, {type(error).__name__}: {error}") from error
+    if (stop or Event()).wait(FIRST_WAIT * 2 ** (failures - 1)):
+        raise Stopped
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     """Return scheme, host and port: all three decide whom a token is sent to."""
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-from pathlib import Path
 
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -17,61 +16,44 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..errors import CheckpointError, similar_names
+from ..errors import similar_names
 from .http import BUSY, Unreachable
 
 OFFLINE = "offline, or local_files_only=True"
 KEPT = "what has arrived is kept: load again to go on"
-_SPACE = "free some space or pass a cache_dir on another disk"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SPACE = "free some space or pass a cache_dir on another disk"
 
 
-def explain(error: BaseException, label: str, revision: str, name: str, page: str) -> str:
-    """Return one line that says what went wrong with a file of a repo, and what to do about it.
-
-    Args:
-        error: what was raised.
-        label: what messages call the repo.
-        revision: of the repo.
-        name: of the file.
-        page: address of the repo, for people.
-    """
+def explain(error: BaseException, repo_id: str, revision: str, name: str, page: str) -> str:
+    """Return what went wrong with the file ``name``; ``page`` is the repo's, for people."""
     if type(error) is ValueError and error.__cause__ is not None:  # "due to the above error"
         error = error.__cause__
-    reasons: list[tuple[type[BaseException], str]] = [
-        (
-            GatedRepoError,
-            f"the repo is gated: accept its terms on {page}, then log in (hf auth login) or pass "
-            "token=",
-        ),
-        (
-            RepositoryNotFoundError,
-            "no such folder here and no such repo on the Hub, or it is private: check the spelling "
-            "(owner/name), log in (hf auth login) or pass token="
-            + similar_names(label.partition("@")[0]),
-        ),
-        (
-            RevisionNotFoundError,
-            f"the repo has no revision {revision!r}: pass a branch, tag or commit that exists",
-        ),
-        (RemoteEntryNotFoundError, f"the repo has no file {name}"),
-        (LocalEntryNotFoundError, not_here(name, obstacle(error))),
-        (HFValidationError, f"not a repo id: {error}"),
-        (Unreachable, f"{name}: given up after {error}; {KEPT}"),
-    ]
-    for kind, reason in reasons:
+    reasons: dict[type[BaseException], str] = {
+        GatedRepoError: f"the repo is gated: accept its terms on {page}, then log in (hf auth "
+        "login) or pass token=",
+        RepositoryNotFoundError: "no such folder here and no such repo on the Hub, or it is "
+        "private: check the spelling (owner/name), log in (hf auth login) or pass token="
+        + similar_names(repo_id),
+        RevisionNotFoundError: f"the repo has no revision {revision!r}: pass a branch, tag or "
+        "commit that exists",
+        RemoteEntryNotFoundError: f"the repo has no file {name}",
+        LocalEntryNotFoundError: not_here(name, obstacle(error)),
+        HFValidationError: f"not a repo id: {error}",
+        Unreachable: f"{name}: given up after {error}; {KEPT}",
+    }
+    for kind, reason in reasons.items():
         if isinstance(error, kind):
-            return f"{label}: {reason}"
+            return reason
     if status(error) in BUSY:
-        return f"{label}: {name}: given up after several tries ({obstacle(error)}); {KEPT}"
+        return f"{name}: given up after several tries ({obstacle(error)}); {KEPT}"
     if status(error) in (401, 403):
         return (
-            f"{label}: access to {name} is refused ({_one_line(error)}): log in (hf auth login) or "
-            "pass a token= that may read the repo"
+            f"access to {name} is refused ({_one_line(error)}): log in (hf auth login) or pass a "
+            "token= that may read the repo"
         )
-    if isinstance(error, OSError) and is_full(error):
-        return f"{label}: the disk is full: {name} cannot be kept ({_one_line(error)}); {_SPACE}"
-    return f"{label}: {name} could not be fetched ({type(error).__name__}: {_one_line(error)})"
+    if is_full(error):
+        return f"the disk is full: {name} cannot be kept ({_one_line(error)}); {SPACE}"
+    return f"{name} could not be fetched ({type(error).__name__}: {_one_line(error)})"
 
 
 def obstacle(error: BaseException) -> str:
@@ -94,32 +76,25 @@ def not_here(name: str, why: str) -> str:
     )
 
 
-def is_absence(error: BaseException | None) -> bool:
+def is_absence(error: BaseException) -> bool:
     """Whether ``error`` says that a repo, known to be there, has no such file.
 
     The Hub says so by a header; mirrors and plain servers just answer 404.
     """
     return isinstance(error, RemoteEntryNotFoundError) or (
-        status(error) == 404
-        and isinstance(error, HfHubHTTPError)
+        isinstance(error, HfHubHTTPError)
+        and error.response.status_code == 404
         and "x-error-code" not in error.response.headers
     )
 
 
-def is_full(error: OSError) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether the disk is full, or the user's share of it."""
-    return not isinstance(error, HfHubHTTPError) and error.errno in _FULL
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and status(error) is None and error.errno in full
 
 
-def disk_full(label: str, what: str, needed: int, folder: Path, left: str) -> CheckpointError:
-    """Return the error for :func:`is_full`; ``left`` says what remains on the disk."""
-    return CheckpointError(
-        f"{label}: the disk is full: {what} needs {needed / 1e6:,.1f} MB in {folder}; "
-        f"{_SPACE}; {left}"
-    )
-
-
-def status(error: BaseException | None) -> int | None:
+def status(error: BaseException) -> int | None:
     """Return the HTTP status that ``error`` reports, if it reports one."""
     return int(error.response.status_code) if isinstance(error, HfHubHTTPError) else None
 

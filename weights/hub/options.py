@@ -46,17 +46,11 @@ class HubOptions:
 
 
 def _plain_folder(subfolder: str | None) -> str | None:
-    """Return ``a/b`` for ``./a//b/``, and None for the top.
-
-    Raises:
-        CheckpointError: the folder is absolute or climbs.
-    """
-    if subfolder is None:
-        return None
-    path = PurePosixPath(subfolder)
-    if path.is_absolute() or ".." in path.parts or "\\" in subfolder:
+    """Return ``a/b`` for ``./a//b/``, and None for the top."""
+    path = PurePosixPath(subfolder or "")
+    if path.is_absolute() or ".." in path.parts or "\\" in str(path):
         raise CheckpointError(
-            f"subfolder={subfolder[:200]!r}: leaves the checkpoint; pass the names of folders "
+            f"subfolder={str(path)[:200]!r}: leaves the checkpoint; pass the names of folders "
             "inside it, joined by '/'"
         )
     return path.as_posix() if path.parts else None

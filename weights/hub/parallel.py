@@ -30,37 +30,37 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
     the end of the process waits for a connection that hangs. A task that changes anything must
     look at ``stop`` right before it does.
     """
-    stop, lock, pending = Event(), Lock(), iter(enumerate(items))
-    finished: SimpleQueue[tuple[int, _R | None, BaseException | None]] = SimpleQueue()
+    stop, lock, pending = Event(), Lock(), iter(range(len(items)))
+    results: dict[int, _R] = {}
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def work() -> None:
-        while not stop.is_set():
-            with lock:
-                number, item = next(pending, (-1, None))
-            if item is None:
-                return
-            try:
-                finished.put((number, task(item, stop), None))
-            except BaseException as error:  # noqa: BLE001  # raised again where it is waited for
-                finished.put((number, None, error))
+        try:
+            while not stop.is_set():
+                with lock:
+                    number = next(pending, None)
+                if number is None:
+                    break
+                results[number] = task(items[number], stop)
+            ended.put(None)
+        except BaseException as error:  # noqa: BLE001  # raised again where it is waited for
+            ended.put(error)
 
-    threads = [Thread(target=work, daemon=True) for _ in range(min(max_workers, len(items)))]
-    results: dict[int, _R] = {}
+    threads: list[Thread] = []
     try:
-        for thread in threads:
+        for _ in range(min(max_workers, len(items))):
+            thread = Thread(target=work, daemon=True)
             thread.start()
-        for _ in items:
-            number, result, error = finished.get()
-            if error is not None:
+            threads.append(thread)
+        for _ in threads:
+            if (error := ended.get()) is not None:
                 raise error
-            results[number] = result  # type: ignore[assignment]
         return [results[number] for number in range(len(items))]
     finally:
         stop.set()
         end = monotonic() + GRACE
         for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, end - monotonic()))
+            thread.join(max(0.0, end - monotonic()))
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 from ..snapshot import Piece
 from ..tensor_file import Header
@@ -13,6 +14,8 @@ MOST_BYTES = 64 << 20
 """Largest request; longer runs are cut, so that several connections share them."""
 WASTE = 200
 """One part in so many of the wanted bytes may be fetched in vain to save requests."""
+Segments: TypeAlias = tuple[tuple[int, int], ...]
+"""Where wanted bytes begin and end in a remote file, in rising order."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,7 @@ class Part:
     file: str
     begin: int
     end: int
-    segments: tuple[tuple[int, int], ...]
-    """Where the kept bytes begin and end in the remote file."""
+    segments: Segments
     target: int
     """Where the first kept byte goes in our file; the others follow it without gaps."""
 
@@ -32,10 +34,11 @@ class Part:
         """Bytes that are kept."""
         return sum(end - begin for begin, end in self.segments)
 
-    def clip(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
-        """Return those of the bytes ``begin`` to ``end`` of the remote file that are kept."""
-        clipped = ((max(first, begin), min(last, end)) for first, last in self.segments)
-        return ((first, last) for first, last in clipped if first < last)
+
+def clip(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
+    """Return what of ``segments`` lies within the bytes ``begin`` to ``end``."""
+    clipped = ((max(first, begin), min(last, end)) for first, last in segments)
+    return tuple((first, last) for first, last in clipped if first < last)
 
 
 def in_order(pieces: Iterable[Piece]) -> list[Piece]:
@@ -48,12 +51,19 @@ def plan_parts(
 ) -> list[Part]:
     """Return the requests that bring ``pieces`` (in order) into a file whose data start there."""
     runs = _runs(pieces, headers)
-    allowed = _request_ids(runs, sum(piece.entry.nbytes for piece in pieces) // WASTE)
+    bridged = _bridged(runs, sum(piece.entry.nbytes for piece in pieces) // WASTE)
+    requests: list[tuple[str, list[tuple[int, int]]]] = []
+    for place, (file, begin, end) in enumerate(runs):
+        if place not in bridged:
+            requests.append((file, []))
+        requests[-1][1].append((begin, end))
     parts: list[Part] = []
-    grouped = groupby(zip(runs, allowed, strict=True), key=lambda pair: (pair[0][0], pair[1]))
-    for (file, _), group in grouped:
-        for begin, end, segments in _cut([(begin, end) for (_, begin, end), _ in group]):
-            parts.append(Part(file, begin, end, segments, data_start))
+    for file, segments in requests:
+        begin, end = segments[0][0], segments[-1][1]
+        count = -(-(end - begin) // MOST_BYTES)  # requests of equal length
+        cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
+        for start, stop in pairwise(cuts):
+            parts.append(Part(file, start, stop, clip(segments, start, stop), data_start))
             data_start += parts[-1].kept
     return parts
 
@@ -71,37 +81,12 @@ def _runs(pieces: Sequence[Piece], headers: Mapping[str, Header]) -> list[tuple[
     return runs
 
 
-def _request_ids(runs: Sequence[tuple[str, int, int]], budget: int) -> list[int]:
-    """Return a request id per run.
-
-    Runs with equal ids share one request; the smallest gaps are bridged first, within ``budget``
-    bytes.
-    """
+def _bridged(runs: Sequence[tuple[str, int, int]], budget: int) -> set[int]:
+    """Return the runs that join the one before: the smallest gaps, of ``budget`` bytes in all."""
     gaps = sorted(
         (after[1] - before[2], place)
         for place, (before, after) in enumerate(pairwise(runs), 1)
         if before[0] == after[0]
     )
-    bridged = set()
-    for gap, place in gaps:
-        budget -= gap
-        if budget < 0:
-            break
-        bridged.add(place)
-    ids, current = [], 0
-    for place in range(len(runs)):
-        current += place not in bridged
-        ids.append(current)
-    return ids
-
-
-def _cut(
-    segments: Sequence[tuple[int, int]],
-) -> Iterable[tuple[int, int, tuple[tuple[int, int], ...]]]:
-    """Cut what one request would bring into equal requests of at most ``MOST_BYTES``."""
-    begin, end = segments[0][0], segments[-1][1]
-    count = -(-(end - begin) // MOST_BYTES)
-    cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
-    for start, stop in pairwise(cuts):
-        clipped = ((max(first, start), min(last, stop)) for first, last in segments)
-        yield start, stop, tuple((first, last) for first, last in clipped if first < last)
+    spent = accumulate(gap for gap, _ in gaps)
+    return {place for (_, place), sum_ in zip(gaps, spent, strict=True) if sum_ <= budget}

@@ -1,33 +1,47 @@
-"""One repo of the Hub: how its files are addressed and asked for, and what messages call it."""
+"""One repo of the Hub: which commit is read, how files are addressed, what messages call it.
+
+A branch is resolved by one request for ``config.json``, whose answer names the commit. Which commit
+a branch was last seen at is recorded, by us beside the kept towers and by the Hub's client in its
+cache. The newer record counts where no request may be sent, and where the Hub cannot be reached.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import huggingface_hub
 from huggingface_hub import hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError
     EntryNotFoundError,
+    HfHubHTTPError,
     HTTPError,
+    RemoteEntryNotFoundError,
+    RevisionNotFoundError,
 )
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # not marked public
     validate_repo_id,
 )
 
-from ..cache.store import Store, cache_root
-from ..errors import CheckpointError
-from ..snapshot import check_name
+from ..cache.store import Store, cache_root, repo_folder, write_whole
+from ..errors import AbsentError, CheckpointError, similar_names
+from ..snapshot import check_name, json_limit
 from .http import RemoteFile, Unreachable
-from .messages import explain
+from .messages import OFFLINE, explain, is_absence, not_here, obstacle
 from .options import HubOptions
 
+CONFIG = "config.json"
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _T = TypeVar("_T")
 
 
 class Repo:
-    """A repo at one revision, and from :meth:`pin` on at one commit."""
+    """A repo at one revision, and from :meth:`resolve` on at one commit."""
 
     def __init__(self, repo_id: str, options: HubOptions) -> None:
         self.repo_id = repo_id
@@ -36,6 +50,12 @@ class Repo:
         self.label = f"{repo_id}@{self.revision}"
         self.root = cache_root(options.cache_dir)
         """The folder of all that we keep."""
+        constants = huggingface_hub.constants
+        self.offline: bool = options.local_files_only or constants.HF_HUB_OFFLINE
+        """Whether no request may be sent."""
+        cache = Path(options.cache_dir or constants.HF_HUB_CACHE).expanduser()
+        self.clients_folder = cache / ("models--" + repo_id.replace("/", "--"))
+        """The folder of the repo in the Hub client's cache."""
         self._remotes: dict[str, RemoteFile] = {}
         self.ask(lambda: validate_repo_id(repo_id), "it")
         if options.force_download and self.offline:
@@ -44,21 +64,84 @@ class Repo:
                 "HF_HUB_OFFLINE forbids"
             )
 
-    @property
-    def offline(self) -> bool:
-        """Whether no request may be sent."""
-        return self.options.local_files_only or huggingface_hub.constants.HF_HUB_OFFLINE
+    def resolve(self) -> dict[str, bytes | None]:
+        """Find the commit of the revision, at which everything is read from here on.
 
-    @property
-    def clients_folder(self) -> Path:
-        """The folder of the repo in the Hub client's cache."""
-        cache = Path(self.options.cache_dir or huggingface_hub.constants.HF_HUB_CACHE)
-        return cache.expanduser() / ("models--" + self.repo_id.replace("/", "--"))
+        Returns:
+            What the answer brought: ``config.json``, None if there is none; or nothing if no
+            request was sent.
 
-    def pin(self, commit: str) -> None:
-        """From here on everything is read at ``commit``."""
-        self.revision = commit
-        self._remotes.clear()
+        Raises:
+            CheckpointError: no such repo or revision, or the Hub cannot be reached and no commit
+                of it is in the cache.
+        """
+        brought: dict[str, bytes | None] = {}
+        if not _COMMIT.fullmatch(self.revision):
+            self.revision, brought = self._resolve_branch()
+            self._remotes.clear()
+        self.label += f" ({self.revision[:10]})"
+        return brought
+
+    def _resolve_branch(self) -> tuple[str, dict[str, bytes | None]]:
+        name = sha256(self.revision.encode()).hexdigest()[:32]  # branches have names no file can
+        record = repo_folder(self.root, self.repo_id) / "refs" / name
+        known = None if self.options.force_download else self._known_commit(record)
+        if self.offline:
+            if known is None:
+                raise self._unknown(OFFLINE)
+            return known, {}
+        try:
+            commit, config = self.ask(lambda: self._ask_commit(patient=known is None), CONFIG)
+        except CheckpointError as error:
+            cause = error.__cause__
+            stands = isinstance(cause, (HfHubHTTPError, Unreachable))
+            if known is not None and stands and not isinstance(cause, RevisionNotFoundError):
+                return known, {}
+            if isinstance(cause, Unreachable):
+                raise self._unknown(obstacle(cause)) from cause
+            raise
+        with suppress(OSError):  # needed offline only
+            if not (record.is_file() and record.read_text() == commit):
+                write_whole(record, commit.encode())
+        return commit, {CONFIG: config}
+
+    def _ask_commit(self, *, patient: bool) -> tuple[str, bytes | None]:
+        """Return the commit that the Hub names, and the config there, None if there is none."""
+        remote, content = self.remote(CONFIG), None
+        try:
+            content = remote.whole(json_limit(CONFIG), patient=patient, first=True)
+        except RemoteEntryNotFoundError as error:
+            remote.commit = error.response.headers.get("x-repo-commit")
+        if remote.commit is None or not _COMMIT.fullmatch(remote.commit):
+            raise Unreachable(
+                f"the answer for {CONFIG} names no commit (X-Repo-Commit), so it is not from a "
+                "Hub: check HF_ENDPOINT, proxy and firewall, or pass revision= a commit"
+            )
+        return remote.commit, content
+
+    def _known_commit(self, record: Path) -> str | None:
+        """Return the commit that the revision was last seen at, if its config is on this disk."""
+        found: list[tuple[int, str]] = []
+        for place in (record, self.clients_folder / "refs" / self.revision):
+            with suppress(OSError, ValueError):
+                commit = place.read_text().strip()
+                if _COMMIT.fullmatch(commit) and self._has_config(commit):
+                    found.append((place.stat().st_mtime_ns, commit))
+        return max(found)[1] if found else None
+
+    def _has_config(self, commit: str) -> bool:
+        store = self.store(commit)
+        ours = store.tower.is_dir() or store.answers.is_file()
+        return ours or bool(self.clients_file(CONFIG, commit))
+
+    def _unknown(self, why: str) -> CheckpointError:
+        """Return the error where nobody says which commit the revision is."""
+        kept = repo_folder(self.root, self.repo_id).is_dir() or self.clients_folder.is_dir()
+        hint = "; `vitgraph cache list` shows commits that load as revision= (--revision)"
+        return CheckpointError(
+            f"{self.label}: no such folder here, and {not_here(CONFIG, why)}"
+            f"{hint if kept else similar_names(self.repo_id)}"
+        )
 
     def store(self, commit: str) -> Store:
         """Return the folder of what we keep of the repo at a commit."""
@@ -82,7 +165,7 @@ class Repo:
         url = f"{endpoint}/api/models/{self.repo_id}/revision/{self.revision}"
         return RemoteFile(url, self.options.token, f"{self.label}: the list of files")
 
-    def clients_file(self, name: str, revision: str | None = None) -> Path | bool | None:
+    def clients_file(self, name: str, revision: str | None = None) -> Path | Literal[False] | None:
         """Return a file in the client's cache; False if it is known not to exist, else None."""
         found = try_to_load_from_cache(
             self.repo_id,
@@ -96,6 +179,7 @@ class Repo:
         """Return the answer to a question about the file ``name``.
 
         Raises:
+            AbsentError: the repo has no such file.
             CheckpointError: there is no answer, and why.
         """
         try:
@@ -103,9 +187,7 @@ class Repo:
         except CheckpointError:
             raise
         except (EntryNotFoundError, HTTPError, OSError, Unreachable, ValueError) as error:
-            raise CheckpointError(self.explain(error, name)) from error
-
-    def explain(self, error: BaseException, name: str) -> str:
-        """Return one line that says what went wrong with ``name``, and what to do about it."""
-        page = f"{huggingface_hub.constants.ENDPOINT}/{self.repo_id}"
-        return explain(error, self.label, self.revision, name, page)
+            page = f"{huggingface_hub.constants.ENDPOINT}/{self.repo_id}"
+            kind = AbsentError if is_absence(error) else CheckpointError
+            reason = explain(error, self.repo_id, self.revision, name, page)
+            raise kind(f"{self.label}: {reason}") from error

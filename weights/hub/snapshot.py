@@ -10,31 +10,23 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ..cache.kept import KeptTower
-from ..cache.store import Store, sweep
-from ..errors import CheckpointError, DamagedError
-from ..snapshot import (
-    Located,
-    Snapshot,
-    Traffic,
-    Wanted,
-    check_size_of_json,
-    json_limit,
-    locate_in,
-)
-from ..tensor_file import Header, parse_json, read_header
+from ..cache.store import Store
+from ..errors import AbsentError, CheckpointError, DamagedError
+from ..snapshot import Located, Snapshot, Traffic, Wanted, json_limit
+from ..tensor_file import Header, parse_json
 from .downloads import download_shards, fetch_tower
 from .http import RangesUnsupported
-from .messages import OFFLINE, is_absence, is_full, not_here
+from .messages import OFFLINE, not_here
 from .options import HubOptions
 from .parallel import in_parallel
 from .ranges import in_order, plan_parts
 from .repo import Repo
-from .revisions import CONFIG, resolve
 
 SAVING = 0.9
 """``fetch="auto"`` takes ranges if they transfer at most this part of what the shards would: whole
@@ -44,7 +36,7 @@ FIRST_READ = 1 << 16
 LISTING = ".listing.json"
 """Where the names of a repo's files are kept, if they had to be asked for."""
 _DAMAGE = (
-    "if the file in the Hub client's cache is damaged, force_download=True (--force-download) "
+    "; if the file in the Hub client's cache is damaged, force_download=True (--force-download) "
     "fetches it again"
 )
 
@@ -52,184 +44,136 @@ _DAMAGE = (
 def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = None) -> Snapshot:
     """Open a repo of the Hub: its kept tower if there is one, else what can be fetched of it.
 
-    Args:
-        repo_id: ``owner/name``.
-        options: how to talk to the Hub.
-        damage: what was found to be wrong with the kept tower, which is then not used.
+    A ``damage`` is what was found to be wrong with the kept tower, which is then not used.
 
     Raises:
         CheckpointError: a bad repo id, or a repo or revision that cannot be read.
     """
     repo = Repo(repo_id, options)
-    commit, brought = resolve(repo)
-    store = repo.store(commit)
-    sweep(store.folder.parent)
-    sweep(store.folder)
-    label = f"{repo.label} ({commit[:10]})"
+    brought = repo.resolve()
+    store = repo.store(repo.revision)
     if store.tower.is_dir() and damage is None and not options.force_download:
         try:
-            kept = KeptTower(store.tower)
+            return KeptTower(store.tower, repo.label, repo.revision, repo.offline)
         except DamagedError as error:
             damage = error
-        else:
-            kept.label, kept.commit, kept.offline = label, commit, repo.offline
-            return kept
-    return HubSnapshot(repo, commit, store, brought, damage)
+    return HubSnapshot(repo, store, brought, damage)
 
 
 class HubSnapshot(Snapshot):
-    """A repo of the Hub at one commit, of which no tower is kept."""
+    """A repo of the Hub at one commit, of which no tower is kept.
+
+    Its folder is that of the Hub client's cache, where whole files lie.
+    """
 
     def __init__(
         self,
         repo: Repo,
-        commit: str,
         store: Store,
         brought: Mapping[str, bytes | None],
         damage: DamagedError | None,
     ) -> None:
-        self.repo = repo
-        self.commit = commit
-        self.store = store
-        self.damage = damage
-        self.offline = repo.offline
-        self._contents: dict[str, bytes | None] = {}
+        folder = repo.clients_folder / "snapshots" / repo.revision
+        super().__init__(folder / (repo.options.subfolder or ""), label=repo.label)
+        self.repo, self.store, self.damage = repo, store, damage
+        self.commit, self.offline = repo.revision, repo.offline
+        self._known: dict[str, bytes | None] = {}
+        """Small files that are kept; None is the knowledge that the repo has no such file."""
+        if not repo.options.force_download:
+            try:
+                self._known = store.read_answers()
+            except DamagedError as error:
+                if self.offline:
+                    raise self._cannot_repair("what is kept", error) from error
+        self._answers = {**self._known, **brought}
+        """Small files that were read so far."""
         self._headers: dict[str, Header] = {}
         """Headers that were read from the Hub."""
-        self._downloaded: dict[str, Path] = {}
+        self._downloaded: set[str] = set()
         """Whole files that this load has downloaded."""
         self._refused: RangesUnsupported | None = None
-        for name, content in brought.items():
-            self._keep(name, content)
-        if self.content(CONFIG) is not None:
-            repo.label += f" ({commit[:10]})"
-        self.label = repo.label
 
     # Small files
 
     def content(self, name: str) -> bytes | None:
-        if name not in self._contents:
-            self._contents[name] = self._find(name)
-        return self._contents[name]
+        if name not in self._answers:
+            self._answers[name] = self._find(name)
+        return self._answers[name]
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        workers, names = self.repo.options.max_workers, list(names)
-        found = in_parallel(lambda name, _: self.content(name), names, workers)
-        return {
-            name: content for name, content in zip(names, found, strict=True) if content is not None
-        }
+        names = list(names)
+        in_parallel(lambda name, _: self.content(name), names, self.repo.options.max_workers)
+        return super().contents(names)
 
     def _find(self, name: str) -> bytes | None:
-        """What is kept, else what the client has, else what the Hub answers.
+        """Return what the client has, else what the Hub answers.
 
         Offline, a file that nobody asked for before is taken for one that is not there.
         """
-        damage: DamagedError | None = None
-        if not self.repo.options.force_download:
-            if self.store.knows(name):
-                try:
-                    return self.store.small_file(name)
-                except DamagedError as error:
-                    damage = error
-            theirs = self.repo.clients_file(name)
-            if theirs is False:
-                return None
-            if isinstance(theirs, Path):
-                check_size_of_json(name, theirs.stat().st_size, f"{self.repo.label}: {name}")
-                self.advice = f"; {_DAMAGE}"
-                return self.repo.ask(theirs.read_bytes, name)
-        if self.offline:
-            if damage is not None:
-                raise self._cannot_repair(f"the kept {name}", damage)
+        if self._path(name) is not None:
+            return super().content(name)
+        forced = self.repo.options.force_download
+        if self.offline or (not forced and self.repo.clients_file(name) is False):
             return None
-        content: bytes | None = None
         remote = self.repo.remote(name)
         try:
-            content = self.repo.ask(lambda: remote.whole(json_limit(name)), name)
-        except CheckpointError as error:
-            if not is_absence(error.__cause__):
-                raise
-        return self._keep(name, content)
+            return self.repo.ask(lambda: remote.whole(json_limit(name)), name)
+        except AbsentError:
+            return None
 
-    def _keep(self, name: str, content: bytes | None) -> bytes | None:
-        """Keep what the Hub answered for the next load; a cache that is read-only keeps nothing."""
-        self._contents[name] = content
-        try:
-            self.store.keep_small_file(name, content)
-        except OSError as error:
-            if is_full(error):
-                raise CheckpointError(self.repo.explain(error, name)) from error
-        return content
+    def _keep_answers(self) -> None:
+        """Keep what the client has not, for the next load or a fetch that goes on."""
+        answers = {name: raw for name, raw in self._answers.items() if self._path(name) is None}
+        if answers != self._known and not self.offline:
+            with suppress(OSError):  # the next load then asks again
+                self.store.keep_answers(answers)
 
     def has(self, name: str) -> bool:
-        if name in self._headers or self._here(name) is not None:
+        if name in self._headers or self._path(name) is not None:
             return True
-        if not self.repo.options.force_download and self.store.knows(name):
-            return self.content(name) is not None
-        if self.offline or not name.endswith(".safetensors"):
-            return name in self.names()
+        if self.offline or name in self._answers:
+            return name not in self._answers and name in self.names()
         try:  # a file's header tells more than the list of all files, in as many requests
-            self.headers([name])
-        except CheckpointError as error:
-            if is_absence(error.__cause__):
-                self._keep(name, None)
-                return False
-            raise
-        return True
+            self.headers({name: 0})
+        except AbsentError:
+            self._answers[name] = None
+        return name not in self._answers
 
     def names(self) -> list[str]:
-        store, options = self.store, self.repo.options
-        if not options.force_download and store.knows(LISTING):
-            with suppress(DamagedError):
-                return list(json.loads(store.small_file(LISTING) or b"[]"))
+        kept = self._answers.get(LISTING)
+        if kept is not None:
+            return list(json.loads(kept))
         if self.offline:
-            return self._names_here()
-        remote, label = self.repo.listing(), f"{self.repo.label}: the list of files"
-        raw = self.repo.ask(lambda: remote.whole(json_limit(".index.json")), "the list of files")
+            names = super().names() if self.folder.is_dir() else []
+            if not any(name.endswith((".safetensors", ".index.json")) for name in names):
+                raise self._not_here("an index or weights")
+            return names
+        remote, what = self.repo.listing(), "the list of files"
+        raw = self.repo.ask(lambda: remote.whole(json_limit(".index.json")), what)
         prefix = self.repo.inside("x")[:-1]
-        files = [str(file.get("rfilename")) for file in parse_json(raw, label).get("siblings", ())]
+        siblings = parse_json(raw, f"{self.label}: {what}").get("siblings", ())
+        files = [str(file.get("rfilename")) for file in siblings]
         names = sorted(file[len(prefix) :] for file in files if file.startswith(prefix))
-        self._keep(LISTING, json.dumps(names).encode())
-        return names
-
-    def _names_here(self) -> list[str]:
-        config = self.repo.clients_file(CONFIG)
-        folder = config.parent.iterdir() if isinstance(config, Path) else ()
-        names = sorted(path.name for path in folder if path.is_file())
-        if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
-            raise self._not_here("an index or weights")
+        self._answers[LISTING] = json.dumps(names).encode()
         return names
 
     # Headers
 
-    def headers(
-        self, names: Iterable[str], lengths: Mapping[str, int] | None = None
-    ) -> dict[str, Header]:
-        known = lengths or {}
-        return self._each(names, lambda name: self._header(name, known.get(name, FIRST_READ)))
+    def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
+        names, workers = list(guesses), self.repo.options.max_workers
+        found = in_parallel(lambda name, _: self._header(name, guesses[name]), names, workers)
+        return dict(zip(names, found, strict=True))
 
-    def _each(self, names: Iterable[str], read: Callable[[str], Header]) -> dict[str, Header]:
-        found = list(names)
-        workers = self.repo.options.max_workers
-        headers = in_parallel(lambda name, _: read(name), found, workers)
-        return dict(zip(found, headers, strict=True))
-
-    def _header(self, name: str, length: int) -> Header:
-        path = self._here(name)
-        if path is None and self.offline:
-            raise self._not_here(name)
-        if path is None:
+    def _header(self, name: str, guess: int) -> Header:
+        if self._path(name) is None:
+            if self.offline:
+                raise self._not_here(name)
             try:
-                return self._remote_header(name, length)
+                return self._remote_header(name, guess or FIRST_READ)
             except RangesUnsupported as error:
                 self._refused = error
-                path = self._download([name])[name]
-        try:
-            header = read_header(path, f"{self.label}: {name}")
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; {_DAMAGE}") from error
-        self.advice = f"; {_DAMAGE}"
-        return header
+                self._download([name])
+        return super().headers({name: guess})[name]
 
     def _remote_header(self, name: str, length: int) -> Header:
         if name not in self._headers:
@@ -242,85 +186,72 @@ class HubSnapshot(Snapshot):
     # Tensors
 
     def locate(self, wanted: Wanted) -> dict[str, Located]:
-        sizes = wanted.published.shards
-        missing = [file for file in sizes if self._here(file) is None]
-        if missing and self.offline:
-            raise self._not_here(missing[0])
-        if self._way(wanted) == "ranges":
+        wanted.files()
+        self._keep_answers()
+        if self._route(wanted) == "ranges":
+            headers, damaged = self._headers_of(wanted), self.damage is not None
             try:
-                return self._fetch(wanted).locate(wanted)
+                fetch = partial(fetch_tower, self.repo, self.store, wanted, headers, check=damaged)
+                return self.repo.ask(fetch, "the tower").locate(wanted)
             except RangesUnsupported as error:
                 self._refused = error
         if self._refused is not None and self.repo.options.fetch == "ranges":
             text = f"{self._refused}: whole shards are fetched instead"
             warnings.warn(text, stacklevel=2)
+        missing = [file for file in wanted.published.shards if self._path(file) is None]
+        if missing and self.offline:
+            raise self._not_here(missing[0])
         self._download(missing)
-        found: dict[str, Located] = {}
-        for file in sizes:
-            path, label = self._here(file), f"{self.label}: {file}"
-            if path is None:
-                raise DamagedError(f"{label}: removed while it was being loaded")
-            pieces = [piece for piece in wanted.pieces if piece.file == file]
-            found |= locate_in(path, pieces, label)
-        return found
+        return super().locate(wanted)
 
-    def _fetch(self, wanted: Wanted) -> KeptTower:
-        shards = wanted.published.shards
-        headers = self._each(shards, lambda name: self._remote_header(name, FIRST_READ))
-        for piece in wanted.pieces:
-            if headers[piece.file].tensors.get(piece.name) != piece.entry:
-                raise CheckpointError(f"{self.label}: {piece.file}: changed while being loaded")
-        return self.repo.ask(
-            lambda: fetch_tower(
-                self.repo, self.store, wanted, headers, check=self.damage is not None
-            ),
-            "the tower",
-        )
-
-    def _download(self, names: Iterable[str]) -> dict[str, Path]:
-        found = download_shards(self.repo, names)
-        self._downloaded |= found
-        return found
+    def _download(self, names: list[str]) -> None:
+        download_shards(self.repo, names)
+        self._downloaded.update(names)
 
     def traffic(self, wanted: Wanted) -> Traffic:
-        here = [self._here(file) is not None for file in wanted.published.shards]
+        self._keep_answers()
+        here = [self._path(file) is not None for file in wanted.published.shards]
         cached = "shards" if all(here) else "some shards" if any(here) else "nothing"
         unfinished = self.store.partial.is_dir()
-        return Traffic(cached, self._way(wanted), self._range_bytes(wanted), unfinished)
+        return Traffic(cached, self._route(wanted), self._range_bytes(wanted), unfinished)
 
-    def _way(self, wanted: Wanted) -> str:
-        """What would be fetched: ``nothing``, ``ranges`` or ``shards``."""
+    def _route(self, wanted: Wanted) -> str:
+        """Return what would be fetched: ``nothing``, ``ranges`` or ``shards``."""
         sizes = wanted.published.shards
-        missing = sum(sizes[file] for file in sizes if self._here(file) is None)
+        missing = sum(sizes[file] for file in sizes if self._path(file) is None)
         if not missing:
             return "nothing"
-        if self._refused is not None:
+        if self._refused is not None or self.offline:
             return "shards"
         if self.repo.options.fetch != "auto":
             return self.repo.options.fetch
         return "ranges" if self._range_bytes(wanted) <= SAVING * missing else "shards"
 
     def _range_bytes(self, wanted: Wanted) -> int:
-        parts = plan_parts(in_order(wanted.pieces), self.headers(wanted.published.shards), 0)
+        parts = plan_parts(in_order(wanted.pieces), self._headers_of(wanted), 0)
         return sum(part.end - part.begin for part in parts)
 
-    def _here(self, name: str) -> Path | None:
-        """The whole file in the client's cache, if it is there and may be used."""
-        path = self._downloaded.get(name)
-        if path is None and not self.repo.options.force_download:
-            theirs = self.repo.clients_file(name)
-            path = theirs if isinstance(theirs, Path) else None
-        return path if path is not None and path.is_file() else None  # else removed meanwhile
+    def _headers_of(self, wanted: Wanted) -> dict[str, Header]:
+        return self.headers(dict.fromkeys(wanted.published.shards, 0))
+
+    def _path(self, name: str) -> Path | None:
+        """Return the whole file in the client's cache, if it is there and may be used."""
+        if self.repo.options.force_download and name not in self._downloaded:
+            return None
+        path = self.repo.clients_file(name) or None
+        self.advice = _DAMAGE if path else self.advice
+        return path
+
+    # Errors
 
     def _not_here(self, name: str) -> CheckpointError:
         """Return the error for a file that is needed and cannot be asked for offline."""
         if self.damage is not None:
             return self._cannot_repair("the kept tower", self.damage)
-        return CheckpointError(f"{self.repo.label}: {not_here(name, OFFLINE)}")
+        return CheckpointError(f"{self.label}: {not_here(name, OFFLINE)}")
 
     def _cannot_repair(self, what: str, damage: DamagedError) -> CheckpointError:
         return CheckpointError(
-            f"{self.repo.label}: {what} is damaged and cannot be fetched again offline "
-            f"({damage}): load once with a connection, or remove it (vitgraph cache remove "
-            f"{self.repo.repo_id})"
+            f"{self.label}: {what} is damaged and cannot be fetched again offline ({damage}): load "
+            f"once with a connection, or remove it (vitgraph cache remove {self.repo.repo_id})"
         )
