@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from encoders.inputs import to_rgb
-from vitgraph.demo import FAMILIES, panned_clip, run_demo, sample_photographs
+from vitgraph.cli import main
+from vitgraph.demo import FAMILIES, README_TOWERS, panned_clip, run_demo, sample_photographs
+from vitgraph.encode import Media, image_medium
+from vitgraph.plots import plot_feature_maps
+from vitgraph.seeded import write_seeded_checkpoint
+
+ROOT = Path(__file__).parents[1]
+README_PICTURE = ROOT / "docs" / "feature_maps.jpg"
 
 
 @pytest.mark.slow
@@ -21,11 +30,48 @@ def test_demo_encodes_photographs_and_a_clip_with_every_family(
     assert picture == tmp_path / "demo" / "feature_maps.png"
     with Image.open(picture) as image:
         assert image.size[0] > 1000
+    drawn, committed = Image.open(tmp_path / "demo" / "readme.jpg"), Image.open(README_PICTURE)
+    assert drawn.size == committed.size
+    photographs = (0, 0, drawn.width // 5, drawn.height)  # the maps may differ by signs
+    difference = np.asarray(drawn.crop(photographs), float) - committed.crop(photographs)
+    assert np.abs(difference).mean() < 4  # of 255
     lines = capsys.readouterr().out.splitlines()
     for title in FAMILIES:
         rows = [line.split() for line in lines if line.startswith(f"{title} ")]
         assert [row[1] for row in rows] == ["pavilion", "dahlia", "portrait", "pan.mp4"]
         assert all(int(row[-1]) >= 0 for row in rows)
+
+
+def test_demo_draws_checkpoints_in_place_of_the_seeded_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitgraph.demo.sample_media", small_media)
+    tower = write_seeded_checkpoint(tmp_path / "my-tower", "qwen3_vl")
+    assert main(["demo", str(tower), "--out", str(tmp_path / "demo")]) == 0
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == ["feature_maps.png"]
+    assert "my-tower    dot " in capsys.readouterr().out
+
+
+def test_demo_refuses_two_checkpoints_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="whose last parts differ"):
+        run_demo(tmp_path / "demo", ["one/tower", "other/tower"])
+
+
+def test_picture_of_the_readme_shows_two_photographs_and_four_towers() -> None:
+    assert set(README_TOWERS) <= set(FAMILIES)
+    assert README_PICTURE.stat().st_size < 150_000
+    readme = (ROOT / "README.md").read_text()
+    (caption,) = re.findall(r"!\[([^]]+)\]\(docs/feature_maps.jpg\)", readme)
+    assert "random" in caption
+    media = small_media(ROOT)
+    features = torch.rand(1, 4, 4, 8)
+    columns = {title: [features] * 2 for title in README_TOWERS}
+    figure = plot_feature_maps([one.still for one in media * 2], columns)
+    assert len(figure.axes) == 2 * (1 + len(README_TOWERS))
+
+
+def small_media(folder: Path) -> list[Media]:
+    return [image_medium("dot", torch.full((3, 64, 64), 9, dtype=torch.uint8))]
 
 
 def test_samples_are_photographs_not_noise() -> None:

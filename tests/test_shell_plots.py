@@ -55,6 +55,31 @@ def test_components_do_not_depend_on_the_sign_that_the_solver_picked() -> None:
     torch.testing.assert_close(principal_components(rows.flip(0), 2).flip(0), components)
 
 
+def test_colours_of_two_encoders_of_the_same_features_agree() -> None:
+    """Components of another basis have other signs and another order; the rotation undoes that."""
+    maps = [noise(1, 12, 18, 16) * torch.linspace(2, 0.2, 16), noise(2, 9, 8, 16)]
+    first = feature_rgb(maps)
+    alone = feature_rgb([features.roll(3, -1) * -1 for features in maps])
+    rotated = feature_rgb([features.roll(3, -1) * -1 for features in maps], like=first)
+    assert max((a - b).abs().max() for a, b in zip(alone, first, strict=True)) > 0.5
+    for one, other in zip(rotated, first, strict=True):
+        assert (one - other).abs().mean() < 0.05
+
+
+def test_colours_agree_between_grids_of_different_sizes() -> None:
+    coarse = torch.nn.functional.interpolate(noise(1, 16, 1, 6, 8), scale_factor=(1, 4, 4))
+    fine = coarse.movedim(1, -1)[0]
+    small = fine[:, ::4, ::4].roll(5, -1) * -1
+    (first,) = feature_rgb([fine])
+    (second,) = feature_rgb([small], like=[first])
+    assert (second - first[:, ::4, ::4]).abs().mean() < 0.05
+
+
+def test_colours_to_agree_with_are_given_for_every_map() -> None:
+    with pytest.raises(ValueError, match="like: 0 coloured maps for 1"):
+        feature_rgb([noise(1, 4, 4, 8)], like=[])
+
+
 def test_constant_features_are_drawn_not_divided_by_zero() -> None:
     (colours,) = feature_rgb([torch.ones(1, 4, 4, 8)])
     assert torch.isfinite(colours).all()
@@ -82,6 +107,26 @@ def test_figure_shows_each_photograph_beside_its_maps() -> None:
     assert to_rgb(Image.open(buffer)).shape[2] > 300
 
 
+def test_encoders_beyond_five_are_wrapped_into_further_blocks() -> None:
+    maps = [noise(1, 3, 4, 8)] * 3
+    figure = plot_feature_maps(photographs(), {f"tower {n}": maps for n in range(7)})
+    used = [axes for axes in figure.axes if axes.axison]
+    titles = [axes.get_title() for axes in used if axes.get_title()]
+    first, second = [f"tower {n}" for n in range(4)], [f"tower {n}" for n in range(4, 7)]
+    assert titles == ["photograph", *first, "photograph", *second]
+    assert len(used) == 3 * 7 + 3 * 2
+    assert figure.get_size_inches()[0] < 13  # inches; ten columns in a row cannot be read
+
+
+def test_caption_says_what_the_colours_mean() -> None:
+    maps = [noise(1, 3, 4, 8)] * 3
+    alone = plot_feature_maps(photographs(), maps).get_supxlabel()
+    assert "principal components" in alone
+    assert "first encoder" not in alone
+    both = plot_feature_maps(photographs(), {"one": maps, "two": maps}).get_supxlabel()
+    assert "rotated to agree with the colours of the first encoder" in both
+
+
 def test_maps_that_are_not_laid_out_in_space_are_refused_with_their_shape() -> None:
     for wrong in (noise(4, 6, 16), noise(24, 16), noise(1, 4, 6, 2)):
         with pytest.raises(ValueError, match=r"\[t, h, w, D\]") as caught:
@@ -89,9 +134,11 @@ def test_maps_that_are_not_laid_out_in_space_are_refused_with_their_shape() -> N
         assert str(tuple(wrong.shape)) in str(caught.value)
 
 
-def test_a_figure_of_no_image_is_refused() -> None:
+def test_a_figure_of_no_image_or_no_map_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one image"):
-        plot_feature_maps([], {})
+        plot_feature_maps([], {"one": []})
+    with pytest.raises(ValueError, match="at least one image and its map"):
+        plot_feature_maps(photographs(), {})
 
 
 def test_a_map_for_every_image_is_demanded() -> None:

@@ -26,6 +26,7 @@ from vitgraph.cli import main
 from vitgraph.demo import panned_clip, sample_photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
+from weights import load_encoder
 
 ROOT = Path(__file__).parents[1]
 REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"
@@ -143,12 +144,39 @@ def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:
     assert text[:end].count("\n") <= 45
 
 
-def test_comparison_with_transformers_and_timm_ends_by_line_40() -> None:
+def test_comparison_with_the_peers_ends_by_line_40() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    (header,) = [number for number, line in enumerate(lines, 1) if line.startswith("| | vitgraph")]
-    assert "transformers" in lines[header - 1]
-    assert "timm" in lines[header - 1]
+    (header,) = [number for number, line in enumerate(lines, 1) if line.startswith("| | only the")]
+    rows = lines[header + 1 : lines.index("", header)]
+    names = [row.split("|")[1].strip(" *").split()[0] for row in rows]
+    assert names == ["vitgraph", "transformers", "timm", "vLLM"]
+    assert len({row.count("|") for row in (lines[header - 1], *rows)}) == 1
     assert lines.index("", header) <= 40
+
+
+def test_install_is_two_lines_and_its_size_is_told() -> None:
+    text = (ROOT / "README.md").read_text()
+    install = blocks("README.md", "sh")[0].splitlines()
+    assert [line.split()[:2] for line in install] == [["pip", "install"]] * 2
+    assert "https://download.pytorch.org/whl/cpu" in install[0]
+    assert re.search(r"[\d.]+ GiB .*`du -sm` said on \d{4}-\d\d-\d\d", text, re.S)
+
+
+def test_everyday_use_comes_before_the_graphs() -> None:
+    titles = re.findall(r"^## (.+)", (ROOT / "README.md").read_text(), re.M)
+    order = ["Many images", "Fine-tuning and saving", "Speed", "CUDA graphs"]
+    assert [title for title in titles if title in order] == order
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_sections_lead_to_a_heading(page: str) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", (ROOT / page).read_text()):
+        if "://" in target:
+            continue
+        text = ((ROOT / page).parent / target if target else ROOT / page).read_text()
+        headings = re.findall(r"^#+ (.+)", text, re.M)
+        slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
+        assert anchor in slugs, f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
@@ -196,13 +224,24 @@ def test_readme_shows_the_committed_fetch_figures() -> None:
     said = " ".join((ROOT / "README.md").read_text().split())
     assert f"{ranges['bytes'] / 1e6:.1f} MB in {ranges['seconds']:.2f} s" in said
     assert f"{shards['bytes'] / 1e6:,.0f} MB and take {shards['seconds']:.1f} s" in said
+    assert f"yes, strictly; fetches {ranges['bytes'] / 1e6:.1f} MB" in said
+    assert f"fetches whole files, {shards['bytes'] / 1e6:,.0f} MB" in said
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_transformers_tower_class_finds_nothing_in_a_full_checkpoint(checkpoint: Path) -> None:
+def test_transformers_tower_class_finds_tensors_only_with_a_key_mapping(
+    checkpoint: Path,
+) -> None:
     """The README says so of transformers; should it change, the README has to."""
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
     tower, report = Qwen3VLVisionModel.from_pretrained(checkpoint, output_loading_info=True)
     assert set(report["missing_keys"]) == set(tower.state_dict())
+    names = {r"^model\.visual\.": ""}
+    tower, report = Qwen3VLVisionModel.from_pretrained(
+        checkpoint, output_loading_info=True, key_mapping=names
+    )
+    assert not report["missing_keys"]
+    ours = load_encoder(checkpoint)
+    assert tower.merger.linear_fc1.weight.equal(ours.merger.linear_fc1.weight)

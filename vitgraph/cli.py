@@ -176,7 +176,13 @@ def _add_bench(commands: Any) -> None:
 def _add_demo(commands: Any) -> None:
     summary = "Encode sample photographs with a small seeded checkpoint of every family."
     parser = _add_command(commands, "demo", demo, summary)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
+    parser.add_argument(
+        "repos",
+        metavar="REPO",
+        nargs="*",
+        help="checkpoints to draw in place of the seeded ones: repo ids or folders",
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures")
 
 
 def encode(options: argparse.Namespace) -> None:
@@ -338,4 +344,4 @@ def demo(options: argparse.Namespace) -> None:
     """Run the demo."""
     from .demo import run_demo
 
-    run_demo(options.out)
+    run_demo(options.out, options.repos)

@@ -2,19 +2,22 @@
 
 The checkpoints are small and hold random weights, but they are written as on the Hub: published
 ``config.json``, shards, a language model beside the tower. Loading, preprocessing and encoding are
-those of real checkpoints.
+those of real checkpoints. ``vitgraph demo REPO...`` draws real ones.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from encoders.vision_encoder import VisionEncoder
 from weights import families, load_encoder
 
 from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
@@ -30,6 +33,9 @@ FAMILIES = {
     if small.title
 }
 """Title in the picture -> name that ``write_seeded_checkpoint`` takes."""
+
+README_TOWERS = ("InternViT-300M", "Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL")
+"""Titles of the towers in the picture of the README."""
 
 PHOTOGRAPHS = {
     "pavilion": ("sklearn", "datasets/images/china.jpg"),
@@ -82,48 +88,70 @@ def sample_media(folder: Path) -> list[Media]:
     return [*stills, Media(path.name, read_video(path), "video")]
 
 
-def run_demo(out: Path) -> Path:
+def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
     """Encode the samples with every family, print a table and draw the feature maps.
 
     Args:
-        out: folder for ``feature_maps.png``, made if it does not exist.
+        out: folder for ``feature_maps.png`` and, if no ``repos`` are given, ``readme.jpg``, two of
+            the photographs beside four of the towers. It is made if it does not exist.
+        repos: repo ids or folders of checkpoints that take the place of the small seeded ones.
 
     Returns:
-        The path of the picture.
+        The path of ``feature_maps.png``.
 
     Raises:
-        ValueError: an optional package is missing.
+        ValueError: an optional package is missing, a checkpoint cannot be loaded, or two have the
+            same name.
     """
     require_matplotlib()
     require_av()
+    names = [Path(repo).name for repo in repos]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{', '.join(repos)}: pass checkpoints whose last parts differ")
     start = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         media = sample_media(Path(folder))
-        encoded = {
-            title: _encode_family(Path(folder) / family, family, seed, media)
-            for seed, (title, family) in enumerate(FAMILIES.items())
-        }
+        loaded = zip(names, map(_load, repos), strict=True) if repos else _seeded(Path(folder))
+        encoded = {title: list(encode_media(encoder, media, {})) for title, encoder in loaded}
     rows = [(title, *row(one)) for title, items in encoded.items() for one in items]
-    print(format_table(("family", *HEADER), rows))
+    print(format_table(("checkpoint" if repos else "family", *HEADER), rows))
     picture = out / "feature_maps.png"
-    _draw(media, encoded, picture)
-    print(f"\n{len(encoded)} families in {time.perf_counter() - start:.0f} s; wrote {picture}")
+    heading = "Features of the last layer"
+    if not repos:
+        heading += " of small towers with seeded random weights"
+        four = {title: encoded[title][:2] for title in README_TOWERS}
+        draw(media[:2], four, heading, out / "readme.jpg", dpi=130)
+    draw(media, encoded, heading, picture, dpi=150)
+    print(f"\n{len(encoded)} towers in {time.perf_counter() - start:.0f} s; wrote {picture}")
     return picture
 
 
-def _encode_family(folder: Path, family: str, seed: int, media: list[Media]) -> list[Encoded]:
-    write_seeded_checkpoint(folder, family, depth=4, width=160, seed=seed)
-    encoder = load_encoder(folder, progress=False, dtype=torch.float32)
-    return list(encode_media(encoder, media, {}))
+def _load(repo: str) -> VisionEncoder:
+    return load_encoder(repo, dtype=torch.float32, device="auto")
 
 
-def _draw(media: list[Media], encoded: dict[str, list[Encoded]], picture: Path) -> None:
+def _seeded(folder: Path) -> Iterator[tuple[str, VisionEncoder]]:
+    """Yield a small tower of each family with its title; the seed depends on the title alone."""
+    for title, family in FAMILIES.items():
+        seed = crc32(title.encode())
+        place = write_seeded_checkpoint(folder / family, family, depth=4, width=160, seed=seed)
+        yield title, load_encoder(place, progress=False, dtype=torch.float32)
+
+
+def draw(
+    media: Sequence[Media],
+    encoded: Mapping[str, Sequence[Encoded]],
+    heading: str,
+    picture: Path,
+    *,
+    dpi: int,
+) -> None:
+    """Draw the items beside their feature maps, one column per name of ``encoded``."""
     figure = plot_feature_maps(
         [medium.still for medium in media],
         {title: [one.feature_map for one in items] for title, items in encoded.items()},
         titles=[medium.name for medium in media],
-        title="Features of the last layer, coloured by their three principal components "
-        "(small towers with seeded random weights)",
+        title=heading,
     )
-    figure.savefig(picture, dpi=150)
+    figure.savefig(picture, dpi=dpi)

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_COLUMNS = 5
+"""Encoders beside a photograph; more go into further blocks of rows below."""
+COLUMN_WIDTH = 2.0
+"""Inches per column."""
+_NOTE = "Red, green and blue are the three principal components of an encoder's features"
+_NOTE_ROTATED = ",\nrotated to agree with the colours of the first encoder."
+
 
 def require_matplotlib() -> None:
     """Raise unless matplotlib is installed.
@@ -54,19 +61,25 @@ def check_plot(path: Path) -> None:
         raise ValueError(f"{path}: the suffix must name a picture format: {', '.join(known)}")
 
 
-def feature_rgb(maps: Sequence[Tensor]) -> list[Tensor]:
+def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> list[Tensor]:
     """Colour feature maps by their first three principal components, fitted over all maps at once.
 
-    Equal colours therefore mean alike features, within a map and from one map to another.
+    Equal colours therefore mean alike features, within a map and from one map to another. The
+    components of two encoders have nothing to do with each other. With ``like``, the three
+    components are rotated among themselves until the colours agree best with those of the other
+    encoder.
 
     Args:
         maps: each [t, h, w, D], as ``encoder.feature_maps`` returns them.
+        like: colours [t', h', w', 3] that another encoder's maps of the same pictures got, one per
+            map.
 
     Returns:
         One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU.
 
     Raises:
-        ValueError: there is no map, or maps differ in their width D or have another layout.
+        ValueError: there is no map, maps differ in their width D or have another layout, or
+            ``like`` has another number of maps.
     """
     for features in maps:
         _require_map(features)
@@ -75,10 +88,22 @@ def feature_rgb(maps: Sequence[Tensor]) -> list[Tensor]:
         raise ValueError(f"maps of widths {widths}: pass at least one, all of one width")
     flat = [features.detach().float().cpu().flatten(0, -2) for features in maps]
     components = principal_components(torch.cat(flat), 3)
+    if like is not None:
+        if len(like) != len(maps):
+            raise ValueError(f"like: {len(like)} coloured maps for {len(maps)}; pass one per map")
+        grids = [(len(m), m.shape[1], m.shape[2]) for m in maps]
+        target = torch.cat(list(map(_resample, like, grids)))
+        components = rotate_to(components, target)
     low, high = components.quantile(torch.tensor([0.01, 0.99]), dim=0)
     colours = ((components - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     parts = colours.split([len(rows) for rows in flat])
     return [part.view(*m.shape[:-1], 3) for part, m in zip(parts, maps, strict=True)]
+
+
+def _resample(colours: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Average colours [t', h', w', 3] over the cells of another grid (t, h, w): [t * h * w, 3]."""
+    volume = torch.nn.functional.adaptive_avg_pool3d(colours.movedim(-1, 0), shape)
+    return volume.flatten(1).T
 
 
 def _require_map(features: object) -> None:
@@ -109,6 +134,21 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     return centred @ (axes * strongest.sign())
 
 
+def rotate_to(rows: Tensor, target: Tensor) -> Tensor:
+    """Rotate uncorrelated columns so that they agree best with a target (orthogonal Procrustes).
+
+    Args:
+        rows: [P, k]; every column is first brought to mean 0 and variance 1.
+        target: [P, k].
+
+    Returns:
+        [P, k], the product of the standardised rows and an orthogonal k x k matrix.
+    """
+    rows = (rows - rows.mean(dim=0)) / rows.std(dim=0).clamp(min=1e-12)
+    left, _, right = torch.linalg.svd(rows.T @ (target - target.mean(dim=0)))
+    return rows @ (left @ right)
+
+
 def plot_feature_maps(
     images: Sequence[Any],
     maps: Sequence[Tensor] | Mapping[str, Sequence[Tensor]],
@@ -118,10 +158,14 @@ def plot_feature_maps(
 ) -> Figure:
     """Photographs on the left, their feature maps (PCA to RGB) beside them.
 
+    Colours can be compared within a column, as :func:`feature_rgb` says. Those of every further
+    encoder are rotated to agree with the first encoder's.
+
     Args:
         images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.
         maps: one map [t, h, w, D] per image; to compare encoders, one such list per name. Of a
-            video the middle frame pair is shown.
+            video the middle time step is shown. Each encoder fills a column; more than five are
+            wrapped into further blocks of rows.
         titles: one per image, written beside it.
         title: the title of the whole figure.
 
@@ -129,15 +173,15 @@ def plot_feature_maps(
         The figure; ``figure.savefig(path)`` writes it.
 
     Raises:
-        ValueError: matplotlib is missing, images or maps are no lists, there are no images, the
-            numbers of images and maps differ, or maps are not laid out in space.
+        ValueError: matplotlib is missing, images or maps are no lists, there are no images or no
+            maps, the numbers of images and maps differ, or maps are not laid out in space.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
 
     columns = _read_columns(maps)
     photographs = [pixels.permute(1, 2, 0) for pixels in read_images(images)]
-    if not photographs:
+    if not photographs or not columns:
         raise ValueError("nothing to draw: pass at least one image and its map")
     for name, column in columns.items():
         if len(column) != len(photographs):
@@ -145,15 +189,20 @@ def plot_feature_maps(
                 f"{name}: {len(column)} maps for {len(photographs)} images; pass one each"
             )
     ratios = [pixels.shape[0] / pixels.shape[1] for pixels in photographs]
-    size = (2.4 * (1 + len(columns)) + 0.2, 2.33 * sum(ratios) + 0.25 * len(ratios) + 0.7)
-    figure = Figure(size, layout="constrained")
-    grid = figure.subplots(
-        len(ratios), 1 + len(columns), squeeze=False, gridspec_kw={"height_ratios": ratios}
-    )
-    _fill_photographs(list(grid[:, 0]), photographs, titles or [""] * len(ratios))
-    for axes, (name, column) in zip(grid[:, 1:].T, columns.items(), strict=True):
-        _fill_maps(axes, name, column, photographs)
+    blocks = -(-len(columns) // MOST_COLUMNS)
+    width = -(-len(columns) // blocks)
+    height = blocks * (0.93 * COLUMN_WIDTH * sum(ratios) + 0.23 * len(ratios) + 0.2) + 0.75
+    figure = Figure((COLUMN_WIDTH * (1 + width) + 0.2, height), layout="constrained")
+    parts = figure.subfigures(blocks, 1, squeeze=False, hspace=0.02)[:, 0]
+    rows, relative = len(ratios), {"height_ratios": ratios}
+    grids = [part.subplots(rows, 1 + width, squeeze=False, gridspec_kw=relative) for part in parts]
+    for grid in grids:
+        _fill_photographs(list(grid[:, 0]), photographs, titles or [""] * rows)
+    places = [column for grid in grids for column in grid[:, 1:].T]
+    _fill_columns(places, columns, photographs)
     figure.suptitle(title or "", fontsize=11)
+    note = _NOTE + (_NOTE_ROTATED if len(columns) > 1 else ".")
+    figure.supxlabel(note, fontsize=8, color="dimgrey")
     return figure
 
 
@@ -176,29 +225,40 @@ def _read_columns(
 def _fill_photographs(
     column: Sequence[Axes], photographs: Sequence[Tensor], titles: Sequence[str]
 ) -> None:
-    column[0].set_title("photograph", fontsize=9)
+    column[0].set_title("photograph", fontsize=10)
     for axes, pixels, title in zip(column, photographs, titles, strict=True):
         height, width, _ = pixels.shape
         _picture(axes, pixels, (height, width), f"{width} x {height} pixels")
-        axes.set_ylabel(title, fontsize=9)
+        axes.set_ylabel(title, fontsize=10)
 
 
-def _fill_maps(
-    column: Sequence[Axes], name: str, maps: Sequence[Tensor], photographs: Sequence[Tensor]
+def _fill_columns(
+    places: Sequence[Sequence[Axes]],
+    columns: Mapping[str, Sequence[Tensor]],
+    photographs: Sequence[Tensor],
 ) -> None:
-    column[0].set_title(name, fontsize=9)
-    for axes, colours, pixels in zip(column, feature_rgb(maps), photographs, strict=True):
-        steps, height, width, _ = colours.shape
-        label = f"{width} x {height} patches" + (f", step {steps // 2 + 1} of {steps}") * (
-            steps > 1
-        )
-        _picture(axes, colours[steps // 2], pixels.shape[:2], label)
+    """Draw one encoder per column; the columns of the last block that are left stay empty."""
+    first: list[Tensor] | None = None
+    for column, (name, maps) in zip(places, columns.items(), strict=False):
+        colours = feature_rgb(maps, like=first)
+        first = first or colours
+        column[0].set_title(name, fontsize=10)
+        for axes, coloured, pixels in zip(column, colours, photographs, strict=True):
+            steps, height, width, _ = coloured.shape
+            when = f", step {steps // 2 + 1} of {steps}" if steps > 1 else ""
+            label = f"{width} x {height} patches{when}"
+            _picture(axes, coloured[steps // 2], pixels.shape[:2], label)
+    for column in places[len(columns) :]:
+        for axes in column:
+            axes.set_axis_off()
 
 
 def nearest_patches(
     source: Tensor, target: Tensor, points: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, float]]:
-    """For patches of one feature map, the most similar patch of another.
+    """For patches of one feature map, find the most similar patch of another.
+
+    Similarity is the cosine between features from which the mean over both maps was subtracted.
 
     Args:
         source, target: [h, w, D] each, not necessarily of one size.
@@ -268,7 +328,7 @@ def plot_nearest_patches(
             ConnectionPatch(start, end, "data", "data", axesA=left, axesB=right, color=colour)
         )
     left.set_title("chosen patches", fontsize=9)
-    right.set_title("nearest patches (cosine similarity)", fontsize=9)
+    right.set_title("nearest patches (cosine similarity of features less their mean)", fontsize=9)
     figure.suptitle(title or "", fontsize=11)
     return figure
 
@@ -278,7 +338,7 @@ def _picture(axes: Axes, pixels: Tensor, shape: Sequence[int], label: str) -> No
     extent = (0, shape[1], shape[0], 0)
     axes.imshow(pixels.numpy(), extent=extent, interpolation="nearest", aspect="equal")
     axes.set(xticks=[], yticks=[])
-    axes.set_xlabel(label, fontsize=7, color="grey", labelpad=2)
+    axes.set_xlabel(label, fontsize=8, color="dimgrey", labelpad=2)
     axes.spines[:].set_visible(False)
 
 
