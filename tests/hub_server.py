@@ -80,6 +80,8 @@ class HubServer:
         self.ranges = ranges
         self.redirects = True
         """Whether weights are on another host, as on the Hub; mirrors may serve them directly."""
+        self.signs_ranges = False
+        """Whether the storage host's address serves only the range that the Hub was asked for."""
         self.latency = latency
         self.bytes_per_second = bytes_per_second
         self.faults: list[tuple[str | None, re.Pattern[str], list[Fault]]] = []
@@ -185,6 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.fault.status is not None:
             self._error(self.fault.status, None, "out of order", dict(self.fault.headers))
         elif match := re.fullmatch(r"/blob/([0-9a-f]+)", path):
+            signed = self.path.partition("?range=")[2]
+            if signed and unquote(signed) != self.headers.get("Range"):
+                self._error(403, None, "Auth failed: invalid range")
+                return
             self._send_file(self.hub.blobs[match[1]], {"ETag": f'"stored-{match[1][:8]}"'})
         elif match := re.fullmatch(r"/api/models/(.+?)/tree/([^/]+)", path):
             self._tree(match[1], match[2])
@@ -238,7 +244,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.suffix == ".safetensors" and self.hub.redirects:
             digest = _hash(path)
             headers |= {"X-Linked-Size": str(path.stat().st_size), "X-Linked-Etag": f'"{digest}"'}
-            self._send(302, b"", headers | {"Location": f"{self.hub.storage}/blob/{digest}"})
+            location = f"{self.hub.storage}/blob/{digest}"
+            if self.hub.signs_ranges and "Range" in self.headers:
+                location += f"?range={self.headers['Range']}"
+            self._send(302, b"", headers | {"Location": location})
         else:
             self._send_file(path, headers | {"ETag": f'"{_hash(path)[:40]}"'})
 

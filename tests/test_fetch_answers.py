@@ -102,6 +102,21 @@ def test_the_token_is_sent_to_the_hub_alone(
     assert asked == [(file.url, True), (storage, sent)]
 
 
+def test_storage_that_signs_every_range_is_asked_through_the_hub(
+    hub: HubServer, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in hf-fetch-model 0.11.2 on the Hub's Xet storage; `xet-core` issue 897 has its 403."""
+    folder = write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, shards=1)
+    monkeypatch.setattr("weights.hub.ranges.MOST_BYTES", 300_000)
+    hub.push(REPO, folder)
+    hub.signs_ranges = True
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
+    assert same_weights(encoder, load_encoder(folder))
+    blobs = [request.status for request in hub.requests if request.path.startswith("/blob/")]
+    assert blobs.count(206) >= 5
+    assert blobs.count(403) == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "when"), [*product(WRONG, ["tensors"]), *product(WRONG[:-1], ["headers"])]
 )

@@ -1,7 +1,8 @@
 """One remote file, read by byte range over the Hub client's own HTTP session, token and retries.
 
-The Hub redirects weights to a storage host. The redirect is followed once per file and remembered
-(and asked for again when it expires), so that a range costs one request. Busy servers are asked
+The Hub redirects weights to a storage host. The redirect is followed once per file and remembered,
+so that a range costs one request. Where the storage host refuses a remembered address, because it
+has expired or was signed for one range alone, every later range of the file asks the Hub. Busy servers are asked
 again by the client's ``http_stream_backoff``; connections that break are continued here at the
 byte. The ETag of every answer must be that of the first.
 """
@@ -85,6 +86,9 @@ class RemoteFile:
         sends the bytes, by header."""
         self._comparing = Lock()
         self._direct: str | None = None
+        """The storage host's address of the file, None before it is known."""
+        self._refused = False
+        """Whether the storage host has refused a remembered address."""
 
     def header(self, guess: int) -> Header:
         """Read and check the header of a safetensors file, in one request if ``guess`` suffices.
@@ -231,12 +235,12 @@ class RemoteFile:
         ):
             answered()
             if direct and response.status_code in _EXPIRED:
-                self._direct = None
+                self._direct, self._refused = None, True
                 raise _Expired
             if response.status_code != 416 or wanted is None:
                 hf_raise_for_status(response)
             self._compare(response)
-            if direct is None:
+            if direct is None and not self._refused:
                 self._direct = str(response.url) if response.history else None
             yield response
 
