@@ -80,6 +80,7 @@ def test_memory_does_not_grow_with_the_stream() -> None:
     encoder.cpu()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", TOWERS)
 def test_cutting_pixels_on_the_gpu_does_not_wait_for_it(name: str) -> None:
     preprocessor: Any = tower(name).preprocessor

@@ -2,9 +2,9 @@
 
 The Hub redirects weights to a storage host. The redirect is followed once per file and remembered,
 so that a range costs one request. Where the storage host refuses a remembered address, because it
-has expired or was signed for one range alone, every later range of the file asks the Hub. Busy servers are asked
-again by the client's ``http_stream_backoff``; connections that break are continued here at the
-byte. The ETag of every answer must be that of the first.
+has expired or was signed for one range alone, every later range of the file asks the Hub. Busy
+servers are asked again by the client's ``http_stream_backoff``; connections that break are
+continued here at the byte. The ETag of every answer must be that of the first.
 """
 
 from __future__ import annotations
