@@ -263,6 +263,8 @@ class BlockParts(NamedTuple):
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windows: bool = False
     """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
+    interleaved: bool = False
+    """Whether rotary positions turn pairs (2i, 2i + 1) of a head instead of (i, i + K/2)."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import torch
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
-from encoders import VisionEncoder
+from encoders import Encoder
 
 from ..layouts import Layout
 
@@ -58,7 +58,7 @@ class Family:
 
     name: str
     title: str
-    encoder: Callable[..., VisionEncoder]
+    encoder: Callable[..., Encoder]
     config: Any
     """The encoder's config class, which has ``from_hf``."""
     model_types: tuple[str, ...]
@@ -75,12 +75,14 @@ class Family:
     """How a clip enters the tower, for ``vitgraph list``."""
     replays: Mapping[str, str]
     """What replays as CUDA graphs, for "image" and "video", for ``vitgraph list``."""
+    verified: bool = True
+    """Whether tests compare the tower with an upstream implementation instead of our own twin."""
     timm: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """Timm architecture -> function from its ``model_args`` to the tower's config."""
     read_config: Callable[[Mapping[str, Any], Shapes | None], Any] | None = None
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 
-    def on_meta(self, config: Any) -> VisionEncoder:
+    def on_meta(self, config: Any) -> Encoder:
         """Build the encoder with tensors that have shapes and no memory.
 
         Args:
