@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from weights import families, load_encoder
+from weights.families.family import NO_VIDEO
 
 from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
 from .plots import plot_feature_maps, require_matplotlib
-from .seeded import write_seeded_checkpoint
+from .seeded import RECIPES, write_seeded_checkpoint
 from .terminal import format_table
 from .video import read_video, require_av, write_video
 
@@ -85,6 +86,8 @@ def sample_media(folder: Path) -> list[Media]:
 def run_demo(out: Path) -> Path:
     """Encode the samples with every family, print a table and draw the feature maps.
 
+    A family that takes no video encodes the middle frame of the clip.
+
     Args:
         out: folder for ``feature_maps.png``, made if it does not exist.
 
@@ -115,6 +118,8 @@ def run_demo(out: Path) -> Path:
 def _encode_family(folder: Path, family: str, seed: int, media: list[Media]) -> list[Encoded]:
     write_seeded_checkpoint(folder, family, depth=4, width=160, seed=seed)
     encoder = load_encoder(folder, progress=False, dtype=torch.float32)
+    if RECIPES[family].family.video == NO_VIDEO:
+        media = [image_medium(medium.name, medium.still) for medium in media]
     return list(encode_media(encoder, media, {}))
 
 

@@ -106,7 +106,7 @@ class Step3Twin(nn.Module):
         self.config, self.state = vision_of(config), {}
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
-        self.state = {key: value.double() for key, value in state.items()}
+        self.state = {key: value.double().cpu() for key, value in state.items()}
 
     def forward(self, view: Tensor) -> tuple[Tensor, Tensor]:
         """From one view [3, H, W] to hidden rows [4+h*w, D] and tokens [N, out]."""
@@ -203,6 +203,6 @@ def _keys(x: float, a: float = -0.5) -> float:
 
 
 def step3_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
-    """Run the twin on every view."""
-    hidden, tokens = zip(*(reference(view) for view in pixels.double()), strict=True)
-    return EncoderOutput(torch.stack(hidden), torch.cat(tokens), ())
+    """Run the twin, which stays on the CPU, on every view."""
+    hidden, tokens = zip(*(reference(view) for view in pixels.double().cpu()), strict=True)
+    return EncoderOutput(torch.stack(hidden), torch.cat(tokens), ()).to(pixels.device)

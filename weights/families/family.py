@@ -20,6 +20,8 @@ Fields: TypeAlias = dict[tuple[str, ...], Any]
 """Values of config fields, by all the names that published configs give the field."""
 Sizes: TypeAlias = Mapping[tuple[str, int], tuple[str, ...]]
 """Name and axis of a tensor -> all names of the config field that states the axis's length."""
+NO_VIDEO = "no"
+"""``Family.video`` of a family that takes images alone."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Family:
     small: Mapping[str, SmallCheckpoint]
     """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
     video: str
-    """How a clip enters the tower, for ``vitgraph list``."""
+    """How a clip enters the tower, for ``vitgraph list``; :data:`NO_VIDEO` if none does."""
     replays: Mapping[str, str]
     """What replays as CUDA graphs, for "image" and "video", for ``vitgraph list``."""
     verified: bool = True

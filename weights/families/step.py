@@ -10,6 +10,7 @@ from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 
 from ..layouts import Layout, Place
 from .family import (
+    NO_VIDEO,
     Family,
     Fields,
     PublishedModel,
@@ -234,7 +235,6 @@ _STEP3_CONFIG: dict[str, Any] = {
 
 # --- records -----------------------------------------------------------------------------------
 
-_VIDEO = "none: pass frames as images"
 _REPLAYS = {"image": "yes, by path", "video": "no"}
 STEP3_VL = Family(
     name="step3_vl",
@@ -253,7 +253,7 @@ STEP3_VL = Family(
         "step3_vl": SmallCheckpoint("stepfun-ai/Step3-VL-10B", "Step3-VL"),
         "step3_vl_hf": SmallCheckpoint("stepfun-ai/Step-3.7-Flash", layout="step3-vl-hf"),
     },
-    video=_VIDEO,
+    video=NO_VIDEO,
     replays=_REPLAYS,
     read_config=_read_step3_vl,
 )
@@ -278,7 +278,7 @@ STEP3 = Family(
         ),
     ),
     small={"step3": SmallCheckpoint("stepfun-ai/step3", "Step3")},
-    video=_VIDEO,
+    video=NO_VIDEO,
     replays=_REPLAYS,
     verified=False,
     read_config=_read_step3,
