@@ -11,20 +11,25 @@ from .contract import (
 )
 from .inputs import Video
 from .intern_vit import InternViT, InternViTConfig
+from .paths import PathsEncoder
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+from .step3 import Step3Config, Step3Encoder
+from .step3_vl import Step3VLConfig, Step3VLEncoder
 from .streams import ItemError
 from .video_pruning import PrunedTokens, prune_video_tokens
-from .vision_encoder import VisionEncoder
+from .vision_encoder import Encoder, VisionEncoder
 
 __all__ = [
+    "Encoder",
     "EncoderItemSpec",
     "EncoderOutput",
     "GraphableEncoder",
     "InternViT",
     "InternViTConfig",
     "ItemError",
+    "PathsEncoder",
     "PrunedTokens",
     "Qwen2VLConfig",
     "Qwen2VLEncoder",
@@ -32,6 +37,10 @@ __all__ = [
     "Qwen2_5VLEncoder",
     "Qwen3VLConfig",
     "Qwen3VLEncoder",
+    "Step3Config",
+    "Step3Encoder",
+    "Step3VLConfig",
+    "Step3VLEncoder",
     "Video",
     "VisionEncoder",
     "VisionInputs",

@@ -93,10 +93,35 @@ class VisionInputs(NamedTuple):
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> VisionInputs:
         """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
-        return self._replace(
-            pixel_values=self.pixel_values.to(device=device, dtype=dtype),
-            other_paths={name: path.to(device, dtype) for name, path in self.other_paths.items()},
-        )
+        return self.with_pixels(lambda pixels: pixels.to(device=device, dtype=dtype))
+
+    def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
+        """Return a copy with ``change`` applied to the pixels of every path, "image" first."""
+        paths = {
+            name: path._replace(pixel_values=change(path.pixel_values))
+            for name, path in self.paths.items()
+        }
+        return self._replace(pixel_values=paths.pop("image").pixel_values, other_paths=paths)
+
+    def users(self, path: str) -> list[bool]:
+        """Whether each item has an entry in a path.
+
+        All items use a path that has one entry per item. A path with fewer entries belongs to the
+        items of which ``tiles`` says that they have a thumbnail beside their tiles.
+
+        Raises:
+            ValueError: the entries of the path fit neither rule.
+        """
+        items, entries = len(self.grid_thw), len(self.paths[path].grid_thw)
+        if entries == items:
+            return [True] * items
+        tiled = [thumbnail for _, _, thumbnail in self.tiles or [(1, 1, False)] * items]
+        if len(tiled) != items or sum(tiled) != entries:
+            raise ValueError(
+                f"path {path!r} has {entries} entries for {items} items, of which tiles says that "
+                f"{sum(tiled)} use it: pass what preprocess returned"
+            )
+        return tiled
 
     @classmethod
     def from_processor(cls, features: Mapping[str, Any]) -> VisionInputs:
@@ -238,6 +263,8 @@ class BlockParts(NamedTuple):
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windows: bool = False
     """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
+    interleaved: bool = False
+    """Whether rotary positions turn pairs (2i, 2i + 1) of a head instead of (i, i + K/2)."""
 
 
 @runtime_checkable

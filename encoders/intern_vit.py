@@ -24,7 +24,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .attention import attention, check_equal_segments, padding_rows
-from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
+from .contract import BlockParts, EncoderOutput, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -45,7 +45,7 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .inputs import Preprocessor, TilePreprocessor, check_input_size, check_tiles, require_tensor
+from .inputs import Preprocessor, TilePreprocessor
 from .layers import patch_product
 from .tile_encoder import TileEncoder
 
@@ -145,6 +145,9 @@ class InternViTConfig:
 class InternViT(TileEncoder):
     """Encodes tiles to hidden states (class token first) and projected tokens."""
 
+    rows_before = 1
+    grid_multiple = 2
+
     def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config = config
@@ -189,13 +192,6 @@ class InternViT(TileEncoder):
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
         return EncoderOutput(hidden, tokens, ())
 
-    def block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """Yield the hidden state [B, n, D] after each block in ``wanted``."""
-        hidden = self._embed(pixel_values, grid_thw)
-        yield from self.run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
-
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the offsets and padding that every block reads."""
         return Context.of(metadata, hidden)
@@ -205,26 +201,22 @@ class InternViT(TileEncoder):
         """All blocks; ``forward`` does not run those after ``select_layer``."""
         return self.layers
 
-    def _grid_metadata(
-        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
-    ) -> Metadata:
-        """No entries: a tower over tiles needs the offsets of its tiles alone."""
-        check_input_size(sum(t for t, _, _ in grids), max_input_size)
-        return {}
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``: the projector's, or four patches side by side."""
+        return int(self.config.out_hidden_size or 4 * self.config.hidden_size)
+
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per 2x2 patches."""
+        return h // 2, w // 2
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        require_tensor(pixel_values)
-        step, sizes = self.config.patch_size * 2, pixel_values.shape[2:]
-        whole = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
-        pixels = self.admit_pixels(
-            pixel_values,
-            self.embeddings.class_embedding,
-            f" (or any height and width that are multiples of {step})",
-            (self.config.in_channels, *sizes) if whole else (),
-        )
-        if grid_thw is not None:
-            check_tiles(pixels, self._read(grid_thw), self.config.patch_size)
-        return self.embeddings(pixels)
+        weight = self.embeddings.class_embedding
+        return self.embeddings(self.admit_tiles(pixel_values, weight, grid_thw))
+
+    def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
+        order = "(b h w)" if self.config.ps_version == "v2" else "(b w h)"
+        return rearrange(tokens, f"{order} d -> b h w d", h=h // 2, w=w // 2)
 
 
 class Context(NamedTuple):

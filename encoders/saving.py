@@ -44,6 +44,8 @@ class PublishedForm:
     """Name in ``state_dict`` -> published tensors whose rows it joins, in order."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Name in ``state_dict`` -> published shape, where it is another view of the same values."""
+    halves: Mapping[str, int] = field(default_factory=dict)
+    """Published tensor of queries or keys, ordered as by :func:`in_halves` -> number of heads."""
     repo_id: str | None = None
     """The repo on the Hub; None for a folder."""
 
@@ -169,8 +171,32 @@ def _published_tensors(state: Mapping[str, Tensor], published: PublishedForm) ->
         parts = published.names[name]
         tensor = tensor.reshape(tuple(published.shapes.get(name, tensor.shape)))
         for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+            if part in published.halves:
+                rows = in_halves(rows, published.halves[part])
             tensors[part] = rows.cpu().clone() if len(parts) > 1 else rows.cpu().contiguous()
     return tensors
+
+
+def in_halves(rows: Tensor, heads: int) -> Tensor:
+    """Put the first rows of all rotary pairs of a head before the second rows.
+
+    transformers keeps queries and keys in this order, for towers that turn pairs (2i, 2i + 1).
+
+    Args:
+        rows: [H*K, ..], rows of queries or keys, pair by pair.
+        heads: number of heads.
+    """
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def in_pairs(rows: Tensor, heads: int) -> Tensor:
+    """Undo :func:`in_halves`.
+
+    Args:
+        rows: [H*K, ..], rows of queries or keys, half by half.
+        heads: number of heads.
+    """
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:

@@ -1,55 +1,132 @@
 """The base class of towers over square tiles: everything that is not their architecture.
 
-Shapes: B tiles of n = 1 + h*w rows (class token first), D tower width, N = B*h*w/4 tokens.
+Shapes: B tiles of n = c + h*w rows (c of them before the patches: a class token, or none), D tower
+width, N tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
-from einops import rearrange
 from torch import Tensor
 
-from .contract import EncoderItemSpec, Grid, GridLike
-from .inputs import read_grid, require_features, stitch_tiles
+from .contract import EncoderItemSpec, Grid, GridLike, Metadata
+from .inputs import (
+    check_input_size,
+    check_tiles,
+    read_grid,
+    require_features,
+    require_tensor,
+    stitch_tiles,
+)
 from .vision_encoder import VisionEncoder
+
+Tower = TypeVar("Tower", bound="TileEncoder")
 
 
 class TileEncoder(VisionEncoder):
-    """A tower over square tiles whose pixel shuffle turns 2x2 patches into one token.
+    """A tower over square tiles, each of which attends to itself and makes a map of tokens.
 
-    Its ``config`` has ``tile_size``, ``patch_size``, ``in_channels`` and ``ps_version``.
+    Its ``config`` has ``tile_size``, ``patch_size`` and ``in_channels``.
     """
+
+    rows_before: int = 0
+    """Rows that attend beside the patches of a tile, and come before them."""
+    grid_multiple: int = 1
+    """Height and width of a tile in patches are multiples of it."""
+    _side: int | None = None
+
+    def at(self: Tower, side: int) -> Tower:
+        """Return a view of this tower for tiles of another size, with the same parameters.
+
+        Args:
+            side: height and width of a tile in pixels.
+        """
+        view = copy.copy(self)  # shares the dictionaries of modules, parameters and hooks
+        view._side = side
+        return view
+
+    @property
+    def side(self) -> int:
+        """Height and width of a tile in pixels."""
+        return int(self.config.tile_size) if self._side is None else self._side
+
+    @abstractmethod
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """Rows and columns of the tokens that a tile of h*w patches makes."""
+
+    @abstractmethod
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        """The rows [B, n, D] that the first block reads; a grid is checked against the tiles."""
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """One tile (256 tokens) to 64 tiles, a clip of 64 frames."""
+        """The tokens of one tile, and of 64 tiles (a clip of 64 frames)."""
         return self._tile_tokens, 64 * self._tile_tokens
-
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``: the projector's, or four patches side by side."""
-        return int(self.config.out_hidden_size or 4 * self.config.hidden_size)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """One tile."""
-        return self.config.in_channels, self.config.tile_size, self.config.tile_size
+        return self.config.in_channels, self.side, self.side
 
     def grid_for(self, tokens: int) -> Grid:
         """The smallest number of whole tiles that makes ``tokens`` tokens."""
-        side = self.config.tile_size // self.config.patch_size
+        side = self.side // self.config.patch_size
         return max(-(-tokens // self._tile_tokens), 1), side, side
 
     @property
     def _tile_tokens(self) -> int:
-        return (self.config.tile_size // self.config.patch_size // 2) ** 2
+        side = self.side // self.config.patch_size
+        return self._tokens_of(side, side)
+
+    def _tokens_of(self, h: int, w: int) -> int:
+        rows, columns = self.token_grid(h, w)
+        return rows * columns
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Rows (tiles), tokens, segments (tiles) and longest segment of each item."""
         return [
-            EncoderItemSpec(t, t * h * w // 4, t, 1 + h * w) for t, h, w in self._read(grid_thw)
+            EncoderItemSpec(t, t * self._tokens_of(h, w), t, self.rows_before + h * w)
+            for t, h, w in self._read(grid_thw)
         ]
+
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """Yield the hidden state [B, n, D] after each block in ``wanted``."""
+        hidden = self._embed(pixel_values, grid_thw)
+        yield from self.run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
+
+    def admit_tiles(
+        self, pixel_values: Tensor, weight: Tensor, grid_thw: GridLike | None
+    ) -> Tensor:
+        """Check tiles [B, C, H, W] and bring them to the dtype and device of ``weight``.
+
+        Raises:
+            ValueError: what ``admit_pixels`` raises, or tiles that are not of the grid.
+        """
+        require_tensor(pixel_values)
+        step, sizes = self.config.patch_size * self.grid_multiple, pixel_values.shape[2:]
+        whole = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
+        pixels = self.admit_pixels(
+            pixel_values,
+            weight,
+            f" (or any height and width that are multiples of {step})",
+            (self.config.in_channels, *sizes) if whole else (),
+        )
+        if grid_thw is not None:
+            check_tiles(pixels, self._read(grid_thw), self.config.patch_size)
+        return pixels
+
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
+    ) -> Metadata:
+        """No entries: a tower over tiles needs the offsets of its tiles alone."""
+        check_input_size(sum(t for t, _, _ in grids), max_input_size)
+        return {}
 
     def feature_maps(
         self,
@@ -57,31 +134,33 @@ class TileEncoder(VisionEncoder):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """Arrange ``last_hidden_state`` or ``pooler_output`` in space, without the class token.
+        """Arrange ``last_hidden_state`` or ``pooler_output`` in space, patches or tokens alone.
 
         With ``tiles`` (of :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
         without its thumbnail. Without ``tiles`` each item gets [tiles, h, w, D].
         """
         require_features(features)
         grids = self._read(grid_thw)
-        sizes = [t if features.ndim == 3 else t * h * w // 4 for t, h, w in grids]
+        sizes = [t if features.ndim == 3 else t * self._tokens_of(h, w) for t, h, w in grids]
         if features.shape[0] != sum(sizes):
             kind = "tiles" if features.ndim == 3 else "tokens"
             raise ValueError(f"features have {len(features)} {kind}: the grid makes {sum(sizes)}")
         parts = zip(features.split(sizes), grids, strict=True)
-        maps = [self._tile_maps(part, h, w) for part, (_, h, w) in parts]
+        maps = [
+            part[:, -h * w :].unflatten(1, (h, w))
+            if part.ndim == 3
+            else self._token_maps(part, h, w)
+            for part, (_, h, w) in parts
+        ]
         if tiles is None:
             return maps
         if len(tiles) != len(maps):
             raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
         return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
 
-    def _tile_maps(self, features: Tensor, h: int, w: int) -> Tensor:
-        if features.ndim == 3:
-            return features[:, 1:].unflatten(1, (h, w))
-        tokens = features.unflatten(0, (-1, h * w // 4))
-        order = "(h w)" if self.config.ps_version == "v2" else "(w h)"
-        return rearrange(tokens, f"b {order} d -> b h w d", h=h // 2)
+    def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
+        """Tokens [N, out] of tiles of h*w patches, as maps [tiles, rows, columns, out]."""
+        return tokens.unflatten(0, (-1, *self.token_grid(h, w)))
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
-        return read_grid(grid_thw, 2, "the pixel shuffle")
+        return read_grid(grid_thw, self.grid_multiple, "the pixel shuffle")

@@ -1,11 +1,11 @@
-"""The base class of all encoders: preprocessing, metadata, splitting, checks of pixels.
+"""The base classes of encoders: preprocessing, metadata, splitting, checks of pixels.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
@@ -31,15 +31,15 @@ from .segments import segment_metadata
 from .streams import EncodesItems, Encoding
 
 
-class VisionEncoder(SavedEncoder, EncodesItems, BlockRunner):
-    """The base class of all encoders: preprocessing, metadata, splitting, checks of pixels.
+class Encoder(SavedEncoder, EncodesItems, ABC):
+    """What every encoder has: a config, preprocessing, and weights that have a device and a dtype.
 
-    Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
+    Subclasses take one kind of input per item (:class:`VisionEncoder`) or several
+    (:class:`encoders.paths.PathsEncoder`).
     """
 
     config: Any
     preprocessor: Preprocessor
-    _last_metadata: tuple[object, Metadata] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -60,6 +60,54 @@ class VisionEncoder(SavedEncoder, EncodesItems, BlockRunner):
     @abstractmethod
     def out_features(self) -> int:
         """Columns of ``pooler_output``."""
+
+    def preprocess(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Resize, normalise and cut images and videos as the checkpoint's own processor does.
+
+        Args:
+            images: paths (read upright, by EXIF), PIL images (as they are), numpy [H, W, C] or
+                uint8 tensors [C, H, W], in any mix.
+            videos: each a sequence of such frames, or one array [F, H, W, C] / tensor [F, C, H, W].
+            min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
+            max_pixels: largest area, likewise.
+            max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT).
+            fps: sample videos at this many frames per second; by default every frame is used.
+            num_frames: sample videos to this many frames.
+
+        Returns:
+            :class:`VisionInputs`; images first, then videos, each in the order given.
+
+        Raises:
+            ValueError: an image that cannot be encoded, or a keyword this family has no use for.
+        """
+        return self.preprocessor(
+            images,
+            videos,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            fps=fps,
+            num_frames=num_frames,
+        )
+
+
+class VisionEncoder(Encoder, BlockRunner):
+    """The base class of encoders of one input path: metadata, splitting, checks of pixels.
+
+    Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
+    """
+
+    _last_metadata: tuple[object, Metadata] | None = None
 
     @property
     @abstractmethod
@@ -158,49 +206,10 @@ class VisionEncoder(SavedEncoder, EncodesItems, BlockRunner):
             ValueError: no tensor, or features that are not of this grid.
         """
 
-    def preprocess(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Resize, normalise and cut images and videos as the checkpoint's own processor does.
-
-        Args:
-            images: paths (read upright, by EXIF), PIL images (as they are), numpy [H, W, C] or
-                uint8 tensors [C, H, W], in any mix.
-            videos: each a sequence of such frames, or one array [F, H, W, C] / tensor [F, C, H, W].
-            min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
-            max_pixels: largest area, likewise.
-            max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT).
-            fps: sample videos at this many frames per second; by default every frame is used.
-            num_frames: sample videos to this many frames.
-
-        Returns:
-            :class:`VisionInputs`; images first, then videos, each in the order given.
-
-        Raises:
-            ValueError: an image that cannot be encoded, or a keyword this family has no use for.
-        """
-        return self.preprocessor(
-            images,
-            videos,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            fps=fps,
-            num_frames=num_frames,
-        )
-
     def encoding(self) -> Encoding:
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
-        return Encoding(self, self, next(self.parameters()).device, stager=stager)
+        return Encoding(self, self, self.device, stager=stager)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
         """Cut a batched output into one output per item.

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
+from encoders.tile_encoder import TileEncoder
 from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
@@ -21,6 +22,7 @@ from oracles import (
     distances,
     draw_pixels,
     fields_of,
+    tiny,
 )
 
 OURS, QWEN = TOWERS, PATCH_TOWERS
@@ -39,6 +41,12 @@ needs_interpreter = pytest.mark.skipif(
 def grids_for(name: str) -> Grids:
     """Return a video and an image of few rows; the interpreter takes a millisecond per row."""
     return [[2, 2, 2], [1, 2, 2]] if BY_NAME[name].tiled else [[2, 2, 4], [1, 4, 6]]
+
+
+def small(name: str) -> VisionEncoder:
+    """Return the shared tower, one of tiles for tiles of the size that ``grids_for`` has."""
+    encoder = tiny(name)
+    return encoder.at(28) if isinstance(encoder, TileEncoder) else encoder
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
@@ -108,13 +116,22 @@ def normed(rows: Tensor, norm: Any) -> Tensor:
     return F.layer_norm(rows, rows.shape[1:], weight, bias, norm.eps)
 
 
-def rotated(qkv: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
-    """Return rows [T, heads, K] whose first ``turned`` heads have pairs (i, i + K/2) rotated."""
+def rotated(
+    qkv: Tensor, cos: Tensor, sin: Tensor, turned: int, interleaved: bool = False
+) -> Tensor:
+    """Return rows [T, heads, K] whose first ``turned`` heads are rotated.
+
+    Pairs are (i, i + K/2), or (2i, 2i + 1) if interleaved; tiles share the angles of one.
+    """
     out, half = qkv.double(), qkv.shape[-1] // 2
-    c, s = cos.double()[:, None], sin.double()[:, None]
-    first, second = out[:, :turned, :half].clone(), out[:, :turned, half:].clone()
-    out[:, :turned, :half] = first * c - second * s
-    out[:, :turned, half:] = second * c + first * s
+    tiles = len(qkv) // len(cos)
+    c, s = (x.double().repeat(tiles, 1)[:, None] for x in (cos, sin))
+    pairs = (
+        (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
+    )
+    first, second = (out[:, :turned, place].clone() for place in pairs)
+    out[:, :turned, pairs[0]] = first * c - second * s
+    out[:, :turned, pairs[1]] = second * c + first * s
     return out
 
 
@@ -135,10 +152,15 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         return rows if out is None else out.copy_(rows)
 
     def rotate(
-        qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor, turned: int
+        qkv: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        offsets: Tensor,
+        turned: int,
+        interleaved: bool = False,
     ) -> None:
         if cos is not None and sin is not None:
-            qkv.copy_(rotated(qkv, cos, sin, turned))
+            qkv.copy_(rotated(qkv, cos, sin, turned, interleaved))
         qkv[int(offsets[-1]) :] = 0.0
 
     def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool = False) -> Any:

@@ -37,20 +37,22 @@ def new_tower(name: str) -> VisionEncoder:
     """A tower of one's own; InternViT's projector is cut to the width of the others."""
     family = BY_NAME[name]
     if is_tiled(name):
-        family = replace(family, config={**family.config, "llm_config": {"hidden_size": 48}})
+        language = "llm_config" if "llm_config" in family.config else "text_config"
+        family = replace(family, config={**family.config, language: {"hidden_size": 48}})
     return build_encoder(family, family.tiny, calm=CALM)
 
 
 def mixes(name: str) -> dict[str, Grids]:
     """Calls by name: an image, images of several sizes, a clip, both; the last overflows."""
     if is_tiled(name):
-        return {
-            "one image": [[2, 8, 8]],
-            "images": [[1, 8, 8], [3, 8, 8], [2, 8, 8]],
-            "a clip": [[4, 8, 8]],
-            "images and a clip": [[1, 8, 8], [5, 8, 8], [1, 8, 8], [2, 8, 8]],
-            "with one over every budget": [[1, 8, 8], [7, 8, 8], [2, 8, 8]],
+        counts = {
+            "one image": [2],
+            "images": [1, 3, 2],
+            "a clip": [4],
+            "images and a clip": [1, 5, 1, 2],
+            "with one over every budget": [1, 7, 2],
         }
+        return {mix: tiles_of(name, *items) for mix, items in counts.items()}
     return {
         "one image": [[1, 6, 8]],
         "images": [[1, 4, 6], [1, 8, 8], [1, 2, 2], [1, 10, 6]],
@@ -62,9 +64,13 @@ def mixes(name: str) -> dict[str, Grids]:
 
 def single(name: str) -> Grids:
     """Items that each fit a budget of BUDGETS alone."""
-    return (
-        [[1, 8, 8], [2, 8, 8], [6, 8, 8]] if is_tiled(name) else [[1, 4, 6], [2, 6, 6], [1, 12, 14]]
-    )
+    return tiles_of(name, 1, 2, 6) if is_tiled(name) else [[1, 4, 6], [2, 6, 6], [1, 12, 14]]
+
+
+def tiles_of(name: str, *counts: int) -> Grids:
+    """Items of so many times the tiles that make 16 tokens: one of InternViT, four of Step3-VL."""
+    (spec,) = tower(name).item_specs([[1, 8, 8]])
+    return [[count * 16 // spec.output_tokens, 8, 8] for count in counts]
 
 
 def static(

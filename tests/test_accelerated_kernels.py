@@ -154,6 +154,20 @@ def test_rotary_turns_queries_and_keys_and_clears_padding(
     assert not qkv[real:].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tiles_share_the_angles_of_one(interleaved: bool, dtype: torch.dtype) -> None:
+    from encoders.accelerated.rotary import rotate_in_place
+
+    qkv, angles = drawn(12, 15, 24, dtype=dtype), drawn(4, 12, seed=1)
+    truth = rotated(qkv, angles.cos(), angles.sin(), 10, interleaved)
+    qkv[8:] = float("nan")
+    offsets = torch.tensor([0, 4, 8, 8], dtype=torch.int32, device=DEVICE)
+    rotate_in_place(qkv, angles.cos(), angles.sin(), offsets, 10, interleaved)
+    assert relative(qkv[:8], truth[:8]) <= ROUNDING[dtype]
+    assert not qkv[8:].any()
+
+
 @pytest.mark.parametrize("real", [0, 1, 6, 7])
 def test_rotary_without_angles_only_clears_padding(real: int) -> None:
     from encoders.accelerated.rotary import rotate_in_place

@@ -25,6 +25,7 @@ from accelerated_cases import (
     needs_triton,
     run,
     same_bits,
+    small,
 )
 from encoders.contract import EncoderOutput
 from oracles import BY_NAME, build_encoder, distances, draw_pixels, fields_of, tiny
@@ -95,10 +96,10 @@ def test_states_already_given_are_not_written_over(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 @torch.no_grad()
 def test_padding_full_of_nan_changes_no_real_row(name: str) -> None:
-    encoder, grids = tiny(name), grids_for(name)
+    encoder, grids = small(name), grids_for(name)
     fast, real = encoder.accelerated(), run(encoder, name)
     pixels = draw_pixels(encoder, grids)
-    rows = len(pixels) + (2 if "intern" in name else 12)
+    rows = len(pixels) + (2 if BY_NAME[name].tiled else 12)
     room = {"max_batch_size": 6, "max_input_size": rows, "max_windows_per_batch": 9}
     metadata = encoder.prepare_encoder_metadata(grids, **room)
     outputs = []
@@ -122,7 +123,7 @@ def cut_to(ours: Tensor | tuple[Tensor, ...], truth: Tensor | tuple[Tensor, ...]
 @pytest.mark.parametrize("name", OURS)
 @torch.no_grad()
 def test_no_rows_give_no_tokens(name: str) -> None:
-    encoder = tiny(name)
+    encoder = small(name)
     pixels = draw_pixels(encoder, grids_for(name))[:0]
     for ours, truth in zip(
         fields_of(encoder.accelerated()(pixels, [])).values(),
@@ -259,7 +260,8 @@ def test_a_weight_written_after_inference_mode_is_seen(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_weights_shared_by_two_blocks_stay_shared(name: str) -> None:
     encoder = fresh(name)
-    encoder.blocks[2].attn.proj.weight = encoder.blocks[0].attn.proj.weight
+    first, last = (encoder.blocks[number].parts() for number in (0, 2))
+    last.proj.weight = first.proj.weight
     encoder.blocks[2].mlp = encoder.blocks[0].mlp
     assert_close(run(encoder.accelerated(), name), run(encoder, name))
 

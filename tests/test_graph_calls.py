@@ -142,7 +142,8 @@ def test_wrong_pixels_are_refused_with_what_is_wrong(name: str) -> None:
 def test_a_bad_grid_is_refused_as_the_encoder_refuses_it(name: str) -> None:
     graphed = static(tower(name))
     pixels = pixels_for(tower(name), single(name)[:1])
-    for grid in ([[1, 3, 8]], [[0, 8, 8]], [[1, -8, 8]], [[8, 8]], [[1, 8, 8, 8]]):
+    count = single(name)[0][0]
+    for grid in ([[count, 3, 8]], [[0, 8, 8]], [[1, -8, 8]], [[8, 8]], [[1, 8, 8, 8]]):
         with pytest.raises(ValueError, match=r"grid"):
             graphed(pixels, grid)
 

@@ -48,7 +48,7 @@ ALLOWED = {
 }
 # The base classes; files that they and an encoder file may import, which may import one another.
 BASE = "vision_encoder"
-BASES = {BASE, "block_runner", "patch_encoder", "tile_encoder"}
+BASES = {BASE, "block_runner", "patch_encoder", "paths", "tile_encoder"}
 SHARED = {
     "contract",
     "attention",

@@ -17,12 +17,13 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from encoders.vision_encoder import VisionEncoder
+from encoders import Encoder
 from weights import families, load_encoder
+from weights.families.family import NO_VIDEO
 
 from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
 from .plots import plot_feature_maps, require_matplotlib
-from .seeded import write_seeded_checkpoint
+from .seeded import RECIPES, write_seeded_checkpoint
 from .terminal import format_table
 from .video import read_video, require_av, write_video
 
@@ -91,6 +92,8 @@ def sample_media(folder: Path) -> list[Media]:
 def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
     """Encode the samples with every family, print a table and draw the feature maps.
 
+    A family that takes no video encodes the middle frame of the clip.
+
     Args:
         out: folder for ``feature_maps.png`` and, if no ``repos`` are given, ``readme.jpg``, two of
             the photographs beside four of the towers. It is made if it does not exist.
@@ -113,7 +116,10 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
     with TemporaryDirectory() as folder:
         media = sample_media(Path(folder))
         loaded = zip(names, map(_load, repos), strict=True) if repos else _seeded(Path(folder))
-        encoded = {title: list(encode_media(encoder, media, {})) for title, encoder in loaded}
+        encoded = {
+            title: list(encode_media(encoder, _fitting(encoder, media), {}))
+            for title, encoder in loaded
+        }
     rows = [(title, *row(one)) for title, items in encoded.items() for one in items]
     print(format_table(("checkpoint" if repos else "family", *HEADER), rows))
     picture = out / "feature_maps.png"
@@ -127,11 +133,19 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
     return picture
 
 
-def _load(repo: str) -> VisionEncoder:
+def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
+    """Return the media, with the middle frame of the clip if the encoder's family takes no video."""
+    kinds = {family.encoder: family.video for family in families.FAMILIES.values()}
+    if kinds[type(encoder)] != NO_VIDEO:
+        return list(media)
+    return [image_medium(medium.name, medium.still) for medium in media]
+
+
+def _load(repo: str) -> Encoder:
     return load_encoder(repo, dtype=torch.float32, device="auto")
 
 
-def _seeded(folder: Path) -> Iterator[tuple[str, VisionEncoder]]:
+def _seeded(folder: Path) -> Iterator[tuple[str, Encoder]]:
     """Yield a small tower of each family with its title; the seed depends on the title alone."""
     for title, family in FAMILIES.items():
         seed = crc32(title.encode())

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.inputs import Video, to_rgb
+from encoders.paths import PathsEncoder
 from encoders.pooling import pool
 from encoders.streams import ItemResults
-from encoders.vision_encoder import VisionEncoder
+from encoders.vision_encoder import Encoder, VisionEncoder
 from weights.load import accelerator
 
 from .features import Item, is_features_file
@@ -229,7 +230,7 @@ def read_results(pool: str, normalize: bool, max_tokens_per_call: int | None) ->
 
 
 def encode_media(
-    encoder: VisionEncoder,
+    encoder: Encoder,
     media: Iterable[Media],
     limits: Mapping[str, Any],
     wanted: ItemResults = WHOLE,
@@ -253,7 +254,7 @@ def encode_media(
 
 @torch.inference_mode()
 def _encode_one(
-    encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any], wanted: ItemResults
+    encoder: Encoder, medium: Media, limits: Mapping[str, Any], wanted: ItemResults
 ) -> Encoded:
     start = time.perf_counter()
     with named(medium):
@@ -308,7 +309,7 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
         raise ValueError(f"{what}: {place} ran out of memory; {fix}") from error
 
 
-def prepare(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) -> VisionInputs:
+def prepare(encoder: Encoder, medium: Media, limits: Mapping[str, Any]) -> VisionInputs:
     """Preprocess one item; an image is not given the keywords for videos."""
     if medium.kind == "video":
         return encoder.preprocess(videos=[medium.video], **limits)
@@ -317,7 +318,7 @@ def prepare(encoder: VisionEncoder, medium: Media, limits: Mapping[str, Any]) ->
 
 
 def describe(
-    encoder: VisionEncoder,
+    encoder: Encoder,
     medium: Media,
     inputs: VisionInputs,
     output: EncoderOutput,
@@ -325,8 +326,7 @@ def describe(
     wanted: ItemResults = WHOLE,
 ) -> Encoded:
     """Return one item's output, which lies on the CPU, with its feature map and its description."""
-    assert output.last_hidden_state is not None
-    (feature_map,) = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
+    feature_map = map_of(encoder, inputs, output)
     t, h, w = inputs.grid_thw[0].tolist()
     tiles = inputs.tiles[0] if inputs.tiles else None
     frames = len(medium.video.frames)
@@ -335,6 +335,16 @@ def describe(
     if wanted.pool != "none":
         vector = pool(output, wanted.pool, item.grid_thw, wanted.normalize)
     return Encoded(item, output, feature_map, medium.still, milliseconds, vector)
+
+
+def map_of(encoder: Encoder, inputs: VisionInputs, output: EncoderOutput) -> Tensor:
+    """Return ``last_hidden_state`` of one item laid out in space; of several paths, of "image"."""
+    hidden = output.last_hidden_state
+    assert hidden is not None
+    if isinstance(encoder, PathsEncoder):
+        return encoder.feature_maps(hidden, inputs)[0]["image"]
+    assert isinstance(encoder, VisionEncoder)
+    return encoder.feature_maps(hidden, inputs.grid_thw, inputs.tiles)[0]
 
 
 def to_cpu(output: EncoderOutput) -> EncoderOutput:

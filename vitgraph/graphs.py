@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from encoders.contract import VisionInputs
-from encoders.streams import ItemResults
-from encoders.vision_encoder import VisionEncoder
+from encoders.streams import ItemResults, join_inputs
+from encoders.vision_encoder import Encoder
 from graphwrap import GraphedEncoder, GraphStats
 
 from .encode import WHOLE, Encoded, Media, describe, named, prepare, to_cpu, whole
@@ -132,7 +131,7 @@ def read_budgets(text: str) -> tuple[int, ...]:
     return tokens
 
 
-def graph_encoder(encoder: VisionEncoder, options: GraphOptions) -> GraphedEncoder:
+def graph_encoder(encoder: Encoder, options: GraphOptions) -> GraphedEncoder:
     """Return the encoder with its graphs captured; notes about that go to stderr.
 
     Without CUDA the "static" backend does the same padding and packing without graphs: the answers
@@ -183,7 +182,7 @@ def _note(text: str) -> None:
 
 def encode_graphed(
     graphed: GraphedEncoder,
-    encoder: VisionEncoder,
+    encoder: Encoder,
     media: Iterable[Media],
     limits: Mapping[str, Any],
     wanted: ItemResults = WHOLE,
@@ -212,7 +211,7 @@ def encode_graphed(
 
 def _encode_group(
     graphed: GraphedEncoder,
-    encoder: VisionEncoder,
+    encoder: Encoder,
     media: Sequence[Media],
     limits: Mapping[str, Any],
     wanted: ItemResults,
@@ -225,11 +224,10 @@ def _encode_group(
         own_ms.append((time.perf_counter() - start) * 1e3)
     start = time.perf_counter()
     with named(*media):
-        pixels = torch.cat([inputs.pixel_values for inputs in prepared])
-        grids = torch.cat([inputs.grid_thw for inputs in prepared])
-        results = graphed.encoding().run(VisionInputs(pixels, grids), whole(wanted))
+        encoding = graphed.encoding()
+        results = encoding.run(join_inputs(prepared), whole(wanted))
         outputs = list(map(to_cpu, results))
-    tokens = [spec.output_tokens for spec in encoder.item_specs(grids)]
+    tokens = [encoding.tokens(inputs) for inputs in prepared]
     each_ms = (time.perf_counter() - start) * 1e3 / max(sum(tokens), 1)
     times = [own + count * each_ms for own, count in zip(own_ms, tokens, strict=True)]
     columns = zip(media, prepared, outputs, times, strict=True)

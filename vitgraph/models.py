@@ -67,6 +67,7 @@ class PublishedTower:
         """Return the tower as plain data, for JSON."""
         return {
             "family": self.family.name,
+            "verified": self.family.verified,
             "encoder": self.family.encoder.__name__,
             "parameters": self.models[0].parameters,
             "projector_parameters": self.models[0].projector_parameters,
@@ -151,4 +152,7 @@ def list_towers(options: argparse.Namespace) -> None:
             "pattern is matched with the whole id and with the part after the slash: 'qwen3*'"
         )
     print(format_table(TOWERS_HEADER, [tower.row() for tower in towers]))
+    unverified = sorted({tower.family.title for tower in towers if not tower.family.verified})
+    if unverified:
+        print(f"\n{', '.join(unverified)}: not verified against an upstream implementation.")
     print("\nOthers load too if config and tensors fit: base models, fine-tunes, folders, files.")

@@ -20,9 +20,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from encoders.saving import in_halves
 from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config, vision_section
-from weights.layouts import Place, full_name, published_shape, to_published
+from weights.layouts import Place, full_name, published_shape, to_ours, to_published
 
 TEXT_WIDTH = 96
 """Width of the language models, to which the towers project; only a few of their tensors exist."""
@@ -33,8 +34,10 @@ _AROUND: Mapping[str, tuple[str, ...]] = {
     "visual.": ("model.", "lm_head.weight"),
     "model.visual.": ("model.language_model.", "lm_head.weight"),
     "thinker.visual.": ("thinker.model.", *_OMNI),
+    "step3-vl": ("model.", "lm_head.weight"),
+    "step3": ("model.", "lm_head.weight"),
 }
-"""Prefix of the tower -> prefix of the language model, then names of more tensors around them."""
+"""Prefix or layout of the tower -> prefix of the language model, then names of more tensors."""
 _AROUND_OTHERS = ("language_model.model.", "language_model.lm_head.weight")
 
 
@@ -114,14 +117,15 @@ def write_seeded_checkpoint(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = small_config(recipe.model.config, depth, width)
-    tensors = _publish(recipe.layout, place, seeded_tower(recipe.family, config, seed, dtype))
+    tower = seeded_tower(recipe.family, config, seed, dtype)
+    tensors = _publish(recipe.layout, place, tower, width // HEAD)
+    around = _AROUND.get(recipe.layout.name) or _AROUND.get(place.prefix, _AROUND_OTHERS)
     if place.prefix:
-        tensors = _surround(tensors, place, dtype)
+        tensors = _surround(tensors, place, around, dtype)
     names = list(tensors)
     cuts = pairwise(len(names) * number // shards for number in range(shards + 1))
     files = [{name: tensors[name] for name in names[start:stop]} for start, stop in cuts]
-    language = _AROUND.get(place.prefix, _AROUND_OTHERS)[0]
-    files += [_decoys(_language_layer(language, 2 + n), dtype) for n in range(decoy_shards)]
+    files += [_decoys(_language_layer(around[0], 2 + n), dtype) for n in range(decoy_shards)]
     _write_files(folder, files)
     for name, content in {"config": config, **recipe.layout.processor_files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2))
@@ -162,12 +166,15 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
     for part in (config.get("llm_config"), config.get("text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH
-    own = "embed_dim" if "embed_dim" in section else "hidden_size"
+    own = next(name for name in ("embed_dim", "width", "hidden_size") if name in section)
     small = {
         "depth": depth,
         "num_hidden_layers": depth,
+        "layers": depth,
         "num_heads": width // HEAD,
         "num_attention_heads": width // HEAD,
+        "heads": width // HEAD,
+        "output_hidden_size": 2 * width,  # channels between the two convolutions of Step3
         "num_key_value_heads": max(width // (4 * HEAD), 1),  # EXAONE's four query heads per group
         "intermediate_size": round(section.get("intermediate_size", 0) / section[own]) * width,
         "out_hidden_size": TEXT_WIDTH,
@@ -213,31 +220,38 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
     noise = torch.randn(like.shape, generator=generator)
     if norm and name.endswith("weight"):
         return 1 + 0.05 * noise
-    if name.endswith((".ls1", ".ls2")):
+    if name.endswith((".ls1", ".ls2", ".ls_1", ".ls_2")):
         return 0.1 + 0.01 * noise
     if like.ndim < 2 or "pos" in name or "class" in name:
         return 0.02 * noise
     return noise * like[0].numel() ** -0.5
 
 
-def _publish(layout: Layout, place: Place, tower: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _publish(
+    layout: Layout, place: Place, tower: Mapping[str, Tensor], heads: int
+) -> dict[str, Tensor]:
     """Rename and cut tensors by the encoder's names into those of a published layout."""
     published: dict[str, Tensor] = {}
     for ours, tensor in tower.items():
         names = to_published(layout, ours)
         tensor = tensor.view(published_shape(layout, ours, tuple(tensor.shape)))
         for name, rows in zip(names, tensor.chunk(len(names)), strict=True):
+            slot = to_ours(layout, name)
+            if slot is not None and slot.halves:
+                rows = in_halves(rows, heads)
             published[full_name(layout, place, name)] = rows.contiguous()
     return published
 
 
-def _surround(tower: dict[str, Tensor], place: Place, dtype: torch.dtype) -> dict[str, Tensor]:
+def _surround(
+    tower: dict[str, Tensor], place: Place, around: tuple[str, ...], dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Add tensors of the language model before the tower, inside it and after it.
 
-    InternVL's projector comes last, as published, far from the tower.
+    A projector beside the tower comes last, as published, far from the tower.
     """
     body = [name for name in tower if name.startswith(place.prefix)]
-    language, *others = _AROUND.get(place.prefix, _AROUND_OTHERS)
+    language, *others = around
     half = len(body) // 2
     return {
         **_decoys([f"{language}embed_tokens.weight"], dtype),

@@ -47,6 +47,9 @@ class Layout:
     views: Mapping[str, str] = field(default_factory=dict)
     """Our tensor -> the axes of our shape and of the published one, as in ``"n d -> one n d"``; an
     axis that only one of them has is of length one."""
+    halves: tuple[str, ...] = ()
+    """Published modules of queries or keys with the first rows of all rotary pairs of a head before
+    the second rows, where the encoder has pair by pair."""
     ignored: tuple[str, ...] = ()
     """Published names that no forward pass needs."""
     processor_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -62,6 +65,8 @@ class Slot:
     name: str
     part: int = 0
     parts: int = 1
+    halves: bool = False
+    """Whether the layout lists the tensor in ``halves``."""
 
 
 def joined_shape(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -126,7 +131,7 @@ def to_ours(layout: Layout, local: str) -> Slot | None:
     for ours, parts in layout.joins.items():
         for part, published in enumerate(parts):
             if match := _pattern(published).fullmatch(local):
-                return Slot(_fill(ours, match), part, len(parts))
+                return Slot(_fill(ours, match), part, len(parts), published in layout.halves)
     slot = Slot(_translate(layout.renames.items(), local))
     return slot if to_published(layout, slot.name) == [local] else None
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoders import VisionEncoder
+from encoders import Encoder
+from encoders.saving import in_pairs
 
 from .errors import CheckpointError, DamagedError
 from .families import check_family
@@ -46,7 +47,7 @@ def load_encoder(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     family: str | None = None,
-) -> VisionEncoder:
+) -> Encoder:
     """Load the vision tower of a checkpoint, and nothing else of it.
 
     Only the byte ranges of the tower are fetched or, where that saves nothing, the shards that hold
@@ -102,7 +103,7 @@ def load_encoder(
     )
     target = _check_device(device)
 
-    def read(snapshot: Snapshot) -> tuple[Tower, VisionEncoder]:
+    def read(snapshot: Snapshot) -> tuple[Tower, Encoder]:
         tower, encoder = find_encoder(snapshot, family)
         tensors = read_tensors(tower, wanted or tower.dtype, target)
         shapes = {name: value.shape for name, value in encoder.state_dict().items()}
@@ -195,6 +196,9 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     with ThreadPoolExecutor(readers) as pool:
         for _ in pool.map(lambda job: _fill(tower.contents.label, *job), jobs):
             pass
+    for source, target in zip(tower.sources, rows, strict=True):
+        if source.slot.halves:
+            target.copy_(in_pairs(target, tower.config.num_heads))
     return tensors
 
 

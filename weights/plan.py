@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from encoders import VisionEncoder
+from encoders import Encoder
 
 from .contents import PROCESSOR_FILES, Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, DamagedError, shown
@@ -108,7 +108,7 @@ def extracted_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "vision_config": section} if len(parents) > 1 else dict(config)
 
 
-def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, VisionEncoder]:
+def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, Encoder]:
     """Return the tower of a checkpoint and its encoder on the meta device, which fit each other.
 
     Raises:
@@ -157,7 +157,7 @@ def find_tower(contents: Contents, family: Family) -> Tower:
     return Tower(contents, family, layout, place, config, tuple(pieces), published)
 
 
-def build_encoder(tower: Tower) -> VisionEncoder:
+def build_encoder(tower: Tower) -> Encoder:
     """Return the tower's encoder on the meta device, once the tensors are known to fit it.
 
     Raises:

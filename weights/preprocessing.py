@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from encoders import VisionEncoder
-from encoders.inputs import PatchPreprocessor, Preprocessor, TilePreprocessor
+from encoders import Encoder
+from encoders.inputs import (
+    PatchPreprocessor,
+    Preprocessor,
+    TilePreprocessor,
+    WindowPreprocessor,
+)
 
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError
 from .plan import Tower
 
 
-def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict[str, Any]]:
+def set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str, Any]]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
     Returns:
@@ -42,7 +47,7 @@ def set_up_preprocessing(encoder: VisionEncoder, tower: Tower) -> dict[str, dict
         no_videos = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
         preprocessor = replace(preprocessor, video_error=no_videos)
     encoder.preprocessor = preprocessor
-    # timm's repos have no such files: its towers take the ImageNet mean and std, as ours do.
+    # The repos of timm and StepFun have no such files: their code has the values, as ours has.
     if not _describe_images(files) and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
     return files
@@ -78,6 +83,8 @@ def _shown(preprocessor: Preprocessor, config: Mapping[str, Any]) -> tuple[str, 
         rules = preprocessor.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
         return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
+    if isinstance(preprocessor, WindowPreprocessor):
+        return f"mean={preprocessor.mean}, std={preprocessor.std}", ""
     assert isinstance(preprocessor, TilePreprocessor)
     colours = f"mean={preprocessor.mean}, std={preprocessor.std}"
     if "max_dynamic_patch" in config:  # chat repos: their config says how images are tiled

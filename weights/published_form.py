@@ -30,5 +30,10 @@ def published_form(
         files={"config": extracted_config(tower.contents.config), **files},
         names={name: to_published(layout, name) for name in shapes},
         shapes={name: published_shape(layout, name, shapes[name]) for name in layout.views},
+        halves={
+            source.piece.local: tower.config.num_heads
+            for source in tower.sources
+            if source.slot.halves
+        },
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,
     )

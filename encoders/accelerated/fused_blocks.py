@@ -248,7 +248,7 @@ class Forward:
             self.picked[parts.windows] = shape, self.own.attention.kernel(name)
         shape, kernel = self.picked[parts.windows]
         if cos is not None or kernel.reads_padding:
-            self.rotary.rotate_in_place(qkv, cos, sin, offsets, heads + shared)
+            self.rotary.rotate_in_place(qkv, cos, sin, offsets, heads + shared, parts.interleaved)
         try:
             out = kernel.attend(q, k, v, self.buffer, offsets, shape)
         except torch.OutOfMemoryError:

@@ -18,10 +18,12 @@ def _rotate_kernel(
     offsets,
     segments,
     row_stride,
+    period,
     TURNED: tl.constexpr,
     VALUES: tl.constexpr,
     HALF: tl.constexpr,
     TURN: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -29,38 +31,47 @@ def _rotate_kernel(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]  # of queries, then of keys
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (head < TURNED) & (pair < HALF)
-    place = qkv + row * row_stride + head * (2 * HALF) + pair
+    first_of_pair = 2 * pair if INTERLEAVED else pair
+    APART: tl.constexpr = 1 if INTERLEAVED else HALF
+    place = qkv + row * row_stride + head * (2 * HALF) + first_of_pair
     if row >= tl.load(offsets + segments):
         zero = tl.zeros([BLOCK_H, BLOCK], qkv.dtype.element_ty)
         tl.store(place, zero, mask=inside)
-        tl.store(place + HALF, zero, mask=inside)
+        tl.store(place + APART, zero, mask=inside)
         value = place + TURNED * (2 * HALF)
         tl.store(value, zero, mask=inside & (head < VALUES))
-        tl.store(value + HALF, zero, mask=inside & (head < VALUES))
+        tl.store(value + APART, zero, mask=inside & (head < VALUES))
     elif TURN:
-        angle = row * HALF + pair
+        angle = (row % period) * HALF + pair
         c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
         s = tl.load(sin + angle, mask=pair < HALF, other=0.0)
         first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(place + APART, mask=inside, other=0.0).to(tl.float32)
         tl.store(place, (first * c - second * s).to(qkv.dtype.element_ty), mask=inside)
-        tl.store(place + HALF, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
+        tl.store(place + APART, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
 
 
 def rotate_in_place(
-    qkv: Tensor, cos: Tensor | None, sin: Tensor | None, offsets: Tensor, turned: int
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    offsets: Tensor,
+    turned: int,
+    interleaved: bool = False,
 ) -> None:
     """Rotate queries and keys, and clear pad rows, whose NaN must not reach a tile of keys.
 
-    Pairs (i, i + K/2) of every head are turned in float32 and rounded once. Queries, keys and
-    values of rows at or beyond the last offset become zero.
+    Pairs of every head are turned in float32 and rounded once. Queries, keys and values of rows at
+    or beyond the last offset become zero.
 
     Args:
         qkv: [T, heads, K] with contiguous rows, the heads of queries first, then those of keys,
             then those of values; overwritten.
-        cos, sin: float32 [T, K/2], or None to clear padding alone.
+        cos, sin: float32 [T, K/2], or [n, K/2] for tiles of n rows that share their angles, or None
+            to clear padding alone.
         offsets: int32 [S+1].
         turned: number of heads of queries and keys; there are at most as many of values.
+        interleaved: whether pairs are (2i, 2i + 1) instead of (i, i + K/2).
     """
     rows, heads, size = qkv.shape
     _rotate_kernel[(rows, triton.cdiv(turned, HEADS_PER_PROGRAM))](
@@ -70,10 +81,12 @@ def rotate_in_place(
         offsets,
         len(offsets) - 1,
         qkv.stride(0),
+        rows if cos is None else len(cos),
         TURNED=turned,
         VALUES=heads - turned,
         HALF=size // 2,
         TURN=cos is not None,
+        INTERLEAVED=interleaved,
         BLOCK_H=HEADS_PER_PROGRAM,
         BLOCK=triton.next_power_of_2(size // 2),
         num_warps=WARPS,

@@ -3,7 +3,8 @@
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, its tiling, and the frames sampled from a video
-- ``patches``, ``tiles``: the preprocessing of the Qwen towers and of InternViT
+- ``patches``, ``tiles``, ``windows``: the preprocessing of the Qwen towers, InternViT and the Step
+  towers
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set
 - ``grids``: ``grid_thw`` read on the host, and the orders of patches that follow from it
@@ -39,6 +40,7 @@ from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
 from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
 from .tiles import TilePreprocessor
 from .video_files import VideoFrames, require_av
+from .windows import WindowPreprocessor, plan_windows
 
 __all__ = [
     "HALF",
@@ -52,6 +54,7 @@ __all__ = [
     "TilePreprocessor",
     "Video",
     "VideoFrames",
+    "WindowPreprocessor",
     "best_tiling",
     "block_indices",
     "check_input_size",
@@ -61,6 +64,7 @@ __all__ = [
     "is_one_item",
     "merge_order_positions",
     "missing_grid",
+    "plan_windows",
     "raster_maps",
     "read_grid",
     "read_images",

@@ -94,13 +94,14 @@ class StagedPreprocessor(Protocol):
         ...
 
 
-def resize(image: Tensor, height: int, width: int) -> Tensor:
-    """Resize a uint8 image as torchvision does (bicubic, antialiased).
+def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Tensor:
+    """Resize a uint8 image as torchvision does, antialiased.
 
     Args:
         image: uint8 [C, H, W].
         height: of the result in pixels.
         width: of the result in pixels.
+        mode: "bicubic" or "bilinear".
 
     Returns:
         uint8 [C, height, width]; ``image`` itself if it has that size already.
@@ -114,7 +115,7 @@ def resize(image: Tensor, height: int, width: int) -> Tensor:
         image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
     batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
     return F.interpolate(
-        batch, size=(height, width), mode="bicubic", antialias=True, align_corners=False
+        batch, size=(height, width), mode=mode, antialias=True, align_corners=False
     )[0]
 
 

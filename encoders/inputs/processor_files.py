@@ -193,6 +193,33 @@ def tile_video_rules(
     return {"video_mean": mean, "video_std": std, "initial_shift": shift}
 
 
+def window_image_rules(files: ProcessorFiles, image_size: int, tile_size: int) -> dict[str, Any]:
+    """Read the fields of ``WindowPreprocessor`` that the files of a Step repo set.
+
+    StepFun's own code reads no value from a file; the files that transformers saves with its class
+    are read.
+
+    Args:
+        files: parsed JSON per file name without ``.json``.
+        image_size: side of the view of the whole image in pixels.
+        tile_size: side of a tile in pixels.
+
+    Raises:
+        ValueError: a value that is not implemented, or that disagrees with the tower.
+    """
+    found = _image_section(files)
+    named = "" if found is None else str(found[1].get("image_processor_type") or "")
+    if found is None or not named.startswith("Step3p7ImageProcessor"):
+        return {}
+    where, section = found
+    size = {"height": image_size, "width": image_size}
+    _require_supported(
+        where, section, resample=2, size=size, patch_size=tile_size, max_image_size=3024
+    )
+    mean, std = _read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    return {"mean": mean, "std": std}
+
+
 def _image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
     unknown = set(files) - set(_FILES)
     if unknown:

@@ -9,7 +9,14 @@ Encoders and their wrappers inherit :class:`EncodesItems` and share all of it.
 - ``device``: how batches reach a device and run there
 """
 
-from .calls import Encoding, ItemEncoder, ItemResults, is_out_of_memory
+from .calls import (
+    Encoding,
+    ItemEncoder,
+    ItemResults,
+    is_out_of_memory,
+    join_inputs,
+    split_inputs,
+)
 from .items import EncodesItems
 from .stream import ItemError, ItemResult, StreamOptions, stream_items
 
@@ -22,5 +29,7 @@ __all__ = [
     "ItemResults",
     "StreamOptions",
     "is_out_of_memory",
+    "join_inputs",
+    "split_inputs",
     "stream_items",
 ]

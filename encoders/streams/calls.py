@@ -6,23 +6,41 @@ their wrappers share the code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
+from ..contract import (
+    EncoderItemSpec,
+    EncoderOutput,
+    Grid,
+    GridLike,
+    MultiPathEncoder,
+    PathInputs,
+    VisionInputs,
+)
 from ..inputs import StagedPreprocessor
 from ..pooling import check_fields, check_pool, pool
 
 FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
-class ItemEncoder(Protocol):
-    """What must be known of an encoder, besides a call, to encode items with it."""
+class ItemPath(Protocol):
+    """What must be known of one path, besides a call, to encode items with it."""
+
+    def grid_for(self, tokens: int) -> Grid: ...
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]: ...
+
+    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]: ...
+
+
+class Preprocesses(Protocol):
+    """What turns images and videos into the inputs of an encoder."""
 
     def preprocess(
         self,
@@ -36,11 +54,16 @@ class ItemEncoder(Protocol):
         num_frames: int | None = None,
     ) -> VisionInputs: ...
 
-    def grid_for(self, tokens: int) -> Grid: ...
 
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]: ...
+class ItemEncoder(Preprocesses, ItemPath, Protocol):
+    """What must be known of an encoder of one path, besides a call, to encode items with it."""
 
-    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]: ...
+
+class PathsItemEncoder(Preprocesses, MultiPathEncoder, Protocol):
+    """What must be known of an encoder of several paths, besides the calls of its paths."""
+
+
+PathCall: TypeAlias = Callable[[Tensor, GridLike], EncoderOutput]
 
 
 class ItemResults(NamedTuple):
@@ -55,8 +78,9 @@ class ItemResults(NamedTuple):
 class Encoding:
     """An encoder, and how it is called."""
 
-    encoder: ItemEncoder
-    call: Callable[[Tensor, GridLike], EncoderOutput]
+    encoder: ItemEncoder | PathsItemEncoder
+    call: PathCall | Mapping[str, PathCall]
+    """The call of the only path, or of each path by its name."""
     device: torch.device
     fields: tuple[str, ...] = FIELDS
     """The fields that the call returns."""
@@ -64,6 +88,12 @@ class Encoding:
     """What leaves normalising and cutting to the device, where ``preprocess`` allows that."""
     owned: bool = True
     """Whether a result stays as it is when the next call runs."""
+
+    @property
+    def paths(self) -> Mapping[str, ItemPath]:
+        """Every path by its name; the only one is called "image"."""
+        encoder = self.encoder
+        return encoder.paths if isinstance(encoder, MultiPathEncoder) else {"image": encoder}
 
     def check(self, results: ItemResults) -> None:
         """Raise unless these results can be had from this encoder.
@@ -78,8 +108,17 @@ class Encoding:
                 f"max_tokens_per_call={limit}: must be a positive number of output tokens, or None "
                 "for one call"
             )
-        grid = self.encoder.grid_for(1)
-        check_fields(results.pool, self.fields, grid, self.encoder.item_specs([grid])[0])
+        for path in self.paths.values():
+            grid = path.grid_for(1)
+            check_fields(results.pool, self.fields, grid, path.item_specs([grid])[0])
+
+    def tokens(self, inputs: VisionInputs) -> int:
+        """Output tokens of preprocessed items, over all paths."""
+        return sum(
+            spec.output_tokens
+            for name, path in self.paths.items()
+            for spec in path.item_specs(inputs.paths[name].grid_thw)
+        )
 
     def run(self, inputs: VisionInputs, results: ItemResults) -> list[Any]:
         """Encode preprocessed items.
@@ -96,36 +135,99 @@ class Encoding:
             ValueError: what the call raises.
             torch.OutOfMemoryError, MemoryError: with the advice to set ``max_tokens_per_call``.
         """
+        outputs = self._outputs(inputs, results.max_tokens_per_call)
+        if results.pool == "none":
+            return [_in_own_memory(output) if self.owned else output for output in outputs]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
-        calls = plan_calls(grids, self.encoder.item_specs(grids), results.max_tokens_per_call)
-        copied = len(calls) > 1 or (self.owned and len(grids) > 1)
-        done: list[Any] = []
+        return [
+            pool(output, results.pool, grid, results.normalize)
+            for output, grid in zip(outputs, grids, strict=True)
+        ]
+
+    def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[EncoderOutput]:
+        """The output of each item, made when it is asked for; it may be a view."""
+        encoder, paths = self.encoder, inputs.paths
+        entries = {name: self._entries(name, path, limit) for name, path in paths.items()}
+        if not isinstance(encoder, MultiPathEncoder):
+            yield from entries["image"]
+            return
+        for item in split_inputs(inputs, encoder.paths):
+            used = [name for name, path in item.paths.items() if len(path.grid_thw)]
+            yield encoder.join({name: next(entries[name]) for name in used}, item)[0]
+
+    def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[EncoderOutput]:
+        """The output of each entry of a path."""
+        path, call = self.paths[name], self._call(name)
+        grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
+        calls = plan_calls(grids, path.item_specs(grids), limit)
+        lasting = self.owned or (len(calls) == 1 and len(self.paths) == 1)
         held: list[EncoderOutput] = []
         row = 0
         for parts in calls:
-            rows = sum(part.rows for part in parts)
-            for part, piece in zip(parts, self._outputs(inputs, parts, row, rows), strict=True):
-                held.append(piece if self.owned or len(calls) == 1 else piece.clone())
-                if not part.last:
-                    continue
-                if results.pool != "none":
-                    whole = join_outputs(held)
-                    done.append(pool(whole, results.pool, grids[part.item], results.normalize))
-                elif len(held) > 1:
-                    done.append(join_outputs(held))
-                else:
-                    done.append(held[0].clone() if copied and self.owned else held[0])
-                held = []
+            rows, part_grids = sum(part.rows for part in parts), [part.grid for part in parts]
+            with advising_limit(sum(part.tokens for part in parts), self.device):
+                output = call(inputs.pixel_values[row : row + rows], part_grids)
+            for part, piece in zip(parts, path.split(output, part_grids), strict=True):
+                held.append(piece if lasting else piece.clone())
+                if part.last:
+                    yield join_outputs(held)
+                    held = []
             row += rows
-        return done
 
-    def _outputs(
-        self, inputs: VisionInputs, parts: Sequence[Part], row: int, rows: int
-    ) -> list[EncoderOutput]:
-        grids = [part.grid for part in parts]
-        with advising_limit(sum(part.tokens for part in parts), self.device):
-            output = self.call(inputs.pixel_values[row : row + rows], grids)
-        return self.encoder.split(output, grids)
+    def _call(self, name: str) -> PathCall:
+        return self.call[name] if isinstance(self.call, Mapping) else self.call
+
+
+def _in_own_memory(output: EncoderOutput) -> EncoderOutput:
+    """The output, copied if one of its tensors is a part of a larger one."""
+    hidden, pooled, deepstack = output
+    tensors = [x for x in (hidden, pooled, *(deepstack or ())) if x is not None]
+    whole = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
+    return output if whole else output.clone()
+
+
+def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[VisionInputs]:
+    """The inputs of each item alone, as views.
+
+    Args:
+        inputs: any number of items.
+        paths: the paths of the encoder by name.
+
+    Raises:
+        ValueError: entries of a path that cannot be assigned to items.
+    """
+    alone: dict[str, list[PathInputs]] = {}
+    for name, (pixels, grid_thw) in inputs.paths.items():
+        sizes = [spec.input_size for spec in paths[name].item_specs(grid_thw)]
+        entries = map(PathInputs, pixels.split(sizes), grid_thw.split(1)) if sizes else iter(())
+        nothing = PathInputs(pixels[:0], grid_thw[:0])
+        alone[name] = [next(entries) if used else nothing for used in inputs.users(name)]
+    return [
+        VisionInputs(
+            *alone["image"][item],
+            inputs.tiles and inputs.tiles[item : item + 1],
+            {name: parts[item] for name, parts in alone.items() if name != "image"},
+        )
+        for item in range(len(inputs.grid_thw))
+    ]
+
+
+def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
+    """The inputs of several items as one; all have the same paths.
+
+    Args:
+        parts: at least one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    joined = {
+        name: PathInputs(
+            *(torch.cat(tensors) for tensors in zip(*(p.paths[name] for p in parts), strict=True))
+        )
+        for name in parts[0].paths
+    }
+    tiles = [tiling for part in parts for tiling in part.tiles or ()]
+    return VisionInputs(*joined.pop("image"), tiles or None, joined)
 
 
 class Part(NamedTuple):

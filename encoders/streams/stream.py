@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..contract import Grid, VisionInputs
 from ..inputs import StagedItem, is_one_item, read_grid, read_item
-from .calls import Encoding, ItemResults, is_out_of_memory
+from .calls import Encoding, ItemResults, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch
 
@@ -182,7 +182,7 @@ class _Stream:
         paired = isinstance(item, tuple) and len(item) == 2
         key, item = item if paired else (None, item)
         entry = _Entry(index, key, paired)
-        encoder = self.encoding.encoder
+        encoding = self.encoding
         try:
             is_clip, medium = read_item(item)
             images, videos = ((), [medium]) if is_clip else ([medium], ())
@@ -190,15 +190,15 @@ class _Stream:
             if self.stager is not None:
                 (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
                 grid = inputs.grid
+                tokens = encoding.paths["image"].item_specs([grid])[0].output_tokens
             else:
-                inputs = encoder.preprocess(images, videos, **self.limits)
-                inputs = inputs._replace(pixel_values=self.queue.hold(inputs.pixel_values))
-                grid = read_grid(inputs.grid_thw)[0]
-            (spec,) = encoder.item_specs([grid])
+                inputs = encoding.encoder.preprocess(images, videos, **self.limits)
+                inputs = inputs.with_pixels(self.queue.hold)
+                grid, tokens = read_grid(inputs.grid_thw)[0], encoding.tokens(inputs)
         except _FAILURES as error:
             entry.value = _about_one(error)
         else:
-            entry.inputs, entry.grid, entry.tokens = inputs, grid, spec.output_tokens
+            entry.inputs, entry.grid, entry.tokens = inputs, grid, tokens
         return entry, entry.tokens
 
     def _batches(self, entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
@@ -251,9 +251,9 @@ class _Stream:
             sent = self.queue.send([item.pixels for item in staged])
             pairs = zip(staged, sent, strict=True)
             return self.stager.finish([item._replace(pixels=pixels) for item, pixels in pairs])
-        sent = self.queue.send([inputs.pixel_values for inputs in plain])
-        grids = torch.cat([inputs.grid_thw for inputs in plain])
-        return VisionInputs(sent[0] if len(sent) == 1 else torch.cat(sent), grids)
+        rows = [path.pixel_values for inputs in plain for path in inputs.paths.values()]
+        parts = iter(self.queue.send(rows))
+        return join_inputs([inputs.with_pixels(lambda _: next(parts)) for inputs in plain])
 
     def _finish(
         self,

@@ -19,7 +19,16 @@ from .drawn import (
     fresh,
     tiny,
 )
-from .families import BY_NAME, FAMILIES, PATCH_TOWERS, TILE_TOWERS, TOWERS, Family, grids_for
+from .families import (
+    BY_NAME,
+    FAMILIES,
+    PATCH_TOWERS,
+    TILE_TOWERS,
+    TOWERS,
+    WHOLE,
+    Family,
+    grids_for,
+)
 from .keys import timm_keys
 from .lift import NO_LIFT, LiftFloat32
 from .references import Grids, window_walk
@@ -31,6 +40,7 @@ __all__ = [
     "PATCH_TOWERS",
     "TILE_TOWERS",
     "TOWERS",
+    "WHOLE",
     "Config",
     "Family",
     "Grids",

@@ -22,11 +22,12 @@ def edited(config: Config, **changes: Any) -> Config:
     Args:
         config: a whole config.
         changes: new values; those of CHAT_KEYS go to the top level, and ``llm_width`` is the width
-            of the language model beside an InternViT.
+            of the language model beside an InternViT or a Step tower.
     """
     if "thinker_config" in config:
         return {**config, "thinker_config": edited(config["thinker_config"], **changes)}
     config = {**config, **{key: changes.pop(key) for key in CHAT_KEYS if key in changes}}
     if "llm_width" in changes:
-        config["llm_config"] = {**config["llm_config"], "hidden_size": changes.pop("llm_width")}
+        name = "llm_config" if "llm_config" in config else "text_config"
+        config[name] = {**config[name], "hidden_size": changes.pop("llm_width")}
     return {**config, "vision_config": {**config["vision_config"], **changes}}

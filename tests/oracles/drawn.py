@@ -38,15 +38,15 @@ def draw_weights(module: nn.Module, seed: int = 0, calm: float = 1.0) -> nn.Modu
 
 
 def _at_scale(name: str, noise: Tensor) -> Tensor:
-    if re.search(r"pos_embed|position_embedding|class_embedding", name):
+    if re.search(r"pos_embed|position_embedding|positional_embedding|class_embedding", name):
         return noise
     if name.endswith("bias"):
         return 0.2 * noise
-    if re.search(r"\.ls[12]$", name):
+    if re.search(r"\.ls_?[12]$", name):
         return 0.5 + 0.2 * noise
     if noise.ndim == 1:
         return 1.0 + 0.3 * noise
-    gain = 1.3 if "qkv" in name else 1.0
+    gain = 1.3 if "qkv" in name or "in_proj" in name else 1.0
     return gain * noise / noise[0].numel() ** 0.5
 
 
@@ -56,7 +56,7 @@ def build_encoder(
     """Build our tower at the sizes in ``changes``, with random weights, in eval mode."""
     config = family.config_class.from_hf(edited(family.config, **changes))
     with no_init_weights():
-        encoder = family.encoder_class(config).to(dtype)
+        encoder = family.build(config).to(dtype)
     return draw_weights(encoder, calm=calm).eval().requires_grad_(False)
 
 

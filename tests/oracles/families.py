@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.models.exaone4_5 import configuration_exaone4_5 as exaone_config
@@ -26,6 +27,8 @@ from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from encoders.contract import EncoderOutput
+from encoders.step3 import Step3Tower
+from encoders.step3_vl import Step3VLTower
 from encoders.tile_encoder import TileEncoder
 from encoders.vision_encoder import VisionEncoder
 from weights import FAMILIES as RECORDS
@@ -41,6 +44,13 @@ from .references import (
     qwen_output,
     qwen_reference,
 )
+from .step import (
+    Step3Twin,
+    Step3VLReference,
+    step3_output,
+    step3_vl_keys,
+    step3_vl_output,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,9 @@ class Family:
     name: str
     config: Config
     config_class: type
-    encoder_class: type[VisionEncoder]
+    encoder_class: type
+    tower_class: type[VisionEncoder]
+    """The single-path encoder that the tests run: the encoder itself, or its path "image"."""
     reference: Callable[[Config], nn.Module]
     keys: Callable[[State], State]
     output: Callable[[nn.Module, Tensor, Tensor], EncoderOutput]
@@ -61,12 +73,18 @@ class Family:
     tiny: Config
     """Changes for the many tests that need a tower and not its size."""
     twin: bool
-    """Whether an earlier tower in the table has the same maths, or nearly, under other names."""
+    """Whether most tests leave the tower out, because an earlier one in the table is like it."""
 
     @property
     def tiled(self) -> bool:
         """Whether ``pixel_values`` are tiles (InternViT) rather than patches."""
-        return issubclass(self.encoder_class, TileEncoder)
+        return issubclass(self.tower_class, TileEncoder)
+
+    def build(self, config: Any) -> VisionEncoder:
+        """Make the tower, with an instance of ``config_class``."""
+        tower = self.tower_class(config)
+        whole = isinstance(tower, TileEncoder) and self.tower_class is not self.encoder_class
+        return tower.at(config.image_size) if whole else tower
 
 
 def _tower(
@@ -80,14 +98,15 @@ def _tower(
     narrow: Config,
     tiny: Config,
     twin: bool = False,
+    tower: type[VisionEncoder] | None = None,
 ) -> Family:
     """Make a row of the table from the record of the published model ``repo_id``."""
     model = next(model for model in PUBLISHED if model.repo_id == repo_id)
     record = RECORDS[model.family]
     assert isinstance(record.encoder, type)
     return Family(
-        name, dict(model.config), record.config, record.encoder, reference, keys, output,
-        shallow, narrow, tiny, twin,
+        name, dict(model.config), record.config, record.encoder, tower or record.encoder,
+        reference, keys, output, shallow, narrow, tiny, twin,
     )  # fmt: skip
 
 
@@ -95,6 +114,11 @@ INTERN_NARROW = {
     "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4, "llm_width": 48,
 }  # fmt: skip
 INTERN_TILE = {"image_size": 112, "force_image_size": 112}
+STEP3_VL_NARROW = {"width": 64, "mlp_ratio": 1.75, "heads": 4, "llm_width": 48}
+STEP3_NARROW = {
+    "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4, "output_hidden_size": 40,
+    "llm_width": 48,
+}  # fmt: skip
 QWEN2_NARROW = {"embed_dim": 64, "mlp_ratio": 2, "num_heads": 4, "hidden_size": 48}
 QWEN2_5_NARROW = {
     "hidden_size": 64, "intermediate_size": 92, "num_heads": 4, "out_hidden_size": 48,
@@ -186,10 +210,27 @@ FAMILIES = [
         tiny={**QWEN3_NARROW, "depth": 3},
         twin=True,
     ),
+    _tower(
+        "step3_vl", "stepfun-ai/Step3-VL-10B", Step3VLReference, step3_vl_keys, step3_vl_output,
+        shallow={"layers": 1},
+        narrow=STEP3_VL_NARROW,
+        tiny={**STEP3_VL_NARROW, "layers": 3, "image_size": 112},
+        tower=Step3VLTower,
+    ),
+    _tower(
+        "step3", "stepfun-ai/step3", Step3Twin, same_keys, step3_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=STEP3_NARROW,
+        tiny={**STEP3_NARROW, "num_hidden_layers": 3, "image_size": 112},
+        twin=True,
+        tower=Step3Tower,
+    ),
 ]  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
 TOWERS = [family.name for family in FAMILIES if not family.twin]
 """Names of the towers whose maths differ; most tests run over these."""
+WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].encoder_class]
+"""Names of the towers that are encoders by themselves and not a path of one."""
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
 

@@ -67,7 +67,7 @@ class Errors:
 def six_blocks(family: Family) -> Config:
     """Return changes to six blocks of published widths, with every kind of block."""
     if family.tiled:
-        return {"num_hidden_layers": 6}
+        return {"layers" if "layers" in family.config["vision_config"] else "num_hidden_layers": 6}
     changes: Config = {"depth": 6}
     if "deepstack_visual_indexes" in family.shallow:
         changes["deepstack_visual_indexes"] = [1, 3, 5]

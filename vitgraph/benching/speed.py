@@ -20,7 +20,7 @@ from ..terminal import format_table
 if TYPE_CHECKING:
     import torch
 
-    from encoders.vision_encoder import VisionEncoder
+    from encoders.vision_encoder import Encoder, VisionEncoder
     from graphwrap import GraphedEncoder, GraphStats
 
 SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
@@ -66,8 +66,18 @@ def print_speed(options: argparse.Namespace) -> None:
     check_checkpoint(options.repo)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
-    body = measure(options.repo, encoder, options.kernels, options.runs)
+    body = measure(options.repo, tower_of(encoder), options.kernels, options.runs)
     print(json.dumps(body, indent=2) if options.json else table(body))
+
+
+def tower_of(encoder: Encoder) -> VisionEncoder:
+    """The encoder itself, or the path "image" of an encoder of several paths."""
+    from encoders import PathsEncoder, VisionEncoder
+
+    if isinstance(encoder, PathsEncoder):
+        return encoder.paths["image"]
+    assert isinstance(encoder, VisionEncoder)
+    return encoder
 
 
 def check_kernels(names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from encoders import VisionEncoder
+from encoders import Encoder, PathsEncoder
 from encoders.pooling import POOLS
 from encoders.pooling import pool as pool_item
 from encoders.streams import ItemResults
@@ -44,7 +44,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     Raises:
         ValueError: an unknown ``pool``, or one that this encoder cannot make: it has no class
-            token, or the graphs leave out the field that is pooled.
+            token, or the graphs leave out the field that is pooled; or an encoder of several paths.
     """
 
     config_file_name = "vitgraph_config.json"
@@ -52,7 +52,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     def __init__(
         self,
-        encoder: VisionEncoder | GraphedEncoder,
+        encoder: Encoder | GraphedEncoder,
         pool: str = "mean",
         *,
         min_pixels: int | None = None,
@@ -66,6 +66,11 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         encoder.encoding().check(ItemResults(pool))
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
         self.encoder: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+        if isinstance(self.encoder, PathsEncoder):
+            raise ValueError(
+                f"{type(self.encoder).__name__} has the paths {', '.join(self.encoder.paths)}, and "
+                "ImageEncoder hands over one: call encoder.encode_many(images, pool=...) instead"
+            )
         self.pool = pool
         self.min_pixels, self.max_pixels, self.max_tiles = min_pixels, max_pixels, max_tiles
 

@@ -12,6 +12,7 @@ from ..errors import CheckpointError, shown
 from .family import Family, PublishedModel, Shapes, SmallCheckpoint
 from .intern_vit import INTERN_VIT
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from .step import STEP3, STEP3_VL
 
 __all__ = [
     "FAMILIES",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for family in (INTERN_VIT, QWEN2_VL, QWEN2_5_VL, QWEN3_VL)
+    family.name: family for family in (INTERN_VIT, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, STEP3_VL, STEP3)
 }
 """Every family by name."""
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
-from encoders import VisionEncoder
+from encoders import Encoder
 
 from ..layouts import Layout
 
@@ -20,6 +20,8 @@ Fields: TypeAlias = dict[tuple[str, ...], Any]
 """Values of config fields, by all the names that published configs give the field."""
 Sizes: TypeAlias = Mapping[tuple[str, int], tuple[str, ...]]
 """Name and axis of a tensor -> all names of the config field that states the axis's length."""
+NO_VIDEO = "no"
+"""``Family.video`` of a family that takes images alone."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Family:
 
     name: str
     title: str
-    encoder: Callable[..., VisionEncoder]
+    encoder: Callable[..., Encoder]
     config: Any
     """The encoder's config class, which has ``from_hf``."""
     model_types: tuple[str, ...]
@@ -72,15 +74,17 @@ class Family:
     small: Mapping[str, SmallCheckpoint]
     """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
     video: str
-    """How a clip enters the tower, for ``vitgraph list``."""
+    """How a clip enters the tower, for ``vitgraph list``; :data:`NO_VIDEO` if none does."""
     replays: Mapping[str, str]
     """What replays as CUDA graphs, for "image" and "video", for ``vitgraph list``."""
+    verified: bool = True
+    """Whether tests compare the tower with an upstream implementation instead of our own twin."""
     timm: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """Timm architecture -> function from its ``model_args`` to the tower's config."""
     read_config: Callable[[Mapping[str, Any], Shapes | None], Any] | None = None
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 
-    def on_meta(self, config: Any) -> VisionEncoder:
+    def on_meta(self, config: Any) -> Encoder:
         """Build the encoder of a config with tensors that have shapes and no memory."""
         with torch.device("meta"), _WithoutInit():
             return self.encoder(config)

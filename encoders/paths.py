@@ -1,0 +1,357 @@
+"""The base class of encoders that take several inputs per item, each encoded by a path of its own.
+
+A path is a single-path encoder: a view of one tower for tiles of another size, or another tower.
+The paths run one after another, and their outputs are joined per item.
+
+Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .contract import EncoderOutput, Grid, VisionInputs
+from .inputs import Preprocessor, require_features
+from .streams import Encoding
+from .tile_encoder import TileEncoder
+from .vision_encoder import Encoder, VisionEncoder
+
+Self = TypeVar("Self", bound="PathsEncoder")
+
+
+class PathPreprocessor:
+    """The preprocessor of a tower that is one path of an encoder: it says whose to call."""
+
+    def __call__(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Raise a ValueError: one path alone cannot prepare an item."""
+        raise ValueError(
+            "this is one path of an encoder: call preprocess or encode of the encoder that has it "
+            "in paths, whose inputs.paths[name] this path takes"
+        )
+
+    def with_files(
+        self, files: Mapping[str, Any], error: Callable[[str], ValueError] = ValueError
+    ) -> PathPreprocessor:
+        """Return this preprocessor, which nothing in a file changes."""
+        return self
+
+
+class PathsEncoder(Encoder):
+    """An encoder of several inputs per item.
+
+    Subclasses set ``config``, ``preprocessor`` and ``paths``, and say how outputs are joined.
+    """
+
+    paths: Mapping[str, VisionEncoder]
+    """The paths by name, "image" first. Each is an encoder of its own: ``paths[name](pixel_values,
+    grid_thw)`` takes what ``preprocess(...).paths[name]`` holds, and CUDA graphs capture a path."""
+
+    @abstractmethod
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        """Return one output per item from the outputs of the paths.
+
+        Args:
+            outputs: by the names of ``paths``; paths without entries in ``inputs`` are left out.
+            inputs: what ``preprocess`` returned.
+
+        Raises:
+            ValueError: entries that cannot be assigned to items.
+        """
+
+    @abstractmethod
+    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Arrange features in space: the maps [t, h, w, D] of each item by the name of the path.
+
+        Args:
+            features: ``last_hidden_state`` or ``pooler_output`` of all items, one after another.
+            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read.
+
+        Returns:
+            For each item one map of the whole image and one that is stitched from its tiles.
+
+        Raises:
+            ValueError: no tensor, or features that are not of these inputs.
+        """
+
+    def forward(self, inputs: VisionInputs) -> list[EncoderOutput]:
+        """Encode items: every path that has entries runs once, then the outputs are joined.
+
+        Args:
+            inputs: what ``preprocess`` returned.
+
+        Returns:
+            One output per item.
+
+        Raises:
+            ValueError: inputs of other paths, and what the paths raise.
+        """
+        self._check(inputs)
+        outputs = {
+            name: self.paths[name](*path)
+            for name, path in inputs.paths.items()
+            if len(path.grid_thw)
+        }
+        return self.join(outputs, inputs)
+
+    def forward_intermediates(
+        self, inputs: VisionInputs, indices: int | Sequence[int] | None = None
+    ) -> dict[str, list[Tensor]]:
+        """Outputs of inner blocks of every path that has entries, before any merger.
+
+        Args:
+            inputs: what ``preprocess`` returned.
+            indices: n for the last n blocks, block numbers (negatives from the end), None for all.
+
+        Returns:
+            By the name of the path, one tensor per block, in the order of ``indices``, as the
+            ``forward_intermediates`` of the path returns it.
+
+        Raises:
+            ValueError: a block that does not exist, and the errors of ``forward``.
+        """
+        self._check(inputs)
+        return {
+            name: self.paths[name].forward_intermediates(*path, indices)
+            for name, path in inputs.paths.items()
+            if len(path.grid_thw)
+        }
+
+    def split_paths(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[dict[str, EncoderOutput]]:
+        """Cut the outputs of the paths into those of each item, as views.
+
+        Args:
+            outputs: of the paths, as ``join`` takes them.
+            inputs: what ``preprocess`` returned.
+
+        Returns:
+            For each item the outputs of the paths that it uses, by the names of the paths.
+
+        Raises:
+            ValueError: entries that cannot be assigned to items.
+        """
+        items: list[dict[str, EncoderOutput]] = [{} for _ in inputs.grid_thw]
+        for name, output in outputs.items():
+            entries = iter(self.paths[name].split(output, inputs.paths[name].grid_thw))
+            for item, used in zip(items, inputs.users(name), strict=True):
+                if used:
+                    item[name] = next(entries)
+        return items
+
+    def _check(self, inputs: object) -> None:
+        if not isinstance(inputs, VisionInputs):
+            raise ValueError(
+                f"inputs is of type {type(inputs).__name__}: this encoder has the paths "
+                f"{', '.join(self.paths)}, so pass the whole inputs = encoder.preprocess(..), or "
+                "call one path: encoder.paths[name](pixel_values, grid_thw)"
+            )
+        if inputs.paths.keys() != self.paths.keys():
+            raise ValueError(
+                f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
+                f"{', '.join(self.paths)}: pass what its own preprocess returns"
+            )
+
+    def encoding(self) -> Encoding:
+        """This encoder, and how ``encode`` and ``encode_many`` call its paths."""
+        return Encoding(self, self.paths, self.device)
+
+    def share(self, tower: VisionEncoder) -> None:
+        """Have the parameters and modules of ``tower`` under the same names, each of them once.
+
+        The tower is seen by two objects then: as a path, and as this encoder.
+        """
+        self._parameters, self._modules = tower._parameters, tower._modules
+        self._buffers = tower._buffers
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
+        return self.paths["image"].out_features
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The blocks of the path "image"."""
+        return self.paths["image"].blocks
+
+    def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
+        """A faster form of this encoder for inference on a GPU, over the same weights.
+
+        Args:
+            kernels: as ``VisionEncoder.accelerated`` takes it.
+            precision: as ``VisionEncoder.accelerated`` takes it.
+
+        Returns:
+            An encoder whose paths are accelerated, each with kernels for its own shapes.
+
+        Raises:
+            ValueError: an unknown kernel or precision, or this encoder is accelerated already.
+        """
+        view = copy.copy(self)
+        view.paths = {
+            name: path.accelerated(kernels, precision) for name, path in self.paths.items()
+        }
+        return view
+
+    def kernel_choices(self) -> dict[str, Any]:
+        """Return the kernels that each path chose, and why, by the name of the path."""
+        return {name: path.kernel_choices() for name, path in self.paths.items()}
+
+    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
+        """Use the kernels that another process chose, instead of timing them here.
+
+        Args:
+            choices: the result of ``kernel_choices()`` in that process.
+
+        Raises:
+            ValueError: choices of other paths, and what a path raises.
+        """
+        if choices.keys() != self.paths.keys():
+            raise ValueError(
+                f"kernel choices for {', '.join(map(str, choices))}: this encoder has the paths "
+                f"{', '.join(self.paths)}"
+            )
+        for name, path in self.paths.items():
+            path.load_kernel_choices(choices[name])
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute blocks in the backward instead of keeping their activations."""
+        for path in self.paths.values():
+            path.gradient_checkpointing_enable()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep the activations of blocks for the backward."""
+        for path in self.paths.values():
+            path.gradient_checkpointing_disable()
+
+
+class TilesThenImage(PathsEncoder):
+    """An encoder of whole images and their tiles by one tower: an item's tiles come first.
+
+    The path "image" has one entry per item, of one tile that is the whole image. The path "tiles"
+    has one entry per item that has tiles, row by row.
+
+    Args:
+        tower: has all parameters and modules; its config has ``image_size`` and ``tile_size``, the
+            sides of the whole image and of a tile in pixels.
+        preprocessor: makes the inputs of both paths.
+    """
+
+    def __init__(self, tower: TileEncoder, preprocessor: Preprocessor) -> None:
+        super().__init__()
+        self.config, self.preprocessor = tower.config, preprocessor
+        self.share(tower)
+        self.paths = {
+            "image": tower.at(self.config.image_size),
+            "tiles": tower.at(self.config.tile_size),
+        }
+
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        """Return one output per item: the rows of its tiles, then those of the whole image.
+
+        Args:
+            outputs: by the names of ``paths``; "tiles" is left out if no item has tiles.
+            inputs: what ``preprocess`` returned.
+
+        Returns:
+            Per item ``last_hidden_state`` [P, D], the rows of patches alone, and ``pooler_output``
+            [N, out].
+
+        Raises:
+            ValueError: entries that cannot be assigned to items.
+        """
+        joined = []
+        for parts in self.split_paths(outputs, inputs):
+            ordered = [parts[name] for name in ("tiles", "image") if name in parts]
+            hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
+            first = self.paths["image"].rows_before
+            pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
+            joined.append(
+                EncoderOutput(
+                    torch.cat([x[:, first:].flatten(0, 1) for x in hidden]) if hidden else None,
+                    torch.cat(pooled) if pooled else None,
+                    ordered[0].deepstack_features,
+                )
+            )
+        return joined
+
+    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Arrange features in space, as maps "image" and "tiles" per item.
+
+        Args:
+            features: ``last_hidden_state`` [P, D] or ``pooler_output`` [N, out] of all items, one
+                after another.
+            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read.
+
+        Returns:
+            Per item "image" [1, h, w, D] and, if the item has tiles, "tiles"
+            [1, rows*h, columns*w, D], stitched.
+
+        Raises:
+            ValueError: no tensor, or features that are not of these inputs.
+        """
+        require_features(features)
+        pieces = self._pieces(inputs)
+        patches, tokens = (sum(piece.sizes[n] for piece in pieces) for n in (0, 1))
+        if len(features) not in (patches, tokens):
+            raise ValueError(
+                f"features have {len(features)} rows: these inputs make {patches} patches or "
+                f"{tokens} tokens"
+            )
+        kind = 0 if len(features) == patches else 1
+        maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
+        for rows, piece in zip(
+            features.split([p.sizes[kind] for p in pieces]), pieces, strict=True
+        ):
+            part = rows.unflatten(0, (piece.grid[0], -1)) if kind == 0 else rows
+            path = self.paths[piece.name]
+            (maps[piece.item][piece.name],) = path.feature_maps(part, [piece.grid], [piece.layout])
+        return maps
+
+    def _pieces(self, inputs: VisionInputs) -> list[Piece]:
+        """The entries of all items, in the order in which ``join`` puts their rows."""
+        entries = {name: iter(path.grid_thw.tolist()) for name, path in inputs.paths.items()}
+        users = {name: inputs.users(name) for name in entries}
+        pieces = []
+        for item in range(len(inputs.grid_thw)):
+            columns, rows, _ = inputs.tiles[item] if inputs.tiles else (1, 1, False)
+            for name, layout in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
+                if users[name][item]:
+                    t, h, w = next(entries[name])
+                    (spec,) = self.paths[name].item_specs([(t, h, w)])
+                    sizes = t * h * w, spec.output_tokens
+                    pieces.append(Piece(item, name, (t, h, w), sizes, layout))
+        return pieces
+
+
+class Piece(NamedTuple):
+    """One entry of a path, and where its rows go in space."""
+
+    item: int
+    name: str
+    """Of the path."""
+    grid: Grid
+    sizes: tuple[int, int]
+    """Patches and tokens."""
+    layout: tuple[int, int, bool]
+    """(columns, rows, thumbnail) of the tiles."""

@@ -1,0 +1,351 @@
+"""The vision tower of Step3-VL-10B, Step-3.7 and Step5: Perception Encoder G with a projector.
+
+A pre-norm ViT over a whole image of 728x728 pixels and, for larger or long images, tiles of
+504x504: learned positions and 2D rotary positions, layer scale, then two strided convolutions that
+make one token of 4x4 patches, and a projector into the language model's width.
+
+Source: ``step_vl.py`` and ``step3_vl.py`` of vLLM 0.33.0 and ``Step3p7VisionModel`` of transformers
+5.23.0.
+Repo ids: stepfun-ai/Step3-VL-10B, stepfun-ai/Step-3.7-Flash; the tower of Step5 is the same.
+
+Shapes: B views of n = h*w patches, D width, H heads, K head size, N = B*(h/4)*(w/4) tokens, sizes
+rounded up.
+
+Deliberate differences:
+
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product. A
+  layer with LoRA or hooks is called as a module instead.
+- The rotation multiplies in float32 and rounds to the tower's dtype once; layer scale with residual
+  rounds once.
+- Positions of tiles are interpolated in float32 or wider and added in the tower's dtype.
+- Images are cut as StepFun's own code does: a tile that leaves the image is black there, where
+  transformers stretches the rest of the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from .attention import attention, check_equal_segments, padding_rows
+from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
+from .hf_config import (
+    find_section,
+    read_epsilon,
+    read_field,
+    read_flag,
+    read_size,
+    require_divisible,
+    require_value,
+)
+from .inputs import Preprocessor, WindowPreprocessor, check_input_size, check_rows
+from .layers import patch_product
+from .paths import PathPreprocessor, TilesThenImage
+from .tile_encoder import TileEncoder
+
+
+@dataclass(frozen=True)
+class Step3VLConfig:
+    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int
+    projector_bias: bool = False
+    image_size: int = 728
+    tile_size: int = 504
+    patch_size: int = 14
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-5
+    enable_patch: bool = True
+    """Whether images are cut into tiles at all."""
+
+    def __post_init__(self) -> None:
+        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_divisible("head size", self.head_size, "rotary axes * 2", 4)
+        require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
+        require_divisible("tile size", self.tile_size, "patch_size", self.patch_size)
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Step3VLConfig:
+        """Read a published ``config.json``, by StepFun's names or by those of transformers.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        language = find_section(config, "text_config")
+        require_value(vision, "hidden_act", "quick_gelu")
+        require_value(vision, "use_cls_token", False, None)
+        require_value(vision, "ues_cls_token", False, None)  # published with this spelling, too
+        require_value(vision, "use_abs_posemb", True)
+        require_value(vision, "use_ln_pre", True)
+        require_value(vision, "use_ln_post", False)
+        require_value(vision, "use_rope2d", True)
+        require_value(vision, "pool_type", "none", None)
+        require_value(vision, "output_dim", None)
+        require_value(config, "understand_projector_stride", 2)
+        rope = find_section(vision, "rope_parameters")
+        require_value(rope, "rope_type", "axial")
+        require_value(rope, "rope_theta", 10000.0)
+        width = read_size(vision, "width", "hidden_size", default=1536)
+        ratio = read_field(vision, "mlp_ratio", default=8960 / 1536)
+        return cls(
+            depth=read_size(vision, "layers", "num_hidden_layers", default=47, most=1024),
+            hidden_size=width,
+            intermediate_size=round(width * ratio),  # published ratios may be cut off, as 5.8333
+            num_heads=read_size(vision, "heads", "num_attention_heads", default=16),
+            out_hidden_size=read_size(language, "hidden_size", default=4096),
+            projector_bias=read_flag(config, "projector_bias", default=False),
+            image_size=read_size(vision, "image_size", default=728),
+            patch_size=read_size(vision, "patch_size", default=14),
+            in_channels=read_size(vision, "num_channels", default=3),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-5),
+            enable_patch=read_flag(vision, "enable_patch", default=True),
+        )
+
+
+class Step3VLEncoder(TilesThenImage):
+    """Encodes images, each whole and in tiles, to hidden states and projected tokens."""
+
+    def __init__(self, config: Step3VLConfig, preprocessor: Preprocessor | None = None) -> None:
+        sizes = config.image_size, config.tile_size, config.patch_size
+        default = WindowPreprocessor(*sizes, tiled=config.enable_patch)
+        super().__init__(Step3VLTower(config), preprocessor or default)
+
+
+class Step3VLTower(TileEncoder):
+    """Encodes square views of one size, for one of the two paths of the encoder."""
+
+    def __init__(self, config: Step3VLConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.preprocessor = PathPreprocessor()
+        width, patch = config.hidden_size, config.patch_size
+        self.patch = (config.in_channels, patch, patch)
+        self.conv1 = nn.Conv2d(config.in_channels, width, patch, stride=patch, bias=False)
+        self.positional_embedding = nn.Parameter(
+            torch.randn((config.image_size // patch) ** 2, width)
+        )
+        self.ln_pre = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.transformer = Transformer(config)
+        self.vit_downsampler1 = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+        self.vit_downsampler2 = nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1)
+        self.vit_large_projector = nn.Linear(
+            4 * width, config.out_hidden_size, bias=config.projector_bias
+        )
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode views.
+
+        Args:
+            pixel_values: [B, 3, 14h, 14w], floating-point.
+            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
+                ``encoder_metadata`` is given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for, and views beyond those of its grid are padding.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
+
+        Raises:
+            ValueError: integer pixels, a wrong size of views, or a grid or metadata that disagree.
+        """
+        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.hidden_after(hidden, metadata, self.config.depth)
+        h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
+        maps = hidden.mT.unflatten(2, (h, w))
+        maps = self.vit_downsampler2(self.vit_downsampler1(maps))
+        tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
+        return EncoderOutput(hidden, tokens, ())
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Return the rotary angles, offsets and padding that every block reads."""
+        return Context.of(metadata, hidden)
+
+    @property
+    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+        """All blocks."""
+        return self.transformer.resblocks
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``: the width of the language model."""
+        return int(self.config.out_hidden_size)
+
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per 4x4 patches: each of two convolutions halves a side, rounded up."""
+        return -(-h // 4), -(-w // 4)
+
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
+    ) -> Metadata:
+        """``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [n, K/2], which all views share."""
+        check_input_size(sum(t for t, _, _ in grids), max_input_size)
+        side = self.side // self.config.patch_size
+        h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
+        other = next((grid for grid in grids if grid[1:] != (h, w)), None)
+        if other:
+            raise ValueError(
+                f"grid {other[1]}x{other[2]}: all views of a call have one size, here {h}x{w} "
+                "patches; encode others in another call"
+            )
+        dtype = torch.promote_types(self.conv1.weight.dtype, torch.float32)
+        cos, sin = rotary_cos_sin(h, w, self.config.head_size, dtype)
+        return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
+
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        pixels = self.admit_tiles(pixel_values, self.conv1.weight, grid_thw)
+        patch = self.config.patch_size
+        h, w = (size // patch for size in pixels.shape[2:])
+        patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
+        rows = patch_product(self.conv1, patches, self.patch)
+        return self.ln_pre(rows + self._positions(h, w))
+
+    def _positions(self, h: int, w: int) -> Tensor:
+        """The positions [n, D]: the table, or a bilinear resize of it to another grid."""
+        table, side = self.positional_embedding, self.config.image_size // self.config.patch_size
+        if (h, w) == (side, side):
+            return table
+        wide = table.to(torch.promote_types(table.dtype, torch.float32))
+        grid = rearrange(wide, "(h w) d -> 1 d h w", h=side)
+        grid = F.interpolate(grid, size=(h, w), mode="bilinear", align_corners=False)
+        return rearrange(grid, "1 d h w -> (h w) d").to(table.dtype)
+
+
+class Context(NamedTuple):
+    """The tensors that every block reads, made once per forward."""
+
+    cos: Tensor
+    sin: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
+        """Check offsets and angles against the views [B, n, D] and find the rows of padding."""
+        cos, sin, views = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"], hidden
+        if views.shape[0]:
+            check_equal_segments(metadata["max_seqlen"], views.shape[1])
+            check_rows(views.shape[1], cos.shape[0], "the metadata is for views of")
+        offsets, rows = metadata["cu_seqlens"], views.shape[0] * views.shape[1]
+        return cls(
+            cos[:, None, None],
+            sin[:, None, None],
+            offsets,
+            metadata["max_seqlen"],
+            padding_rows(offsets, rows),
+        )
+
+
+class Transformer(nn.Module):
+    """The blocks, under the name that checkpoints give them."""
+
+    def __init__(self, config: Step3VLConfig) -> None:
+        super().__init__()
+        self.resblocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each scaled per channel and added to the residual stream."""
+
+    def __init__(self, config: Step3VLConfig) -> None:
+        super().__init__()
+        self.attn = Attention(config)
+        self.ls_1 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
+        self.ls_2 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
+        self.ln_1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        hidden = torch.addcmul(hidden, self.attn(self.ln_1(hidden), context), self.ls_1)
+        return torch.addcmul(hidden, self.mlp(self.ln_2(hidden)), self.ls_2)
+
+    def parts(self) -> BlockParts | None:
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.ln_1,
+            qkv=self.attn.in_proj,
+            proj=self.attn.out_proj,
+            scale1=self.ls_1,
+            norm2=self.ln_2,
+            up=self.mlp.c_fc,
+            down=self.mlp.c_proj,
+            scale2=self.ls_2,
+            num_heads=self.attn.num_heads,
+            activation="quick_gelu",
+            interleaved=True,
+        )
+
+
+class Attention(nn.Module):
+    """Full attention inside each view; fused rows are [Q; K; V], head-major."""
+
+    def __init__(self, config: Step3VLConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.in_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        cos, sin, *segments = context
+        qkv_Bn3HK = self.in_proj(x).unflatten(-1, (3, self.num_heads, -1))
+        q_THK, k_THK = rotate(qkv_Bn3HK[:, :, :2], cos, sin).flatten(0, 1).unbind(1)
+        v_THK = qkv_Bn3HK[:, :, 2].flatten(0, 1)
+        out_THK = attention(q_THK, k_THK, v_THK, *segments, segment_rows=x.shape[1])
+        return self.out_proj(out_THK.flatten(1)).view_as(x)
+
+
+class MLP(nn.Module):
+    """Two linear layers with quick GELU, ``x * sigmoid(1.702 x)``, between them."""
+
+    def __init__(self, config: Step3VLConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.c_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.c_fc(x)
+        return self.c_proj(x * torch.sigmoid(1.702 * x))
+
+
+def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [h*w, K/2] of the 2D angles, the first half by column, then by row."""
+    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
+    turns = 10000.0 ** (steps / (head_size // 2))
+    rows = torch.arange(h, dtype=dtype, device="cpu")[:, None, None] / turns
+    columns = torch.arange(w, dtype=dtype, device="cpu")[None, :, None] / turns
+    angles = torch.cat((columns.expand(h, -1, -1), rows.expand(-1, w, -1)), dim=-1).flatten(0, 1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries and keys [B, n, 2, H, K] in pairs (2i, 2i + 1), in float32 or wider."""
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return pairs.flatten(-2).to(x.dtype)
