@@ -51,10 +51,10 @@ from .windows import WindowPreprocessor, plan_windows
 
 __all__ = [
     "HALF",
-    "CandidatePreprocessor",
-    "HybridPreprocessor",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "CandidatePreprocessor",
+    "HybridPreprocessor",
     "OcrPreprocessor",
     "PatchPreprocessor",
     "PixelRules",

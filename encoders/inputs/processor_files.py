@@ -157,7 +157,9 @@ def tile_image_rules(
         "std": std,
         "dynamic": tiled or bool(section.get("crop_to_patches")),
         "min_tiles": read_positive(where, "min_patches", section.get("min_patches"), 1, MOST_TILES),
-        "max_tiles": read_positive(where, "max_patches", section.get("max_patches"), 12, MOST_TILES),
+        "max_tiles": read_positive(
+            where, "max_patches", section.get("max_patches"), 12, MOST_TILES
+        ),
         "use_thumbnail": True,
     }
 
@@ -282,8 +284,12 @@ def _read_pixel_rules(
         max_pixels=highest,
         mean=mean,
         std=std,
-        min_frames=read_positive(where, "min_frames", section.get("min_frames"), defaults.min_frames),
-        max_frames=read_positive(where, "max_frames", section.get("max_frames"), defaults.max_frames),
+        min_frames=read_positive(
+            where, "min_frames", section.get("min_frames"), defaults.min_frames
+        ),
+        max_frames=read_positive(
+            where, "max_frames", section.get("max_frames"), defaults.max_frames
+        ),
     )
 
 

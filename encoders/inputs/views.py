@@ -227,14 +227,21 @@ class HybridPreprocessor(SquarePreprocessor):
         low_mean, low_std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
         smallest = read_positive(where, "min_size", section.get("min_size"), 14)
         return {
-            "mean": mean, "std": std, "low_mean": low_mean, "low_std": low_std,
+            "mean": mean,
+            "std": std,
+            "low_mean": low_mean,
+            "low_std": low_std,
             "min_size": smallest,
         }
 
 
 @dataclass(frozen=True)
 class CandidatePreprocessor(ViewPreprocessor):
-    """DeepSeek-VL2: the whole image, then tiles of the candidate size that wastes least of it."""
+    """DeepSeek-VL2: the whole image, then tiles of the candidate size that wastes least of it.
+
+    S is 384, which is no multiple of the patches' 14 pixels. The last 6 rows and columns of a view,
+    which the source's convolution leaves out, are cut off here.
+    """
 
     image_size: int = 384
     candidates: tuple[tuple[int, int], ...] = ((384, 384),)
@@ -242,8 +249,8 @@ class CandidatePreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """One path: the whole image and the tiles have one size."""
-        return {"image": self.image_size}
+        """One path: the whole image and the tiles have one size, cut to whole patches."""
+        return {"image": self.image_size // self.patch_size * self.patch_size}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the whole image, then its tiles row by row."""
@@ -255,9 +262,10 @@ class CandidatePreprocessor(ViewPreprocessor):
         ]
         width, height = best_candidate(image.shape[2], image.shape[1], within)
         canvas = padded(image, height, width, self.mean)
-        tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
-        whole = padded(image, side, side, self.mean)
-        return Views({"image": [whole, *tiles]}, (width // side, height // side, True))
+        tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
+        whole, patches = padded(image, side, side, self.mean), self.sides["image"]
+        views = [view[:, :patches, :patches] for view in (whole, *tiles)]
+        return Views({"image": views}, (width // side, height // side, True))
 
 
 @dataclass(frozen=True)
@@ -277,8 +285,8 @@ class OcrPreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """The view of the whole image, and the tiles."""
-        return {"image": self.base_size, "tiles": self.tile_size}
+        """The view of the whole image, and the tiles in a mode that has tiles."""
+        return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the view of the whole image and its tiles row by row."""
@@ -296,9 +304,7 @@ class OcrPreprocessor(ViewPreprocessor):
         return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))
 
 
-def laid_over(
-    image: Tensor, height: int, width: int, top: int, left: int, colour: Stats
-) -> Tensor:
+def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colour: Stats) -> Tensor:
     """Lay an image over a canvas of one colour.
 
     Args:

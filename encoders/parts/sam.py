@@ -20,15 +20,16 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..hf_config import require_divisible
+from ..hf_config import read_blocks, read_size, require_divisible
 from .blocks import MLP, resize_table
 from .siglip import PatchEmbed
 
@@ -54,16 +55,50 @@ class SamSizes:
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
-        if any(not 0 <= number < self.depth for number in self.global_blocks):
+        if not self.global_blocks or any(
+            not 0 <= number < self.depth for number in self.global_blocks
+        ):
             raise ValueError(
                 f"config: global_attn_indexes={list(self.global_blocks)}: the tower has blocks 0 "
                 f"to {self.depth - 1}"
             )
 
+    @classmethod
+    def from_hf(cls, section: Mapping[str, Any]) -> SamSizes:
+        """Read the part of a config that describes SAM; what it leaves out is that of SAM-B.
+
+        Raises:
+            ValueError: a value that is not a size, or sizes that disagree.
+        """
+        width = read_size(section, "width", default=768)
+        return cls(
+            depth=read_size(section, "layers", default=12, most=1024),
+            hidden_size=width,
+            intermediate_size=read_size(section, "intermediate_size", default=4 * width),
+            num_heads=read_size(section, "heads", default=12),
+            global_blocks=read_blocks(section, "global_attn_indexes", (2, 5, 8, 11)),
+            image_size=read_size(section, "image_size", default=1024),
+            neck_channels=read_size(section, "neck_channels", default=256),
+            window_size=read_size(section, "window_size", default=14, most=1024),
+        )
+
+    @property
+    def tile_size(self) -> int:
+        """Side of a view in pixels."""
+        return self.image_size
+
     @property
     def side(self) -> int:
         """Patches per side of the views that the tables of positions were made for."""
         return self.image_size // self.patch_size
+
+
+def read_channels(section: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Read the widths of the convolutions after the neck, [512, 1024] if the config has none."""
+    widths = read_blocks(section, name, (512, 1024))
+    if len(widths) != 2 or min(widths) < 1:
+        raise ValueError(f"config field {name}={list(widths)}: must be two positive integers")
+    return widths
 
 
 class Sam(nn.Module):
@@ -99,7 +134,8 @@ class SamBlock(nn.Module):
         self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, "gelu")
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, context: object = None) -> Tensor:
+        """Return [B, h, w, D]; there is no context, because each view attends to itself."""
         rows = self.norm1(hidden)
         rows = in_windows(self.attn, rows, self.window) if self.window else self.attn(rows)
         hidden = hidden + rows
@@ -131,7 +167,7 @@ class SamAttention(nn.Module):
 
 
 class Neck(nn.Sequential):
-    """1x1 and 3x3 convolutions, each with a norm over the channels: [B, h, w, D] to [B, C, h, w]."""
+    """1x1 and 3x3 convolutions, each with a norm over the channels."""
 
     def __init__(self, sizes: SamSizes) -> None:
         inner = sizes.neck_channels
@@ -143,7 +179,11 @@ class Neck(nn.Sequential):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(hidden.permute(0, 3, 1, 2))
+        """Return [B, C, h, w] of [B, h, w, D]."""
+        maps = hidden.permute(0, 3, 1, 2)
+        for layer in self:
+            maps = layer(maps)
+        return maps
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -193,9 +233,7 @@ def relative_rows(table: Tensor, size: int) -> Tensor:
     return table[places[:, None] - places + size - 1]
 
 
-def relative_columns(
-    q: Tensor, k: Tensor, rows_h: Tensor, rows_w: Tensor
-) -> tuple[Tensor, Tensor]:
+def relative_columns(q: Tensor, k: Tensor, rows_h: Tensor, rows_w: Tensor) -> tuple[Tensor, Tensor]:
     """Append to queries and keys the columns whose products are the relative positions.
 
     Args:
