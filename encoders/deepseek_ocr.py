@@ -40,6 +40,7 @@ from .parts import (
     Sam,
     SamSizes,
     assemble,
+    nested_sizes,
     read_channels,
     split_items,
     stitch,
@@ -84,6 +85,8 @@ class DeepseekOCRConfig:
     mode: str = "gundam"
 
     def __post_init__(self) -> None:
+        for name, kind in (("sam", SamSizes), ("clip", BlockSizes)):
+            object.__setattr__(self, name, nested_sizes(kind, getattr(self, name)))
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r}: must be one of {', '.join(map(repr, MODES))}")
         if self.downsample_channels[-1] != self.clip.hidden_size:
@@ -156,6 +159,10 @@ class DeepseekOCRConfig:
 
 class DeepseekOCREncoder(PathsEncoder):
     """Encodes the whole image (path "image") and its tiles (path "tiles") with one tower."""
+
+    paths: Mapping[str, DeepseekOCRTower]
+    image_newline: nn.Parameter
+    view_seperator: nn.Parameter
 
     def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()

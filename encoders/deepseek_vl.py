@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
 from .hf_config import find_section, read_size, require_value
 from .inputs import HybridPreprocessor, Preprocessor, SquarePreprocessor
-from .parts import BlockSizes, Context, Neck, Sam, SamSizes, Siglip, read_channels
+from .parts import BlockSizes, Context, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels
 from .paths import PathPreprocessor, PathsEncoder
 from .tile_encoder import TileEncoder
 
@@ -84,6 +84,10 @@ class DeepseekVLHybridConfig:
     low: DeepseekVLConfig
     high: SamSizes
     downsample_channels: tuple[int, ...] = (512, 1024)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("low", DeepseekVLConfig), ("high", SamSizes)):
+            object.__setattr__(self, name, nested_sizes(kind, getattr(self, name)))
 
     @property
     def out_hidden_size(self) -> int:

@@ -5,7 +5,7 @@ Each is written once. A family's encoder file puts them together and names its p
 """
 
 from .assembly import SEPARATOR, assemble, split_items, stitch, take_apart
-from .blocks import Block, BlockSizes, Context
+from .blocks import Block, BlockSizes, Context, nested_sizes
 from .clip import Clip
 from .sam import Neck, Sam, SamSizes, read_channels
 from .siglip import Siglip
@@ -21,6 +21,7 @@ __all__ = [
     "SamSizes",
     "Siglip",
     "assemble",
+    "nested_sizes",
     "read_channels",
     "split_items",
     "stitch",

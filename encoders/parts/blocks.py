@@ -5,8 +5,9 @@ Shapes: B views of n rows, D width, H heads, K head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,11 @@ class BlockSizes:
             raise ValueError(
                 f'activation={self.activation!r}: must be "gelu", "gelu_tanh" or "quick_gelu"'
             )
+
+
+def nested_sizes(kind: Callable[..., Any], value: Any) -> Any:
+    """Return a config inside of a config, made of its fields if ``asdict`` has taken it apart."""
+    return kind(**value) if isinstance(value, Mapping) else value
 
 
 class Context(NamedTuple):

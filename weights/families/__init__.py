@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import CheckpointError, shown
+from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .family import Family, PublishedModel, Shapes, SmallCheckpoint
 from .intern_vit import INTERN_VIT
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -28,7 +29,19 @@ __all__ = [
 ]
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for family in (INTERN_VIT, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, STEP3_VL, STEP3)
+    family.name: family
+    for family in (
+        INTERN_VIT,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        STEP3_VL,
+        STEP3,
+        DEEPSEEK_OCR,
+        DEEPSEEK_VL,
+        DEEPSEEK_VL_HYBRID,
+        DEEPSEEK_VL2,
+    )
 }
 """Every family by name."""
 
@@ -59,7 +72,8 @@ def find_family(
 
     Args:
         config: the whole ``config.json``.
-        names: the checkpoint's tensor names; they decide if the config has no model type.
+        names: the checkpoint's tensor names; they decide if the config has no model type, or one
+            that several families have.
         label: name of the checkpoint in errors.
         wanted: name of the family to take where the checkpoint names none that is known, or None.
         fits: whether the checkpoint's config and tensors fit a family; asked for the error alone.
@@ -72,25 +86,29 @@ def find_family(
     types = (part.get("model_type") for part in (section, *parents))
     kind = next((kind for kind in types if isinstance(kind, str)), None)
     architecture = config.get("architecture")
-    names = list(names) if kind is None else []
-    for family in FAMILIES.values():
-        if kind is not None:
-            found = kind in family.model_types
-        elif isinstance(architecture, str):
-            found = architecture in family.timm
-        else:
-            found = any(_all_end(names, signs) for signs in family.signs)
-        if found and wanted in (None, family.name):
+    if kind is not None:
+        claimed = [family for family in FAMILIES.values() if kind in family.model_types]
+    elif isinstance(architecture, str):
+        claimed = [family for family in FAMILIES.values() if architecture in family.timm]
+    else:
+        claimed = list(FAMILIES.values())
+    shared = len(claimed) > 1
+    if shared:  # a type that several families have says less than the tensors
+        present = list(names)
+        claimed = [
+            family for family in claimed if any(_all_end(present, signs) for signs in family.signs)
+        ]
+    for family in claimed[:1]:
+        if wanted in (None, family.name):
             return family
-        if found:
-            raise CheckpointError(
-                f"{label}: its tower is of the family {family.name!r}, not of family={wanted!r}: "
-                "leave family (--family) out; it is for types that are not known"
-            )
+        raise CheckpointError(
+            f"{label}: its tower is of the family {family.name!r}, not of family={wanted!r}: "
+            "leave family (--family) out; it is for types that are not known"
+        )
     if wanted is not None:
         return FAMILIES[wanted]
     if kind is not None:
-        what = f"model_type {shown(kind)!r}"
+        what = f"model_type {shown(kind)!r}" + (" with tensors of no known tower" * shared)
     elif isinstance(architecture, str):
         what = f"timm architecture {shown(architecture)!r}"
     else:
