@@ -122,7 +122,7 @@ class _WithoutInit(TorchFunctionMode):
 
 def count_blocks(shapes: Shapes, prefix: str) -> int:
     """Return one more than the highest block number among the names that start with ``prefix``."""
-    words = [name.removeprefix(prefix).split(".")[0] for name in shapes if name.startswith(prefix)]
+    words = [name.split(".")[1] for name in shapes if name.startswith(prefix)]
     # No tower has a thousand blocks; other names are left over, and the loader lists them.
     numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 4]
     return max(numbers, default=-1) + 1
