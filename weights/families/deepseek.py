@@ -200,7 +200,9 @@ DEEPSEEK_VL_HYBRID = Family(
         )
         for kind in ("base", "chat")
     ),
-    small={"deepseek_vl_hybrid": SmallCheckpoint("deepseek-ai/deepseek-vl-7b-chat")},
+    small={
+        "deepseek_vl_hybrid": SmallCheckpoint("deepseek-ai/deepseek-vl-7b-chat", "DeepSeek-VL-7B")
+    },
     video="no",
     replays=_BY_PATH,
 )
@@ -279,7 +281,7 @@ DEEPSEEK_VL2 = Family(
         )
         for size, width in (("-tiny", 1280), ("-small", 2048), ("", 2560))
     ),
-    small={"deepseek_vl2": SmallCheckpoint("deepseek-ai/deepseek-vl2-tiny")},
+    small={"deepseek_vl2": SmallCheckpoint("deepseek-ai/deepseek-vl2-tiny", "DeepSeek-VL2")},
     video="no",
     replays=_BY_PATH,
     verified=False,
