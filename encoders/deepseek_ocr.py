@@ -161,13 +161,13 @@ class DeepseekOCREncoder(PathsEncoder):
     """Encodes the whole image (path "image") and its tiles (path "tiles") with one tower."""
 
     paths: Mapping[str, DeepseekOCRTower]
-    image_newline: nn.Parameter
-    view_seperator: nn.Parameter
 
     def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekOCRTower(config)
-        self.share(tower)
+        self._modules = tower._modules  # each of them stands once in the state_dict
+        self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
         self._set_mode(config, preprocessor or OcrPreprocessor(config.patch_size), tower)
 
     def at_mode(self, mode: str) -> DeepseekOCREncoder:
@@ -274,8 +274,6 @@ class DeepseekOCRTower(TileEncoder):
         self.sam_model = Compressor(config.sam, config.downsample_channels)
         self.vision_model = Clip(config.clip, config.positions)
         self.projector = Projector(config.hidden_size, config.out_hidden_size)
-        self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
-        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
 
     def forward(
         self,

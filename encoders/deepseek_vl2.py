@@ -151,13 +151,13 @@ class DeepseekVL2Encoder(PathsEncoder):
     """Encodes the whole image and its tiles with one tower, and joins their tokens."""
 
     paths: Mapping[str, DeepseekVL2Tower]
-    image_newline: nn.Parameter
-    view_seperator: nn.Parameter
 
     def __init__(self, config: DeepseekVL2Config, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekVL2Tower(config)
-        self.share(tower)
+        self._modules = tower._modules  # each of them stands once in the state_dict
+        self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
         self.config = config
         self.preprocessor = preprocessor or CandidatePreprocessor(
             config.patch_size,
@@ -235,8 +235,6 @@ class DeepseekVL2Tower(TileEncoder):
         positions = (config.tile_size // config.patch_size) ** 2
         self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
         self.projector = Projector(config)
-        self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
-        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
 
     def forward(
         self,

@@ -4,7 +4,7 @@ A feature map takes the place of the patch embeddings; a class token is prepende
 added, and there is a norm before the blocks and none after them.
 
 Source: ``VitModel`` in ``deepencoder/clip_sdpa.py`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e
-and ``UnlimitedOcrVisionEncoder`` of transformers 5.23.0, whose names it has but for its blocks.
+and ``UnlimitedOcrVisionEncoder`` of transformers 5.23.0.
 ``embeddings.patch_embedding.weight`` of the checkpoints is never used.
 
 Shapes: B views of h*w features, D width.
@@ -43,11 +43,11 @@ class Embeddings(nn.Module):
     def __init__(self, width: int, positions: int) -> None:
         super().__init__()
         self.class_embedding = nn.Parameter(torch.randn(width))
-        self.position_embedding = nn.Embedding(positions, width)
+        self.position_embedding = nn.Parameter(torch.randn(positions, width))
 
     def forward(self, features: Tensor) -> Tensor:
         h, w = features.shape[1:3]
         cls = self.class_embedding.expand(features.shape[0], 1, -1)
-        table = self.position_embedding.weight
-        grid = resize_table(table[1:], h, w, antialias=True)
-        return torch.cat((cls, features.flatten(1, 2)), dim=1) + torch.cat((table[:1], grid))
+        first, patches = self.position_embedding[:1], self.position_embedding[1:]
+        positions = torch.cat((first, resize_table(patches, h, w, antialias=True)))
+        return torch.cat((cls, features.flatten(1, 2)), dim=1) + positions

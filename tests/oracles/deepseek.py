@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     DeepseekVLConfig,
@@ -23,9 +24,42 @@ from transformers.models.unlimited_ocr.configuration_unlimited_ocr import Unlimi
 from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrModel
 
 from encoders.contract import EncoderOutput
+from weights import FAMILIES
 
 from .configs import Config
 from .keys import State, renamed, split_qkv
+
+NARROW = {"width": 64, "heads": 4, "intermediate_size": 112}
+SAM_NARROW = {
+    "width": 48, "heads": 3, "intermediate_size": 84, "neck_channels": 24, "window_size": 5,
+    "downsample_channels": [48, 96],
+}  # fmt: skip
+SAM_TINY = {**SAM_NARROW, "layers": 3, "global_attn_indexes": [1], "image_size": 128}
+"""Sizes of small towers, by the names of DeepSeek's configs."""
+
+
+def _published(name: str) -> Any:
+    return FAMILIES[name].published[0].config["vision_config"]
+
+
+def siglip(**changes: Any) -> Config:
+    """Return changes to the sizes of DeepSeek-VL's tower, whose config names it alone."""
+    return {"params": {**_published("deepseek_vl")["params"], **changes}}
+
+
+def hybrid(low: Config, high: Config) -> Config:
+    """Return changes to the sizes of both towers of the DeepSeek-VL that has two."""
+    params = _published("deepseek_vl_hybrid")["params"]
+    changed = {"low_res_cfg": low, "high_res_cfg": high}
+    return {"params": params | {name: params[name] | new for name, new in changed.items()}}
+
+
+def ocr(clip: Config, sam: Config) -> Config:
+    """Return changes to the sizes of both towers of DeepSeek-OCR."""
+    towers = _published("deepseek_ocr")["width"]
+    changed = {"clip-l-14-224": clip, "sam_vit_b": sam}
+    return {"width": {name: towers[name] | new for name, new in changed.items()}}
+
 
 _STUB = {
     "num_hidden_layers": 1, "vocab_size": 8, "intermediate_size": 8, "num_attention_heads": 1,
@@ -53,7 +87,7 @@ def _sam(params: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": params.get("layers", 12),
         "num_attention_heads": params.get("heads", 12),
-        "mlp_dim": 4 * width,
+        "mlp_dim": params.get("intermediate_size", 4 * width),
         "output_channels": params.get("neck_channels", 256),
         "image_size": params.get("image_size", 1024),
         "window_size": params.get("window_size", 14),
@@ -84,6 +118,13 @@ def hybrid_reference(config: Config) -> nn.Module:
     model = DeepseekVLHybridModel._from_config(wrapped, attn_implementation="sdpa")
     model.language_model = nn.Identity()
     return model
+
+
+def hybrid_low_reference(config: Config) -> nn.Module:
+    """Build the part of the hybrid for its path "image", which alone takes views of any size."""
+    model = hybrid_reference(config)
+    low = {"vision_model": model.vision_model, "vision_proj": model.aligner.vision_proj}
+    return nn.ModuleDict(low)
 
 
 def ocr_reference(config: Config) -> nn.Module:
@@ -167,6 +208,11 @@ def vl_keys(state: State) -> State:
     return renamed(_siglip_keys(state), names)
 
 
+def hybrid_low_keys(state: State) -> State:
+    """Map the path "image" to the part of the hybrid for it."""
+    return renamed(_siglip_keys(state), [(r"^aligner\.", "vision_proj.")])
+
+
 def hybrid_keys(state: State) -> State:
     """Map to transformers' DeepseekVLHybridModel."""
     high = _part(state, "high.")
@@ -186,10 +232,12 @@ def hybrid_keys(state: State) -> State:
 def ocr_keys(state: State) -> State:
     """Map to transformers' UnlimitedOcrModel."""
     sam, clip = _part(state, "sam_model."), _part(state, "vision_model.")
+    nothing = torch.zeros_like(state["projector.layers.bias"])  # one path has no learned tokens
     nets = {"net_2.weight": "proj.conv1.weight", "net_3.weight": "proj.conv2.weight"}
     clip = renamed(
         split_qkv(clip, ("q_proj", "k_proj", "v_proj")),
         [
+            (r"position_embedding$", "position_embedding.weight"),
             (r"^blocks\.", "encoder.layers."),
             (r"\.norm(\d)\.", r".layer_norm\1."),
             (r"\.attn\.proj\.", ".self_attn.out_proj."),
@@ -203,8 +251,8 @@ def ocr_keys(state: State) -> State:
         **_under("vision_tower.vision_encoder.", clip),
         "multi_modal_projector.weight": state["projector.layers.weight"],
         "multi_modal_projector.bias": state["projector.layers.bias"],
-        "image_newline": state["image_newline"],
-        "view_separator": state["view_seperator"],
+        "image_newline": state.get("image_newline", nothing),
+        "view_separator": state.get("view_seperator", nothing),
     }
 
 
@@ -212,6 +260,13 @@ def vl_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> Encoder
     """Run transformers' DeepSeek-VL on views."""
     out = reference.get_image_features(pixels, interpolate_pos_encoding=True)
     return EncoderOutput(out.last_hidden_state, out.pooler_output.flatten(0, 1), ())
+
+
+def hybrid_low_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run SigLIP and its projection of transformers' hybrid on views."""
+    out = reference["vision_model"](pixels, interpolate_pos_encoding=True)
+    hidden = out.last_hidden_state
+    return EncoderOutput(hidden, reference["vision_proj"](hidden).flatten(0, 1), ())
 
 
 def ocr_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
@@ -255,7 +310,10 @@ class VL2Twin(nn.Module):
         ]
         rows = torch.stack([(kernel * patch).sum((1, 2, 3)) for patch in patches])
         positions = self.tensors["vision.pos_embed"][0]
-        assert len(positions) == h * w, "the twin has no interpolation"
+        if len(positions) != h * w:  # no published view has another size
+            side = math.isqrt(len(positions))
+            square = positions.T.view(1, -1, side, side)
+            positions = F.interpolate(square, (h, w), mode="bicubic").flatten(2)[0].T
         x = rows + self.tensors["vision.patch_embed.proj.bias"] + positions
         for block in range(sum(key.endswith("attn.qkv.weight") for key in self.tensors)):
             name = f"vision.blocks.{block}"

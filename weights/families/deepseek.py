@@ -305,6 +305,9 @@ _OCR_LAYOUT = Layout(
         "neck": "sam_model.neck",
         "net_2": "sam_model.net_2",
         "net_3": "sam_model.net_3",
+        "vision_model.embeddings.position_embedding.weight": (
+            "vision_model.embeddings.position_embedding"
+        ),
         f"{_CLIP_LAYER}.layer_norm1": "vision_model.blocks.N.norm1",
         f"{_CLIP_LAYER}.layer_norm2": "vision_model.blocks.N.norm2",
         f"{_CLIP_LAYER}.self_attn.qkv_proj": "vision_model.blocks.N.attn.qkv",
