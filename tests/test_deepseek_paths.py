@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -258,3 +259,34 @@ def test_preprocessed_images_run_through_encode_and_forward_alike() -> None:
     pairs = zip(as_rows(encoder.encode(images)), as_rows(encoder(inputs)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
     assert [len(vector) for vector in encoder.encode(images, pool="mean")] == [48, 48]
+
+
+# --- modules and streams -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_paths_follow_casts_copies_and_new_weights(name: str) -> None:
+    encoder, other = build(name), build(name, torch.float64)
+    inputs = draw_inputs(encoder, TILES[name])
+    before = tokens_of(encoder(inputs))
+    twin = copy.deepcopy(encoder)
+    twin.to(torch.float64).load_state_dict(
+        {key: 0.9 * value for key, value in other.state_dict().items()}, assign=True
+    )
+    after = tokens_of(twin(inputs.to(dtype=torch.float64)))
+    assert after.dtype == torch.float64
+    assert distance(after.float(), before) > 1e-3
+    assert torch.equal(tokens_of(encoder(inputs)), before)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stream_and_a_limit_give_what_one_call_gives(name: str) -> None:
+    encoder = build(name)
+    images = [torch.full((3, 40 * n, 90), 20 * n, dtype=torch.uint8) for n in (1, 2, 4)]
+    expected = as_rows(encoder.encode(images))
+    for found in (
+        as_rows(list(encoder.encode_many(images, batch_tokens=60, progress=False))),
+        as_rows(encoder.encode(images, max_tokens_per_call=20)),
+    ):
+        for one, other in zip(found, expected, strict=True):
+            assert distance(one, other) <= 2e-6
