@@ -9,6 +9,14 @@ from .contract import (
     GraphableEncoder,
     VisionInputs,
 )
+from .deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder
+from .deepseek_vl import (
+    DeepseekVLConfig,
+    DeepseekVLEncoder,
+    DeepseekVLHybridConfig,
+    DeepseekVLHybridEncoder,
+)
+from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
 from .inputs import Video
 from .intern_vit import InternViT, InternViTConfig
 from .paths import PathsEncoder
@@ -22,6 +30,14 @@ from .video_pruning import PrunedTokens, prune_video_tokens
 from .vision_encoder import Encoder, VisionEncoder
 
 __all__ = [
+    "DeepseekOCRConfig",
+    "DeepseekOCREncoder",
+    "DeepseekVL2Config",
+    "DeepseekVL2Encoder",
+    "DeepseekVLConfig",
+    "DeepseekVLEncoder",
+    "DeepseekVLHybridConfig",
+    "DeepseekVLHybridEncoder",
     "Encoder",
     "EncoderItemSpec",
     "EncoderOutput",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import TypeVar
 
 from torch import Tensor
@@ -58,6 +59,10 @@ class TileEncoder(VisionEncoder):
     def token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Rows and columns of the tokens that a tile of h*w patches makes."""
 
+    def row_grid(self, h: int, w: int) -> tuple[int, int]:
+        """Rows and columns of ``last_hidden_state`` of a tile of h*w patches."""
+        return h, w
+
     @abstractmethod
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         """The rows [B, n, D] that the first block reads; a grid is checked against the tiles."""
@@ -83,13 +88,14 @@ class TileEncoder(VisionEncoder):
         return self._tokens_of(side, side)
 
     def _tokens_of(self, h: int, w: int) -> int:
-        rows, columns = self.token_grid(h, w)
-        return rows * columns
+        return prod(self.token_grid(h, w))
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Rows (tiles), tokens, segments (tiles) and longest segment of each item."""
         return [
-            EncoderItemSpec(t, t * self._tokens_of(h, w), t, self.rows_before + h * w)
+            EncoderItemSpec(
+                t, t * self._tokens_of(h, w), t, self.rows_before + prod(self.row_grid(h, w))
+            )
             for t, h, w in self._read(grid_thw)
         ]
 
@@ -147,9 +153,7 @@ class TileEncoder(VisionEncoder):
             raise ValueError(f"features have {len(features)} {kind}: the grid makes {sum(sizes)}")
         parts = zip(features.split(sizes), grids, strict=True)
         maps = [
-            part[:, -h * w :].unflatten(1, (h, w))
-            if part.ndim == 3
-            else self._token_maps(part, h, w)
+            self._row_maps(part, h, w) if part.ndim == 3 else self._token_maps(part, h, w)
             for part, (_, h, w) in parts
         ]
         if tiles is None:
@@ -157,6 +161,11 @@ class TileEncoder(VisionEncoder):
         if len(tiles) != len(maps):
             raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
         return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
+
+    def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
+        """Rows [B, n, D] of tiles of h*w patches, as maps [B, rows, columns, D]."""
+        grid = self.row_grid(h, w)
+        return rows[:, -prod(grid) :].unflatten(1, grid)
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         """Tokens [N, out] of tiles of h*w patches, as maps [tiles, rows, columns, out]."""

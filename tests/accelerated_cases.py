@@ -46,7 +46,8 @@ def grids_for(name: str) -> Grids:
 def small(name: str) -> VisionEncoder:
     """Return the shared tower, one of tiles for tiles of the size that ``grids_for`` has."""
     encoder = tiny(name)
-    return encoder.at(28) if isinstance(encoder, TileEncoder) else encoder
+    tiled = isinstance(encoder, TileEncoder)
+    return encoder.at(2 * encoder.config.patch_size) if tiled else encoder
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:

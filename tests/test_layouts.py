@@ -15,7 +15,8 @@ from torch import nn
 from oracles import BY_NAME
 from vitgraph.seeded import RECIPES, seeded_tower, small_config, write_seeded_checkpoint
 from weights import FAMILIES, PUBLISHED, Family, PublishedModel, inspect_checkpoint, load_encoder
-from weights.families import build_config
+from weights.errors import CheckpointError
+from weights.families import build_config, find_family
 from weights.layouts import Layout, Place, is_ignored, local_name, to_ours, to_published
 
 
@@ -250,7 +251,27 @@ def test_the_parts_of_a_family_record_agree(family: Family) -> None:
     assert family.replays.keys() == {"image", "video"}
 
 
-@pytest.mark.parametrize("part", ["model_types", "signs", "timm", "small"])
+@pytest.mark.parametrize("part", ["signs", "timm", "small"])
 def test_families_share_no_name(part: str) -> None:
     names = [name for family in FAMILIES.values() for name in vars(family)[part]]
     assert len(set(names)) == len(names)
+
+
+def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
+    for family in FAMILIES.values():
+        layouts = {layout.name: layout for layout in family.layouts}
+        model = family.published[0]
+        config = build_config(family, model.config, None, model.repo_id)
+        names = [
+            published
+            for ours in family.on_meta(config).state_dict()
+            for published in to_published(layouts[model.layout], ours)
+        ]
+        assert find_family(model.config, names, model.repo_id, None, lambda _: False) is family
+
+
+def test_a_shared_model_type_with_other_tensors_is_refused() -> None:
+    names = ["model.sam_model.net_3.weight", "model.qwen2_model.query_768.weight"]
+    config = {"model_type": "deepseek_vl_v2", "vision_config": {"model_type": "vision"}}
+    with pytest.raises(CheckpointError, match="model_type 'vision' with tensors of no known tower"):
+        find_family(config, names, "deepseek-ai/DeepSeek-OCR-2", None, lambda _: False)

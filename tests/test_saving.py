@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from checkpoints import same_weights
-from encoders import Qwen3VLEncoder
+from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
 from encoders.vision_encoder import VisionEncoder
 from hub_server import HubServer
 from test_extract import TRANSFORMERS, transformers_class
@@ -29,16 +29,20 @@ def seeded(folder: Path, family: str = "qwen3_vl", depth: int = 2) -> VisionEnco
     return load_encoder(path, progress=False)
 
 
-def train(encoder: VisionEncoder) -> None:
-    """One step of gradient descent on every parameter."""
+def train(encoder: Encoder) -> None:
+    """One step of gradient descent on every parameter of every path."""
     encoder.requires_grad_(True)
-    grid = [encoder.grid_for(64)]
-    rows = sum(spec.input_size for spec in encoder.item_specs(grid))
-    weight = next(encoder.parameters())
-    pixels = torch.randn(rows, *encoder.row_shape, dtype=weight.dtype)
-    output = encoder(pixels, grid)
-    loss = sum(layer.float().square().mean() for layer in (output.pooler_output, *output[2]))
-    loss.backward()
+    dtype = next(encoder.parameters()).dtype
+    for path in encoder.paths.values() if isinstance(encoder, PathsEncoder) else [encoder]:
+        assert isinstance(path, VisionEncoder)
+        small = isinstance(encoder, PathsEncoder)  # its views have up to 1024x1024 pixels
+        grid = [(1, 8, 8) if small else path.grid_for(64)]
+        side = 8 * path.config.patch_size
+        shape = (3, side, side) if small else path.row_shape
+        rows = sum(spec.input_size for spec in path.item_specs(grid))
+        output = path(torch.randn(rows, *shape, dtype=dtype), grid)
+        loss = sum(layer.float().square().mean() for layer in (output.pooler_output, *output[2]))
+        loss.backward()
     with torch.no_grad():
         for parameter in encoder.parameters():
             if parameter.grad is not None:

@@ -55,6 +55,7 @@ SHARED = {
     "hf_config",
     "inputs",
     "layers",
+    "parts",
     "pooling",
     "saving",
     "segments",

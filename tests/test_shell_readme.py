@@ -203,7 +203,7 @@ def test_encoders_work_copied_out_with_the_files_that_the_readme_names(tmp_path:
     text = (ROOT / "README.md").read_text()
     (sentence,) = re.findall(r"can be copied out with ([^.]+)\.", text)
     named = re.findall(r"`(\w+)`", sentence)
-    encoders = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+    encoders = ["intern_vit", "qwen2_vl", "qwen3_vl", "deepseek_ocr", "deepseek_vl", "deepseek_vl2"]
     for encoder in encoders:
         (tmp_path / f"my_{encoder}").mkdir()
         for name in [encoder, *named]:

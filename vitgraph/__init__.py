@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from encoders import (
+        DeepseekOCRConfig,
+        DeepseekOCREncoder,
+        DeepseekVL2Config,
+        DeepseekVL2Encoder,
+        DeepseekVLConfig,
+        DeepseekVLEncoder,
+        DeepseekVLHybridConfig,
+        DeepseekVLHybridEncoder,
         EncoderOutput,
         InternViT,
         InternViTConfig,
@@ -37,6 +45,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
+    "DeepseekOCRConfig",
+    "DeepseekOCREncoder",
+    "DeepseekVL2Config",
+    "DeepseekVL2Encoder",
+    "DeepseekVLConfig",
+    "DeepseekVLEncoder",
+    "DeepseekVLHybridConfig",
+    "DeepseekVLHybridEncoder",
     "EncoderOutput",
     "GraphedEncoder",
     "InternViT",

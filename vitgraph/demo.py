@@ -23,7 +23,7 @@ from weights.families.family import NO_VIDEO
 
 from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
 from .plots import plot_feature_maps, require_matplotlib
-from .seeded import RECIPES, write_seeded_checkpoint
+from .seeded import write_seeded_checkpoint
 from .terminal import format_table
 from .video import read_video, require_av, write_video
 
@@ -134,7 +134,7 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
 
 
 def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
-    """Return the media, with the middle frame of the clip if the encoder's family takes no video."""
+    """Return the media; a family that takes no video gets the middle frame of the clip."""
     kinds = {family.encoder: family.video for family in families.FAMILIES.values()}
     if kinds[type(encoder)] != NO_VIDEO:
         return list(media)

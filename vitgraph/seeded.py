@@ -36,6 +36,8 @@ _AROUND: Mapping[str, tuple[str, ...]] = {
     "thinker.visual.": ("thinker.model.", *_OMNI),
     "step3-vl": ("model.", "lm_head.weight"),
     "step3": ("model.", "lm_head.weight"),
+    "vision.": ("language.model.", "language.lm_head.weight"),
+    "model.sam_model.": ("model.", "lm_head.weight"),
 }
 """Prefix or layout of the tower -> prefix of the language model, then names of more tensors."""
 _AROUND_OTHERS = ("language_model.model.", "language_model.lm_head.weight")
@@ -166,7 +168,13 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
     for part in (config.get("llm_config"), config.get("text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH
-    own = next(name for name in ("embed_dim", "width", "hidden_size") if name in section)
+    for name in ("aligner_config", "projector_config"):
+        part = config.get(name, {})
+        if part:
+            part.get("params", part)["n_embed"] = TEXT_WIDTH
+    widths = ("embed_dim", "width", "hidden_size")
+    own = next((name for name in widths if isinstance(section.get(name), int)), "hidden_size")
+    ratio = section.get("intermediate_size", 0) / section.get(own, 1)
     small = {
         "depth": depth,
         "num_hidden_layers": depth,
@@ -176,18 +184,38 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
         "heads": width // HEAD,
         "output_hidden_size": 2 * width,  # channels between the two convolutions of Step3
         "num_key_value_heads": max(width // (4 * HEAD), 1),  # EXAONE's four query heads per group
-        "intermediate_size": round(section.get("intermediate_size", 0) / section[own]) * width,
+        "intermediate_size": round(ratio) * width,
         "out_hidden_size": TEXT_WIDTH,
         "hidden_size": TEXT_WIDTH,  # Qwen2-VL's name for the language model's width
+        "width": width,
         own: width,
+        "downsample_channels": [width, width],
     }
+    _shrink(section, small, depth)
+    return config
+
+
+_NAMED_SIZES: Mapping[str, tuple[str, ...]] = {
+    "siglip_large_patch16_384": ("layers", "heads", "width"),
+    "sam_b_downsample": ("layers", "heads", "width", "downsample_channels"),
+}
+"""The name of a tower in a config that has no sizes -> the sizes that a small one states."""
+
+
+def _shrink(section: dict[str, Any], small: Mapping[str, Any], depth: int) -> None:
+    """Replace the sizes in a section and in the sections inside of it."""
+    stated = _NAMED_SIZES.get(section.get("model_name", ""), ())
+    section.update({name: small[name] for name in stated})
+    if "downsample_channels" in stated:
+        section["global_attn_indexes"] = [2, 5, 8, 11]
     for name, value in section.items():
-        if name in small:
+        if isinstance(value, dict):
+            _shrink(value, small, depth)
+        elif name in small:
             section[name] = small[name]
         elif name.endswith("_indexes"):
             count = min(len(value), max(depth // 2, 1))
             section[name] = [depth * (number + 1) // count - 1 for number in range(count)]
-    return config
 
 
 def seeded_tower(

@@ -196,8 +196,8 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     with ThreadPoolExecutor(readers) as pool:
         for _ in pool.map(lambda job: _fill(tower.contents.label, *job), jobs):
             pass
-    for source, target in zip(tower.sources, rows, strict=True):
-        if source.slot.halves:
+    for _, piece, target in jobs:
+        if piece.slot is not None and piece.slot.halves:
             target.copy_(in_pairs(target, tower.config.num_heads))
     return tensors
 

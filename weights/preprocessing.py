@@ -12,6 +12,7 @@ from encoders.inputs import (
     PatchPreprocessor,
     Preprocessor,
     TilePreprocessor,
+    ViewPreprocessor,
     WindowPreprocessor,
 )
 
@@ -54,9 +55,13 @@ def set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str, 
 
 
 def _describe_images(files: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether a file describes images; old ``processor_config.json`` only name a class."""
-    nested = files.get("processor_config", {}).get("image_processor")
-    return "preprocessor_config" in files or isinstance(nested, Mapping)
+    """Return whether a file describes images; old ``processor_config.json`` only name a class.
+
+    That of DeepSeek-VL2 and DeepSeek-OCR describes them at its top level.
+    """
+    processor = files.get("processor_config", {})
+    nested = isinstance(processor.get("image_processor"), Mapping) or "image_mean" in processor
+    return "preprocessor_config" in files or nested
 
 
 def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
@@ -83,7 +88,7 @@ def _shown(preprocessor: Preprocessor, config: Mapping[str, Any]) -> tuple[str, 
         rules = preprocessor.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
         return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
-    if isinstance(preprocessor, WindowPreprocessor):
+    if isinstance(preprocessor, WindowPreprocessor | ViewPreprocessor):
         return f"mean={preprocessor.mean}, std={preprocessor.std}", ""
     assert isinstance(preprocessor, TilePreprocessor)
     colours = f"mean={preprocessor.mean}, std={preprocessor.std}"

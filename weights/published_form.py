@@ -31,9 +31,9 @@ def published_form(
         names={name: to_published(layout, name) for name in shapes},
         shapes={name: published_shape(layout, name, shapes[name]) for name in layout.views},
         halves={
-            source.piece.local: tower.config.num_heads
-            for source in tower.sources
-            if source.slot.halves
+            piece.local: tower.config.num_heads
+            for piece in tower.pieces
+            if piece.slot is not None and piece.slot.halves
         },
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,
     )

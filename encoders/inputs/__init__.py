@@ -3,8 +3,8 @@
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, its tiling, and the frames sampled from a video
-- ``patches``, ``tiles``, ``windows``: the preprocessing of the Qwen towers, InternViT and the Step
-  towers
+- ``patches``, ``tiles``, ``windows``, ``views``: the preprocessing of the Qwen, InternViT, Step and
+  DeepSeek towers
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set
 - ``grids``: ``grid_thw`` read on the host, and the orders of patches that follow from it
@@ -40,20 +40,32 @@ from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
 from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
 from .tiles import TilePreprocessor
 from .video_files import VideoFrames, require_av
+from .views import (
+    CandidatePreprocessor,
+    HybridPreprocessor,
+    OcrPreprocessor,
+    SquarePreprocessor,
+    ViewPreprocessor,
+)
 from .windows import WindowPreprocessor, plan_windows
 
 __all__ = [
     "HALF",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "CandidatePreprocessor",
+    "HybridPreprocessor",
+    "OcrPreprocessor",
     "PatchPreprocessor",
     "PixelRules",
     "Preprocessor",
+    "SquarePreprocessor",
     "StagedItem",
     "StagedPreprocessor",
     "TilePreprocessor",
     "Video",
     "VideoFrames",
+    "ViewPreprocessor",
     "WindowPreprocessor",
     "best_tiling",
     "block_indices",

@@ -92,7 +92,7 @@ def patch_image_rules(
         ValueError: a value that is not implemented, contradicts another value, or disagrees with
             the tower.
     """
-    found = _image_section(files)
+    found = image_section(files)
     if found is None:
         return family
     rules = _read_pixel_rules(*found, QWEN2_IMAGES, sizes)
@@ -139,15 +139,15 @@ def tile_image_rules(
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
     """
-    found = _image_section(files)
+    found = image_section(files)
     if found is None:
         return {}
     where, section = found
     if not _describes_tiles(section):  # of a remote-code repo, whose tiling is in its config.json
-        mean, std = _read_stats(where, section, mean, std)
+        mean, std = read_stats(where, section, mean, std)
         return {"mean": mean, "std": std}
     _check_converted(where, section, image_size)
-    mean, std = _read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
     outer = files.get("processor_config", {}).get("processor_class")
     # InternVLProcessor cuts images into tiles even if the section of its image processor says
     # crop_to_patches=false, as published -hf repos do.
@@ -156,8 +156,10 @@ def tile_image_rules(
         "mean": mean,
         "std": std,
         "dynamic": tiled or bool(section.get("crop_to_patches")),
-        "min_tiles": _positive(where, "min_patches", section.get("min_patches"), 1, MOST_TILES),
-        "max_tiles": _positive(where, "max_patches", section.get("max_patches"), 12, MOST_TILES),
+        "min_tiles": read_positive(where, "min_patches", section.get("min_patches"), 1, MOST_TILES),
+        "max_tiles": read_positive(
+            where, "max_patches", section.get("max_patches"), 12, MOST_TILES
+        ),
         "use_thumbnail": True,
     }
 
@@ -183,8 +185,8 @@ def tile_video_rules(
     if section.get("video_processor_type") or _describes_tiles(section):
         mean, std = CLIP_MEAN, CLIP_STD  # the defaults of the class that the section names
         _check_converted(where, section, image_size)
-        _require_supported(where, section, do_center_crop=False)
-    mean, std = _read_stats(where, section, mean, std)
+        require_supported(where, section, {"do_center_crop": False})
+    mean, std = read_stats(where, section, mean, std)
     shift = True if section.get("initial_shift") is None else section["initial_shift"]
     if not isinstance(shift, int | float) or not 0 <= shift < 1e9:
         raise ValueError(
@@ -207,26 +209,31 @@ def window_image_rules(files: ProcessorFiles, image_size: int, tile_size: int) -
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
     """
-    found = _image_section(files)
+    found = image_section(files)
     named = "" if found is None else str(found[1].get("image_processor_type") or "")
     if found is None or not named.startswith("Step3p7ImageProcessor"):
         return {}
     where, section = found
     size = {"height": image_size, "width": image_size}
-    _require_supported(
-        where, section, resample=2, size=size, patch_size=tile_size, max_image_size=3024
-    )
-    mean, std = _read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    expected = {"resample": 2, "size": size, "patch_size": tile_size, "max_image_size": 3024}
+    require_supported(where, section, expected)
+    mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
     return {"mean": mean, "std": std}
 
 
-def _image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
+def image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
+    """Return the section that describes images, and its name for errors, or None.
+
+    DeepSeek's processors describe images at the top level of ``processor_config.json``.
+    """
+    top = files.get("processor_config", {})
     unknown = set(files) - set(_FILES)
     if unknown:
         raise ValueError(f"processor files {sorted(unknown)}: must be among {', '.join(_FILES)}")
     return _first(
         ("processor_config.json: image_processor", _nested(files, "image_processor")),
         ("preprocessor_config.json", files.get("preprocessor_config")),
+        ("processor_config.json", top if "image_mean" in top else None),
     )
 
 
@@ -262,7 +269,7 @@ def _qwen_video_defaults(section: Section, family: PixelRules) -> PixelRules:
 def _read_pixel_rules(
     where: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    _require_supported(where, section, cap_pixels_per_frame=False)
+    require_supported(where, section, {"cap_pixels_per_frame": False})
     for key, tower in sizes.items():
         if section.get(key) not in (None, tower):
             raise ValueError(
@@ -270,15 +277,19 @@ def _read_pixel_rules(
                 "files of the checkpoint's own repo"
             )
     lowest, highest = _pixel_bounds(where, section, defaults)
-    mean, std = _read_stats(where, section, defaults.mean, defaults.std)
+    mean, std = read_stats(where, section, defaults.mean, defaults.std)
     return replace(
         defaults,
         min_pixels=lowest,
         max_pixels=highest,
         mean=mean,
         std=std,
-        min_frames=_positive(where, "min_frames", section.get("min_frames"), defaults.min_frames),
-        max_frames=_positive(where, "max_frames", section.get("max_frames"), defaults.max_frames),
+        min_frames=read_positive(
+            where, "min_frames", section.get("min_frames"), defaults.min_frames
+        ),
+        max_frames=read_positive(
+            where, "max_frames", section.get("max_frames"), defaults.max_frames
+        ),
     )
 
 
@@ -288,7 +299,7 @@ def _describes_tiles(section: Section) -> bool:
 
 
 def _check_converted(where: str, section: Section, image_size: int) -> None:
-    _require_supported(where, section)
+    require_supported(where, section)
     size = section.get("size") or {"height": 384, "width": 384}  # the class default
     if size != {"height": image_size, "width": image_size}:
         raise ValueError(
@@ -312,19 +323,25 @@ def _pixel_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[i
             value = size.get(new, size.get(old))
             if value is None:
                 raise ValueError(f"{where}: size={dict(size)} lacks {new}, an area in pixels")
-        bounds.append(_positive(where, old, value, default, MOST_PIXELS))
+        bounds.append(read_positive(where, old, value, default, MOST_PIXELS))
     return bounds[0], bounds[1]
 
 
-def _require_supported(where: str, section: Section, **more: Any) -> None:
-    """Raise if the file turns a step off, or turns a step on that is not implemented."""
-    for key, only in {**_MUST_BE, **more}.items():
+def require_supported(where: str, section: Section, more: Section | None = None) -> None:
+    """Raise if the file turns a step off, or turns a step on that is not implemented.
+
+    Args:
+        where: name of the section in errors.
+        section: of a processor file.
+        more: the only values of further keys, and of keys whose usual value is another.
+    """
+    for key, only in {**_MUST_BE, **(more or {})}.items():
         value = section.get(key)
         if value is not None and value != only:
             raise ValueError(f"{where}: {key}={value!r} is not implemented: it must be {only!r}")
 
 
-def _read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
+def read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
     """Return ``image_mean`` and ``image_std`` of a section, or the defaults."""
     rescale = section.get("rescale_factor")
     known = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
@@ -353,7 +370,8 @@ def _triple(where: str, key: str, value: Any, default: Stats, bounds: tuple[floa
     return red, green, blue
 
 
-def _positive(where: str, key: str, value: Any, default: int, most: int | None = None) -> int:
+def read_positive(where: str, key: str, value: Any, default: int, most: int | None = None) -> int:
+    """Return a positive integer of a section, or the default for None."""
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -22,12 +22,17 @@ def edited(config: Config, **changes: Any) -> Config:
     Args:
         config: a whole config.
         changes: new values; those of CHAT_KEYS go to the top level, and ``llm_width`` is the width
-            of the language model beside an InternViT or a Step tower.
+            of the language model beside an InternViT, a Step or a DeepSeek tower.
     """
     if "thinker_config" in config:
         return {**config, "thinker_config": edited(config["thinker_config"], **changes)}
     config = {**config, **{key: changes.pop(key) for key in CHAT_KEYS if key in changes}}
-    if "llm_width" in changes:
+    if "llm_width" in changes and "language_config" in config:
+        name = "aligner_config" if "aligner_config" in config else "projector_config"
+        width = {"n_embed": changes.pop("llm_width")}
+        params = config[name].get("params")
+        config[name] = {**config[name], **(width if params is None else {"params": params | width})}
+    elif "llm_width" in changes:
         name = "llm_config" if "llm_config" in config else "text_config"
         config[name] = {**config[name], "hidden_size": changes.pop("llm_width")}
     return {**config, "vision_config": {**config["vision_config"], **changes}}

@@ -27,6 +27,10 @@ from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from encoders.contract import EncoderOutput
+from encoders.deepseek_ocr import DeepseekOCRTower
+from encoders.deepseek_vl import DeepseekVLEncoder
+from encoders.deepseek_vl2 import DeepseekVL2Tower
+from encoders.paths import PathsEncoder
 from encoders.step3 import Step3Tower
 from encoders.step3_vl import Step3VLTower
 from encoders.tile_encoder import TileEncoder
@@ -35,6 +39,25 @@ from weights import FAMILIES as RECORDS
 from weights import PUBLISHED
 
 from .configs import Config
+from .deepseek import (
+    NARROW,
+    SAM_NARROW,
+    SAM_TINY,
+    VL2Twin,
+    hybrid,
+    hybrid_low_keys,
+    hybrid_low_output,
+    hybrid_low_reference,
+    ocr,
+    ocr_keys,
+    ocr_output,
+    ocr_reference,
+    siglip,
+    vl2_output,
+    vl_keys,
+    vl_output,
+    vl_reference,
+)
 from .keys import State, intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .references import (
     Grids,
@@ -72,6 +95,8 @@ class Family:
     """Changes that leave the published depth and cut the widths."""
     tiny: Config
     """Changes for the many tests that need a tower and not its size."""
+    side: int | None
+    """Side of a tile in pixels, for a tower whose published tiles are too large for most tests."""
     twin: bool
     """Whether most tests leave the tower out, because an earlier one in the table is like it."""
 
@@ -82,9 +107,10 @@ class Family:
 
     def build(self, config: Any) -> VisionEncoder:
         """Make the tower, with an instance of ``config_class``."""
-        tower = self.tower_class(config)
-        whole = isinstance(tower, TileEncoder) and self.tower_class is not self.encoder_class
-        return tower.at(config.image_size) if whole else tower
+        encoder = self.encoder_class(config)
+        tower = encoder.paths["image"] if isinstance(encoder, PathsEncoder) else encoder
+        assert isinstance(tower, self.tower_class)
+        return tower if self.side is None else tower.at(self.side)
 
 
 def _tower(
@@ -99,6 +125,7 @@ def _tower(
     tiny: Config,
     twin: bool = False,
     tower: type[VisionEncoder] | None = None,
+    side: int | None = None,
 ) -> Family:
     """Make a row of the table from the record of the published model ``repo_id``."""
     model = next(model for model in PUBLISHED if model.repo_id == repo_id)
@@ -106,7 +133,7 @@ def _tower(
     assert isinstance(record.encoder, type)
     return Family(
         name, dict(model.config), record.config, record.encoder, tower or record.encoder,
-        reference, keys, output, shallow, narrow, tiny, twin,
+        reference, keys, output, shallow, narrow, tiny, side, twin,
     )  # fmt: skip
 
 
@@ -224,6 +251,51 @@ FAMILIES = [
         tiny={**STEP3_NARROW, "num_hidden_layers": 3, "image_size": 112},
         twin=True,
         tower=Step3Tower,
+    ),
+    _tower(
+        "deepseek_vl", "deepseek-ai/deepseek-vl-1.3b-chat", vl_reference, vl_keys, vl_output,
+        shallow=siglip(layers=1),
+        narrow={**siglip(width=64, heads=4, intermediate_size=112), "llm_width": 48},
+        tiny={
+            **siglip(width=64, heads=4, intermediate_size=112, layers=3, image_size=128),
+            "llm_width": 48,
+        },
+        twin=True,
+    ),
+    _tower(
+        "deepseek_vl_hybrid", "deepseek-ai/deepseek-vl-7b-chat", hybrid_low_reference,
+        hybrid_low_keys, hybrid_low_output,
+        shallow=hybrid(low={"layers": 1}, high={"layers": 1, "global_attn_indexes": [0]}),
+        narrow={**hybrid(low=NARROW, high=SAM_NARROW), "llm_width": 48},
+        tiny={
+            **hybrid(low={**NARROW, "layers": 3, "image_size": 128}, high=SAM_TINY),
+            "llm_width": 48,
+        },
+        twin=True,
+        tower=DeepseekVLEncoder,
+    ),
+    _tower(
+        "deepseek_vl2", "deepseek-ai/deepseek-vl2-tiny", VL2Twin, same_keys, vl2_output,
+        shallow={"layers": 1},
+        narrow={"width": 64, "heads": 4, "mlp_ratio": 1.75, "llm_width": 48},
+        tiny={
+            "width": 64, "heads": 4, "mlp_ratio": 1.75, "layers": 3, "llm_width": 48,
+        },
+        twin=True,
+        tower=DeepseekVL2Tower,
+    ),
+    _tower(
+        "deepseek_ocr", "deepseek-ai/DeepSeek-OCR", ocr_reference, ocr_keys, ocr_output,
+        shallow=ocr(clip={"layers": 1}, sam={"layers": 2, "global_attn_indexes": [1]}),
+        narrow={**ocr(clip=NARROW, sam={**SAM_NARROW, "downsample_channels": [40, 64]}),
+                "llm_width": 48},
+        tiny={
+            **ocr(clip={**NARROW, "layers": 3}, sam={**SAM_TINY, "downsample_channels": [40, 64]}),
+            "image_size": 128, "llm_width": 48,
+        },
+        twin=True,
+        tower=DeepseekOCRTower,
+        side=128,
     ),
 ]  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import CheckpointError, shown
+from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .family import Family, PublishedModel, Shapes, SmallCheckpoint
 from .intern_vit import INTERN_VIT
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -28,7 +29,19 @@ __all__ = [
 ]
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for family in (INTERN_VIT, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, STEP3_VL, STEP3)
+    family.name: family
+    for family in (
+        INTERN_VIT,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        STEP3_VL,
+        STEP3,
+        DEEPSEEK_OCR,
+        DEEPSEEK_VL,
+        DEEPSEEK_VL_HYBRID,
+        DEEPSEEK_VL2,
+    )
 }
 """Every family by name."""
 
@@ -59,7 +72,8 @@ def find_family(
 
     Args:
         config: the whole ``config.json``.
-        names: the checkpoint's tensor names; they decide if the config has no model type.
+        names: the checkpoint's tensor names; they decide if the config has no model type, or one
+            that several families have.
         label: name of the checkpoint in errors.
         wanted: name of the family to take where the checkpoint names none that is known, or None.
         fits: whether the checkpoint's config and tensors fit a family; asked for the error alone.
@@ -71,18 +85,21 @@ def find_family(
     section, parents = vision_section(config)
     types = (part.get("model_type") for part in (section, *parents))
     kind = next((kind for kind in types if isinstance(kind, str)), None)
-    architecture, endings = config.get("architecture"), [*names] if kind is None else []
+    architecture = config.get("architecture")
+    found = list(FAMILIES.values())
     if kind is not None:
         what = f"model_type {shown(kind)!r}"
-        found = [family for family in FAMILIES.values() if kind in family.model_types]
+        found = [family for family in found if kind in family.model_types]
     elif isinstance(architecture, str):
         what = f"timm architecture {shown(architecture)!r}"
-        found = [family for family in FAMILIES.values() if architecture in family.timm]
+        found = [family for family in found if architecture in family.timm]
     else:
-        what = "a config.json without model_type, with tensors of no known tower,"
+        what = "a config.json without model_type"
+    if len(found) > 1:  # the tensors say more than a type that several families have
+        what, endings = f"{what}, with tensors of no known tower,", [*names]
         found = [
             family
-            for family in FAMILIES.values()
+            for family in found
             for signs in family.signs
             if all(any(name.endswith(sign) for name in endings) for sign in signs)
         ]

@@ -1,0 +1,379 @@
+"""DeepSeek-OCR's encoder: SAM-B, a 16-fold convolutional compressor, CLIP-L over its output.
+
+A view goes through SAM (windows, relative positions, four blocks with global attention), whose
+feature map two strided convolutions make 4x4 times smaller. CLIP reads that map in place of patch
+embeddings. CLIP's output and the map, side by side, are projected to the language model's width.
+An image is one view of the whole of it and, if it is large, tiles; their tokens make one sequence:
+the rows of all tiles as one picture, then those of the whole image, each with a learned newline
+behind it, then a learned separator.
+
+Source: ``DeepseekOCRForCausalLM``, ``ImageEncoderViT``, ``VitModel`` and ``DeepseekOCRProcessor``
+of deepseek-ai/DeepSeek-OCR at commit e4ac34e; ``UnlimitedOcrModel`` of transformers 5.23.0.
+Repo ids: deepseek-ai/DeepSeek-OCR.
+
+Shapes: B views, n = h*w/16 cells of a view of h*w patches, D width of CLIP and SAM side by side.
+
+Deliberate differences: those of ``encoders.parts.sam`` and ``encoders.parts.clip``, and
+
+- The mode is chosen with ``at_mode``; the source has it in a settings file. The default is
+  "gundam", the source's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
+from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+from .inputs import OcrPreprocessor, Preprocessor, require_features
+from .parts import (
+    SEPARATOR,
+    BlockSizes,
+    Clip,
+    Context,
+    Sam,
+    SamSizes,
+    assemble,
+    nested_sizes,
+    read_channels,
+    split_items,
+    stitch,
+    take_apart,
+)
+from .paths import PathPreprocessor, PathsEncoder
+from .tile_encoder import TileEncoder
+
+
+class Mode(NamedTuple):
+    """How an image becomes views."""
+
+    base_size: int
+    """Side of the view of the whole image in pixels."""
+    tile_size: int = 640
+    tiled: bool = False
+    keep_shape: bool = True
+    """Whether the whole image is padded to a square, not stretched to it."""
+
+
+MODES = {
+    "tiny": Mode(512, keep_shape=False),
+    "small": Mode(640, keep_shape=False),
+    "base": Mode(1024),
+    "large": Mode(1280),
+    "gundam": Mode(1024, tiled=True),
+}
+ORDER = ("tiles", "image", SEPARATOR)
+"""The order of an image's tokens."""
+
+
+@dataclass(frozen=True)
+class DeepseekOCRConfig:
+    """Architecture of SAM, the compressor and CLIP, and the mode."""
+
+    sam: SamSizes
+    clip: BlockSizes
+    positions: int
+    """Rows of CLIP's table of positions, the class token's first."""
+    out_hidden_size: int
+    downsample_channels: tuple[int, ...] = (512, 1024)
+    mode: str = "gundam"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("sam", SamSizes), ("clip", BlockSizes)):
+            object.__setattr__(self, name, nested_sizes(kind, getattr(self, name)))
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r}: must be one of {', '.join(map(repr, MODES))}")
+        if self.downsample_channels[-1] != self.clip.hidden_size:
+            raise ValueError(
+                f"config: downsample_channels end in {self.downsample_channels[-1]}, CLIP reads "
+                f"features of width {self.clip.hidden_size}: they must be equal"
+            )
+
+    @property
+    def depth(self) -> int:
+        """Blocks of CLIP."""
+        return self.clip.depth
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of ``last_hidden_state``: those of CLIP, then those of SAM."""
+        return self.clip.hidden_size + self.downsample_channels[-1]
+
+    @property
+    def patch_size(self) -> int:
+        """Side of a patch of SAM in pixels."""
+        return self.sam.patch_size
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the pixels."""
+        return self.sam.in_channels
+
+    @property
+    def tile_size(self) -> int:
+        """Side of the view of the whole image in pixels."""
+        return MODES[self.mode].base_size
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekOCRConfig:
+        """Read the published ``config.json``.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        towers = read_field(vision, "width")
+        if not isinstance(towers, Mapping) or not {"sam_vit_b", "clip-l-14-224"} <= set(towers):
+            raise ValueError(
+                f"config field width={towers!r}: must describe 'sam_vit_b' and 'clip-l-14-224'"
+            )
+        sam, clip = towers["sam_vit_b"], towers["clip-l-14-224"]
+        projector = find_section(config, "projector_config")
+        require_value(vision, "model_name", "deeplip_b_l")
+        require_value(projector, "projector_type", "linear")
+        require_value(config, "tile_tag", "2D")
+        width = read_size(clip, "width")
+        image, patch = read_size(clip, "image_size"), read_size(clip, "patch_size")
+        require_divisible("image_size", image, "patch_size", patch)
+        return cls(
+            sam=SamSizes.from_hf({"image_size": vision.get("image_size"), **sam}),
+            clip=BlockSizes(
+                depth=read_size(clip, "layers", most=1024),
+                hidden_size=width,
+                intermediate_size=read_size(clip, "intermediate_size", default=4 * width),
+                num_heads=read_size(clip, "heads"),
+                activation="quick_gelu",
+                layer_norm_eps=1e-5,
+            ),
+            positions=1 + (image // patch) ** 2,
+            out_hidden_size=read_size(projector, "n_embed"),
+            downsample_channels=read_channels(sam, "downsample_channels"),
+        )
+
+
+class DeepseekOCREncoder(PathsEncoder):
+    """Encodes the whole image (path "image") and its tiles (path "tiles") with one tower."""
+
+    paths: Mapping[str, DeepseekOCRTower]
+
+    def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        tower = DeepseekOCRTower(config)
+        self._modules = tower._modules  # each of them stands once in the state_dict
+        self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
+        self._set_mode(config, preprocessor or OcrPreprocessor(config.patch_size), tower)
+
+    def at_mode(self, mode: str) -> DeepseekOCREncoder:
+        """Return a view of this encoder, over the same weights, that makes other views of images.
+
+        Args:
+            mode: "tiny" (one view of 512x512 pixels), "small" (640x640), "base" (1024x1024),
+                "large" (1280x1280), or "gundam" (1024x1024, and tiles of 640x640 of images that
+                are larger than a tile).
+
+        Raises:
+            ValueError: an unknown mode.
+        """
+        view = copy.copy(self)  # shares modules, parameters and hooks
+        view._set_mode(replace(self.config, mode=mode), self.preprocessor, self.paths["image"])
+        return view
+
+    def _set_mode(
+        self, config: DeepseekOCRConfig, preprocessor: Preprocessor, tower: DeepseekOCRTower
+    ) -> None:
+        mode = MODES[config.mode]
+        self.config, self.preprocessor = config, preprocessor
+        if isinstance(preprocessor, OcrPreprocessor):
+            self.preprocessor = replace(preprocessor, **mode._asdict())
+        sides = {"image": mode.base_size} | ({"tiles": mode.tile_size} if mode.tiled else {})
+        self.paths = {name: tower.at(side) for name, side in sides.items()}
+
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        """Make one sequence of the views of each image.
+
+        Returns:
+            For each item ``last_hidden_state`` [cells, D], the tiles' first, and ``pooler_output``
+            [tokens, out], both in the published order.
+        """
+        items = zip(self.split_paths(outputs, inputs), self._grids(inputs), strict=True)
+        return [
+            EncoderOutput(
+                self._sequence(
+                    {name: part.last_hidden_state for name, part in item.items()}, grids
+                ),
+                self._sequence(
+                    {name: part.pooler_output for name, part in item.items()}, grids, learned=True
+                ),
+                (),
+            )
+            for item, grids in items
+        ]
+
+    def _sequence(
+        self,
+        views: Mapping[str, Tensor | None],
+        grids: Mapping[str, tuple[int, int]],
+        learned: bool = False,
+    ) -> Tensor | None:
+        """Rows of all views in the published order, with newlines and separator if ``learned``."""
+        maps = {}
+        for name, rows in views.items():
+            if rows is None:  # the wrapper of the paths left it out
+                return None
+            cell = self._cells(name)
+            maps[name] = stitch(rows.flatten(0, -2), cell, grids[name][1] // cell[1])
+        if learned:
+            return assemble(maps, ORDER, self.image_newline, self.view_seperator)
+        return torch.cat([maps[name].flatten(0, 1) for name in ORDER if name in maps])
+
+    def _cells(self, path: str) -> tuple[int, int]:
+        side = self.paths[path].row_shape[-1] // self.config.patch_size
+        return cells(side), cells(side)
+
+    def _grids(self, inputs: VisionInputs) -> list[dict[str, tuple[int, int]]]:
+        """Rows and columns in tokens of the views of each item."""
+        height, width = self._cells("image")
+        grids: list[dict[str, tuple[int, int]]] = [
+            {"image": (height, width)} for _ in inputs.grid_thw
+        ]
+        if "tiles" in self.paths:
+            used = inputs.users("tiles")
+            height, width = self._cells("tiles")
+            for item, (columns, rows, _), tiled in zip(
+                grids, inputs.tiles or [(1, 1, False)] * len(grids), used, strict=True
+            ):
+                if tiled:
+                    item["tiles"] = (rows * height, columns * width)
+        return grids
+
+    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Arrange features in space: "image" [1, R, C, D] and, of large images, "tiles"."""
+        require_features(features)
+        grids = self._grids(inputs)
+        pairs = zip(split_items(features, grids), grids, strict=True)
+        return [take_apart(rows, ORDER, item) for rows, item in pairs]
+
+
+class DeepseekOCRTower(TileEncoder):
+    """SAM, compressor, CLIP and projector over views of one size."""
+
+    rows_before = 1
+
+    def __init__(self, config: DeepseekOCRConfig) -> None:
+        super().__init__()
+        self.config, self.preprocessor = config, PathPreprocessor()
+        self.sam_model = Compressor(config.sam, config.downsample_channels)
+        self.vision_model = Clip(config.clip, config.positions)
+        self.projector = Projector(config.hidden_size, config.out_hidden_size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode views.
+
+        Args:
+            pixel_values: [B, 3, 16h, 16w], floating-point.
+            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
+                ``encoder_metadata`` is given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for, and views beyond those of its grid are padding.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] (CLIP, then SAM), ``pooler_output`` [B*n, out] without
+            newlines, no DeepStack features.
+
+        Raises:
+            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
+        """
+        features = self._compress(pixel_values, None if encoder_metadata is not None else grid_thw)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        rows = self.vision_model.embed(features)
+        rows = self.hidden_after(rows, metadata, self.config.depth)
+        hidden = torch.cat((rows[:, 1:], features.flatten(1, 2)), dim=-1)
+        return EncoderOutput(hidden, self.projector(hidden).flatten(0, 1), ())
+
+    @property
+    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+        """The blocks of CLIP; those of SAM come before."""
+        return self.vision_model.blocks
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
+        return self.config.out_hidden_size
+
+    def kernel_choices(self) -> dict[str, Any]:
+        """Return the kernels that CLIP's blocks chose; those of SAM run the reference."""
+        choices = super().kernel_choices()
+        return choices if self.accelerator is None else {**choices, "sam_model": "reference"}
+
+    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
+        """Use the kernels that another process chose for CLIP's blocks."""
+        mine = {name: value for name, value in choices.items() if name != "sam_model"}
+        super().load_kernel_choices(mine)
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Return the offsets and padding that every block of CLIP reads."""
+        return Context.of(metadata, hidden)
+
+    def row_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One row per cell of the compressor's map."""
+        return cells(h), cells(w)
+
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per cell."""
+        return self.row_grid(h, w)
+
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        return self.vision_model.embed(self._compress(pixel_values, grid_thw))
+
+    def _compress(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        """Run SAM and the compressor: [B, h/4, w/4, D of CLIP]."""
+        weight = self.sam_model.pos_embed
+        hidden = self.sam_model.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+        for block in self.sam_model.blocks:
+            hidden = self.run_block(block, hidden)
+        return self.sam_model.compress(hidden)
+
+
+class Compressor(Sam):
+    """SAM with two convolutions behind its neck that make the map 4x4 times smaller."""
+
+    def __init__(self, sizes: SamSizes, channels: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        inner = sizes.neck_channels
+        self.net_2 = nn.Conv2d(inner, channels[0], 3, stride=2, padding=1, bias=False)
+        self.net_3 = nn.Conv2d(channels[0], channels[1], 3, stride=2, padding=1, bias=False)
+
+    def compress(self, hidden: Tensor) -> Tensor:
+        """Return [B, h/4, w/4, D of CLIP] of what the last block makes, [B, h, w, D of SAM]."""
+        return self.net_3(self.net_2(self.neck(hidden))).permute(0, 2, 3, 1)
+
+
+class Projector(nn.Module):
+    """One linear layer to the width of the language model."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.layers = nn.Linear(width, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def cells(patches: int) -> int:
+    """Return the cells on a side of the compressor's map; each convolution halves, rounding up."""
+    return -(-patches // 4)

@@ -1,0 +1,385 @@
+"""DeepSeek-VL: SigLIP-L alone (1.3B), or SigLIP-L and SAM-B over the same image (7B).
+
+The 1.3B encodes a view of 384x384 pixels and projects each patch. The 7B also encodes a view of
+1024x1024 pixels with SAM, whose features two strided convolutions bring to the same 24x24 grid,
+once from the last block and once from the first block with global attention; both towers are
+projected to half the width, put side by side and projected once more.
+
+Source: ``MultiModalityCausalLM``, ``CLIPVisionTower``, ``HybridVisionTower`` and ``MlpProjector``
+of deepseek-ai/DeepSeek-VL at commit 681bffb; ``DeepseekVLModel`` and ``DeepseekVLHybridModel`` of
+transformers 5.23.0.
+Repo ids: deepseek-ai/deepseek-vl-1.3b-{base,chat}, deepseek-ai/deepseek-vl-7b-{base,chat}.
+
+Shapes: B views, n patches of a view, D width, N = B*n tokens of a path.
+
+Deliberate differences: those of ``encoders.parts.siglip`` and ``encoders.parts.sam``, and
+
+- ``HybridVisionTower`` has two norms that nothing calls; they are not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
+from .hf_config import find_section, read_size, require_value
+from .inputs import HybridPreprocessor, Preprocessor, SquarePreprocessor
+from .parts import BlockSizes, Context, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels
+from .paths import PathPreprocessor, PathsEncoder
+from .tile_encoder import TileEncoder
+
+SIGLIP = "siglip_large_patch16_384"
+SAM = "sam_b_downsample"
+
+
+@dataclass(frozen=True)
+class DeepseekVLConfig:
+    """Architecture of the SigLIP tower and width of what it is projected to."""
+
+    out_hidden_size: int
+    depth: int = 24
+    hidden_size: int = 1024
+    intermediate_size: int = 4096
+    num_heads: int = 16
+    image_size: int = 384
+    patch_size: int = 16
+    in_channels: int = 3
+
+    @property
+    def tile_size(self) -> int:
+        """Side of a view in pixels."""
+        return self.image_size
+
+    @property
+    def blocks(self) -> BlockSizes:
+        """The sizes of the blocks."""
+        return BlockSizes(
+            self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu", 1e-6
+        )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVLConfig:
+        """Read the published ``config.json`` of the 1.3B.
+
+        Raises:
+            ValueError: a value that is not implemented.
+        """
+        vision = find_section(config, "vision_config.params", "vision_config")
+        require_value(vision, "model_name", SIGLIP)
+        require_value(find_section(config, "aligner_config.params"), "projector_type", "mlp_gelu")
+        require_value(find_section(config, "aligner_config.params"), "depth", 2)
+        return read_siglip({**find_section(config, "vision_config"), **vision}, read_width(config))
+
+
+@dataclass(frozen=True)
+class DeepseekVLHybridConfig:
+    """Architecture of the SigLIP tower (``low``) and of the SAM tower (``high``)."""
+
+    low: DeepseekVLConfig
+    high: SamSizes
+    downsample_channels: tuple[int, ...] = (512, 1024)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("low", DeepseekVLConfig), ("high", SamSizes)):
+            object.__setattr__(self, name, nested_sizes(kind, getattr(self, name)))
+
+    @property
+    def out_hidden_size(self) -> int:
+        """Width of a token; each tower is projected to half of it."""
+        return 2 * self.low.out_hidden_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of both towers' features side by side."""
+        return self.low.hidden_size + self.downsample_channels[-1]
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVLHybridConfig:
+        """Read the published ``config.json`` of the 7B.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        params = find_section(config, "vision_config.params")
+        low, high = (
+            find_section(config, f"vision_config.params.{name}_res_cfg") for name in ("low", "high")
+        )
+        aligner = find_section(config, "aligner_config.params")
+        require_value(params, "concat_type", "tuple")
+        require_value(aligner, "projector_type", "low_high_hybrid_split_mlp_gelu")
+        require_value(aligner, "depth", 2)
+        require_value(low, "model_name", SIGLIP)
+        require_value(high, "model_name", SAM)
+        width = read_width(config)
+        if width % 2:
+            raise ValueError(f"config: n_embed={width} must be even: each tower makes half of it")
+        sam = {**vision.get("sam", {}), **high}
+        return cls(
+            read_siglip({**vision, **low}, width // 2),
+            SamSizes.from_hf(sam),
+            read_channels(sam, "downsample_channels"),
+        )
+
+
+def read_siglip(section: Mapping[str, Any], out: int) -> DeepseekVLConfig:
+    """Read the sizes of SigLIP; those that a config leaves out are those of its ``model_name``."""
+    width = read_size(section, "width", default=1024)
+    return DeepseekVLConfig(
+        out_hidden_size=out,
+        depth=read_size(section, "layers", default=24, most=1024),
+        hidden_size=width,
+        intermediate_size=read_size(section, "intermediate_size", default=4 * width),
+        num_heads=read_size(section, "heads", default=16),
+        image_size=read_size(section, "image_size", default=384),
+        patch_size=read_size(section, "patch_size", default=16),
+    )
+
+
+def read_width(config: Mapping[str, Any]) -> int:
+    """Read the width of the language model, which the aligner projects to."""
+    return read_size(find_section(config, "aligner_config.params"), "n_embed")
+
+
+class DeepseekVLEncoder(TileEncoder):
+    """Encodes views of 384x384 pixels to hidden states and one projected token per patch."""
+
+    def __init__(
+        self,
+        config: DeepseekVLConfig,
+        preprocessor: Preprocessor | None = None,
+        projector: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.preprocessor = preprocessor or SquarePreprocessor(
+            config.patch_size, image_size=config.image_size
+        )
+        positions = (config.image_size // config.patch_size) ** 2
+        self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
+        self.aligner = projector or Aligner(config.hidden_size, config.out_hidden_size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode views.
+
+        Args:
+            pixel_values: [B, 3, 16h, 16w], floating-point.
+            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
+                ``encoder_metadata`` is given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for, and views beyond those of its grid are padding.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [N, out], no
+            DeepStack features.
+
+        Raises:
+            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
+        """
+        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.vision.norm(self.hidden_after(hidden, metadata, self.config.depth))
+        return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
+
+    @property
+    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+        """The blocks of SigLIP."""
+        return self.vision.blocks
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
+        return self.config.out_hidden_size
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Return the offsets and padding that every block reads."""
+        return Context.of(metadata, hidden)
+
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per patch."""
+        return h, w
+
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        weight = self.vision.pos_embed
+        return self.vision.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+
+
+class DeepseekVLHybridEncoder(PathsEncoder):
+    """Encodes an image at 384x384 pixels (path "image") and at 1024x1024 pixels (path "high")."""
+
+    def __init__(
+        self, config: DeepseekVLHybridConfig, preprocessor: Preprocessor | None = None
+    ) -> None:
+        super().__init__()
+        low, high = config.low, config.high
+        self.config = config
+        self.preprocessor = preprocessor or HybridPreprocessor(
+            low.patch_size, image_size=high.image_size, low_size=low.image_size
+        )
+        projector = nn.Linear(low.hidden_size, low.out_hidden_size)
+        self.low = DeepseekVLEncoder(low, PathPreprocessor(), projector)
+        self.high = HighResolution(config)
+        self.paths = {"image": self.low, "high": self.high}
+        self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
+
+    @property
+    def num_features(self) -> int:
+        """Columns of ``last_hidden_state``."""
+        return self.config.hidden_size
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
+        return self.config.out_hidden_size
+
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        """Put the features of both paths side by side, the large view's first, and project them.
+
+        Returns:
+            For each item ``last_hidden_state`` [views, n, D of SAM + D of SigLIP] and
+            ``pooler_output`` [views*n, out].
+        """
+        if not outputs:
+            return []
+        low, high = outputs["image"], outputs["high"]
+        halves = _beside(high.pooler_output, low.pooler_output)
+        tokens = None if halves is None else self.aligner(F.gelu(halves))
+        hidden = _beside(high.last_hidden_state, low.last_hidden_state)
+        return self.low.split(EncoderOutput(hidden, tokens, ()), inputs.grid_thw)
+
+    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Arrange features in space: for each item one map [1, h, w, D], named "image"."""
+        maps = self.low.feature_maps(features, inputs.grid_thw)
+        return [{"image": item} for item in maps]
+
+
+class HighResolution(TileEncoder):
+    """The path "high" of the 7B: SAM, its features on the grid of the small view, a projection."""
+
+    def __init__(self, config: DeepseekVLHybridConfig) -> None:
+        super().__init__()
+        sizes = config.high
+        self.config, self.preprocessor = sizes, PathPreprocessor()
+        self.grid = config.low.image_size // config.low.patch_size
+        """Side of the grid of the small view in patches."""
+        self.out, self.width = config.low.out_hidden_size, config.downsample_channels[-1]
+        self.sam = Sam(sizes)
+        self.neck_hd = Neck(sizes)
+        self.downsamples = downsamples(sizes.neck_channels, config.downsample_channels)
+        self.hd_alpha_downsamples = nn.Parameter(torch.zeros(1))
+        self.aligner = nn.Linear(self.width, self.out)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode views.
+
+        Args:
+            pixel_values: [B, 3, 16h, 16w], floating-point.
+            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
+                ``encoder_metadata`` is given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] on the grid of the small view, ``pooler_output``
+            [N, out/2], no DeepStack features.
+
+        Raises:
+            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
+        """
+        patches = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        first, last = self.config.global_blocks[0], self.config.depth - 1
+        states = list(self.run_blocks(patches, metadata, sorted({first, last})))
+        maps = self._on_grid(self.sam.neck(states[-1]))
+        maps = maps + self._on_grid(self.neck_hd(states[0])) * self.hd_alpha_downsamples
+        hidden = maps.flatten(2).transpose(1, 2)
+        return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
+
+    def _on_grid(self, maps: Tensor) -> Tensor:
+        """Bring maps [B, C, h, w] to the grid of the small view, in float32 up to the kernels."""
+        wide = maps.to(torch.promote_types(maps.dtype, torch.float32))
+        side = 4 * self.grid
+        wide = F.interpolate(wide, size=(side, side), mode="bilinear", align_corners=False)
+        return self.downsamples(wide.to(maps.dtype))
+
+    @property
+    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+        """The blocks of SAM."""
+        return self.sam.blocks
+
+    @property
+    def num_features(self) -> int:
+        """Columns of ``last_hidden_state``."""
+        return self.width
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
+        return self.out
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> None:
+        """Return nothing: every view attends to itself."""
+
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """Yield the patches [B, h*w, D] after each block in ``wanted``."""
+        for state in super().block_outputs(pixel_values, grid_thw, wanted):
+            yield state.flatten(1, 2)
+
+    def row_grid(self, h: int, w: int) -> tuple[int, int]:
+        """The grid of the small view, whatever the size of this one."""
+        return self.grid, self.grid
+
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per row."""
+        return self.row_grid(h, w)
+
+    def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
+        patches = rows.shape[1] == h * w  # of an inner block
+        return rows.unflatten(1, (h, w) if patches else self.row_grid(h, w))
+
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        weight = self.sam.pos_embed
+        return self.sam.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+
+
+class Aligner(nn.Module):
+    """Two linear layers with exact GELU between them."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, out), nn.GELU(), nn.Linear(out, out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """Put features side by side, if the wrapper of the paths did not leave them out."""
+    return None if left is None or right is None else torch.cat((left, right), dim=-1)
+
+
+def downsamples(width: int, channels: Sequence[int]) -> nn.Sequential:
+    """Return 3x3 convolutions that halve the sides of a map one after another."""
+    pairs = zip((width, *channels), channels, strict=False)
+    return nn.Sequential(*(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs))

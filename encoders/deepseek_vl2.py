@@ -1,0 +1,318 @@
+"""DeepSeek-VL2's encoder: SigLIP-SO400M over a view of the whole image and tiles of it.
+
+Every view of 27x27 patches is padded to 28x28 and its 2x2 blocks are projected to 14x14 tokens. The
+tokens of an image make one sequence: the rows of the whole image, a learned separator, the rows of
+all tiles as one picture; a learned newline ends each row.
+
+Source: ``DeepseekVLV2ForCausalLM``, ``MlpProjector``, ``VisionTransformer`` and
+``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e. No installed package has
+this model: its sequence of tokens is not verified against an upstream implementation, but against a
+second one in the tests. The tower is that of transformers 5.23.0's ``SiglipVisionModel``.
+Repo ids: deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small, deepseek-ai/deepseek-vl2.
+
+Shapes: B views, n patches of a view, D width.
+
+Deliberate differences: those of ``encoders.parts.siglip``, and
+
+- GELU of the tower is the tanh form, as in the source; timm's tower of that name, which vLLM runs,
+  has the exact form, a relative L2 of 4.7e-4 away.
+- A view has 378x378 pixels: of the published 384x384, the patch embedding never reads the last 6
+  rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
+from .hf_config import find_section, read_field, read_size, require_value
+from .inputs import CandidatePreprocessor, Preprocessor, require_features
+from .parts import (
+    SEPARATOR,
+    BlockSizes,
+    Context,
+    Siglip,
+    assemble,
+    split_items,
+    stitch,
+    take_apart,
+)
+from .paths import PathPreprocessor, PathsEncoder
+from .tile_encoder import TileEncoder
+
+MOST_CANDIDATES = 1024
+
+
+@dataclass(frozen=True)
+class DeepseekVL2Config:
+    """Architecture of the tower and its projector, and how an image becomes views."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int
+    projector_size: int
+    """Width between the linear layers of the projector."""
+    projector_depth: int = 2
+    image_size: int = 384
+    patch_size: int = 14
+    in_channels: int = 3
+    global_first: bool = True
+    """Whether the tokens of the whole image come before those of its tiles."""
+    candidate_resolutions: tuple[tuple[int, int], ...] = ((384, 384),)
+    """Widths and heights in pixels that an image is resized to, for tiles."""
+
+    @property
+    def tile_size(self) -> int:
+        """Side of a view in pixels, cut to whole patches."""
+        return self.image_size // self.patch_size * self.patch_size
+
+    @property
+    def blocks(self) -> BlockSizes:
+        """The sizes of the blocks."""
+        return BlockSizes(
+            self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu_tanh", 1e-6
+        )
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The order of an image's tokens."""
+        order = ("image", SEPARATOR, "tiles")
+        return order if self.global_first else order[::-1]
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVL2Config:
+        """Read the published ``config.json``.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        projector = find_section(config, "projector_config")
+        require_value(vision, "model_name", "siglip_so400m_patch14_384")
+        require_value(vision, "class_token", False)
+        require_value(vision, "global_pool", "map")
+        require_value(projector, "projector_type", "downsample_mlp_gelu")
+        require_value(projector, "token_pooling", False)
+        require_value(projector, "downsample_ratio", 2)
+        require_value(config, "tile_tag", "2D")
+        require_value(config, "global_view_pos", "head", "tail")
+        width, out = read_size(vision, "width"), read_size(projector, "n_embed", default=2048)
+        image_size = read_size(vision, "image_size", default=384)
+        return cls(
+            depth=read_size(vision, "layers", most=1024),
+            hidden_size=width,
+            intermediate_size=int(width * read_ratio(vision)),
+            num_heads=read_size(vision, "heads", default=16),
+            out_hidden_size=out,
+            projector_size=out * read_size(projector, "mlp_ratio", default=1, most=64),
+            projector_depth=read_size(projector, "depth", default=2, most=16),
+            image_size=image_size,
+            patch_size=read_size(vision, "patch_size", default=16),
+            global_first=config.get("global_view_pos", "head") == "head",
+            candidate_resolutions=read_candidates(config, image_size),
+        )
+
+
+def read_ratio(vision: Mapping[str, Any]) -> float:
+    """Read the multiple of the width that the blocks' MLP has, cut off to whole columns."""
+    ratio = read_field(vision, "mlp_ratio", default=4)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 64:
+        raise ValueError(f"config field mlp_ratio={ratio!r}: must be a number from 0 to 64")
+    return float(ratio)
+
+
+def read_candidates(config: Mapping[str, Any], side: int) -> tuple[tuple[int, int], ...]:
+    """Read the sizes that an image is resized to, the first of them one view."""
+    sizes = read_field(config, "candidate_resolutions", default=[[side, side]])
+    if (
+        not isinstance(sizes, list | tuple)
+        or not 0 < len(sizes) <= MOST_CANDIDATES
+        or any(not isinstance(size, list | tuple) or len(size) != 2 for size in sizes)
+        or any(type(n) is not int or n <= 0 or n % side or n > 64 * side for s in sizes for n in s)
+        or tuple(sizes[0]) != (side, side)
+    ):
+        raise ValueError(
+            f"config field candidate_resolutions={sizes!r}: must be pairs of multiples of "
+            f"{side}, [{side}, {side}] first"
+        )
+    return tuple((width, height) for width, height in sizes)
+
+
+class DeepseekVL2Encoder(PathsEncoder):
+    """Encodes the whole image and its tiles with one tower, and joins their tokens."""
+
+    paths: Mapping[str, DeepseekVL2Tower]
+
+    def __init__(self, config: DeepseekVL2Config, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        tower = DeepseekVL2Tower(config)
+        self._modules = tower._modules  # each of them stands once in the state_dict
+        self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
+        self.config = config
+        self.preprocessor = preprocessor or CandidatePreprocessor(
+            config.patch_size,
+            image_size=config.image_size,
+            candidates=config.candidate_resolutions,
+        )
+        self.paths = {"image": tower}
+
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        """Make one sequence of the tokens of each image.
+
+        Returns:
+            For each item ``last_hidden_state`` [views, n, D], the whole image first, and
+            ``pooler_output`` [tokens, out] in the published order.
+        """
+        items = zip(self.split_paths(outputs, inputs), self._tilings(inputs), strict=True)
+        return [
+            item["image"]._replace(
+                pooler_output=self._sequence(item["image"].pooler_output, columns)
+            )
+            for item, (columns, _) in items
+        ]
+
+    def _sequence(self, tokens: Tensor | None, columns: int) -> Tensor | None:
+        if tokens is None:  # the wrapper of the paths left it out
+            return None
+        cell = self._cell
+        whole, tiles = tokens.split([cell[0] * cell[1], len(tokens) - cell[0] * cell[1]])
+        views = {"image": stitch(whole, cell, 1), "tiles": stitch(tiles, cell, columns)}
+        return assemble(views, self.config.order, self.image_newline, self.view_seperator)
+
+    @property
+    def _cell(self) -> tuple[int, int]:
+        """Rows and columns of a view in tokens."""
+        side = self.config.tile_size // self.config.patch_size
+        return self.paths["image"].token_grid(side, side)
+
+    def _tilings(self, inputs: VisionInputs) -> list[tuple[int, int]]:
+        """Columns and rows of the tiles of each item."""
+        tiles = inputs.tiles or []
+        if [1 + c * r for c, r, _ in tiles] != inputs.grid_thw[:, 0].tolist():
+            raise ValueError(
+                f"tiles={tiles} do not make the {inputs.grid_thw[:, 0].tolist()} views per item of "
+                "these inputs, of which the first is the whole image: pass what preprocess returned"
+            )
+        return [(columns, rows) for columns, rows, _ in tiles]
+
+    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Arrange features in space: "image" [1, R, C, D] and "tiles" [1, R, C, D] of each item."""
+        require_features(features)
+        tilings = self._tilings(inputs)
+        if features.ndim == 3:
+            maps = self.paths["image"].feature_maps(features, inputs.grid_thw)
+            return [
+                {
+                    "image": views[:1],
+                    "tiles": rearrange(views[1:], "(r c) h w d -> 1 (r h) (c w) d", c=columns),
+                }
+                for views, (columns, _) in zip(maps, tilings, strict=True)
+            ]
+        (h, w), order = self._cell, self.config.order
+        grids = [{"image": (h, w), "tiles": (rows * h, columns * w)} for columns, rows in tilings]
+        pairs = zip(split_items(features, grids), grids, strict=True)
+        return [take_apart(rows, order, item) for rows, item in pairs]
+
+
+class DeepseekVL2Tower(TileEncoder):
+    """SigLIP and the projector over views."""
+
+    def __init__(self, config: DeepseekVL2Config) -> None:
+        super().__init__()
+        self.config, self.preprocessor = config, PathPreprocessor()
+        positions = (config.tile_size // config.patch_size) ** 2
+        self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
+        self.projector = Projector(config)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode views.
+
+        Args:
+            pixel_values: [B, 3, 14h, 14w], floating-point.
+            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
+                ``encoder_metadata`` is given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for, and views beyond those of its grid are padding.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [tokens, out]
+            without newlines, no DeepStack features.
+
+        Raises:
+            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
+        """
+        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.vision.norm(self.hidden_after(hidden, metadata, self.config.depth))
+        h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
+        tokens = self.projector(two_by_two(hidden.unflatten(1, (h, w))))
+        return EncoderOutput(hidden, tokens.flatten(0, 1), ())
+
+    @property
+    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+        """The blocks of SigLIP."""
+        return self.vision.blocks
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
+        return self.config.out_hidden_size
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Return the offsets and padding that every block reads."""
+        return Context.of(metadata, hidden)
+
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per 2x2 patches, those at an odd edge included."""
+        return -(-h // 2), -(-w // 2)
+
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        weight = self.vision.pos_embed
+        return self.vision.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+
+
+class Projector(nn.Module):
+    """Linear layers with exact GELU between them."""
+
+    def __init__(self, config: DeepseekVL2Config) -> None:
+        super().__init__()
+        widths = [4 * config.hidden_size, *[config.projector_size] * (config.projector_depth - 1)]
+        layers: list[nn.Module] = []
+        for before, after in zip(widths, [*widths[1:], config.out_hidden_size], strict=True):
+            layers += [nn.Linear(before, after), nn.GELU()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def two_by_two(patches: Tensor) -> Tensor:
+    """Put 2x2 patches side by side, as ``F.unfold`` does: each channel's four values together.
+
+    Args:
+        patches: [B, h, w, D]; an odd side is padded with zeros at the right or at the bottom.
+
+    Returns:
+        [B, tokens, 4D].
+    """
+    h, w = patches.shape[1:3]
+    padded = F.pad(patches, (0, 0, 0, w % 2, 0, h % 2))
+    return rearrange(padded, "b (h p) (w q) d -> b (h w) (d p q)", p=2, q=2)

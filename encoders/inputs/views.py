@@ -1,0 +1,371 @@
+"""Images to the views of the DeepSeek families: the whole image, and tiles of it.
+
+Source: ``VLMImageProcessor`` and ``HybridVisionTower`` of deepseek-ai/DeepSeek-VL at commit
+681bffb, ``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e, and
+``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e.
+
+Shapes: S side of a view in pixels.
+
+Deliberate differences:
+
+- Images are resized by torch's uint8 kernel as in the other families; the sources use PIL, which
+  differs by at most one level at most scales.
+- DeepSeek-VL2 cuts no image of a prompt with more than two images. Every image is cut here as if
+  it were alone; ``max_tiles=1`` leaves images whole.
+- transformers' DeepseekVLImageProcessor rounds the shorter side to the nearest pixel; the source
+  cuts it off, as is done here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from ..contract import PathInputs, VisionInputs
+from .images import check_keywords, folded_stats, grid_tensor, resize
+from .intake import read_images
+from .processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    ProcessorFiles,
+    Section,
+    Stats,
+    image_section,
+    read_positive,
+    read_stats,
+    require_supported,
+)
+from .sizes import best_tiling
+
+Own = TypeVar("Own", bound="ViewPreprocessor")
+
+
+class Views(NamedTuple):
+    """The views of one image."""
+
+    paths: Mapping[str, list[Tensor]]
+    """[3, S, S] per view, values 0 to 255, by the path that encodes them."""
+    tiles: tuple[int, int, bool] = (1, 1, False)
+    """(columns, rows, whether there is a view of the whole image besides)."""
+
+
+@dataclass(frozen=True)
+class ViewPreprocessor(ABC):
+    """Turns each image into square views for the paths of a tower; there are no videos."""
+
+    patch_size: int
+    mean: Stats = HALF
+    std: Stats = HALF
+
+    @property
+    @abstractmethod
+    def sides(self) -> dict[str, int]:
+        """The side of the views of each path, "image" first."""
+
+    @abstractmethod
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the views of an image, uint8 [3, H, W]."""
+
+    def stats(self, path: str) -> tuple[Stats, Stats]:
+        """Return mean and standard deviation of the pixels of a path."""
+        return self.mean, self.std
+
+    def with_files(
+        self: Own, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> Own:
+        """Return a copy with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, those that the repo has.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
+        try:
+            found = image_section(files)
+            return self if found is None else replace(self, **self.rules(*found))
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Return the fields that a section of the processor files sets."""
+        require_supported(where, section, {"normalize": True})
+        mean, std = read_stats(where, section, self.mean, self.std)
+        return {"mean": mean, "std": std}
+
+    def __call__(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Return the views of images by path; see ``VisionEncoder.preprocess``."""
+        for name, value in (
+            ("min_pixels", min_pixels),
+            ("max_pixels", max_pixels),
+            ("fps", fps),
+            ("num_frames", num_frames),
+        ):
+            if value is not None:
+                raise ValueError(f"{name}={value}: this family takes images in views of one size")
+        if len(videos):
+            raise ValueError(
+                f"{len(videos)} videos: this family takes images alone; pass frames as images"
+            )
+        check_keywords({"max_tiles": max_tiles})
+        items = [self.views(image, max_tiles) for image in read_images(images)]
+        paths = {name: self._path(name, items) for name in self.sides}
+        image = paths.pop("image")
+        return VisionInputs(*image, [item.tiles for item in items], paths)
+
+    def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
+        """Normalise the views of one path; an image without such views has no entry in the grid."""
+        counts = [len(item.paths.get(name, ())) for item in items]
+        side, patches = self.sides[name], self.sides[name] // self.patch_size
+        pixels = torch.empty(sum(counts), 3, side, side, dtype=torch.float32, device="cpu")
+        low, scale = folded_stats(*self.stats(name))
+        views = (view for item in items for view in item.paths.get(name, ()))
+        for view, target in zip(views, pixels, strict=True):
+            target.copy_(view).sub_(low).div_(scale)
+        return PathInputs(pixels, grid_tensor([(n, patches, patches) for n in counts if n]))
+
+
+@dataclass(frozen=True)
+class SquarePreprocessor(ViewPreprocessor):
+    """DeepSeek-VL-1.3B: the longer side resized to S, padded to a square with the mean colour."""
+
+    image_size: int = 384
+    min_size: int = 14
+    """The shorter side is resized to at least this many pixels."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """One path."""
+        return {"image": self.image_size}
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return one view."""
+        return Views({"image": [self.square(image)]})
+
+    def square(self, image: Tensor) -> Tensor:
+        """Return the view of S x S pixels, uint8 [3, S, S]."""
+        height, width = image.shape[1:]
+        longer, side = max(height, width), self.image_size
+        small = resize(
+            image,
+            max(int(height / longer * side), self.min_size),
+            max(int(width / longer * side), self.min_size),
+        )
+        free_rows, free_columns = side - small.shape[1], side - small.shape[2]
+        return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.mean)
+
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Return mean, std and the smallest side; the size must be the tower's."""
+        check_side(where, section, self.image_size)
+        smallest = read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
+        return {**super().rules(where, section), "min_size": smallest}
+
+
+@dataclass(frozen=True)
+class HybridPreprocessor(SquarePreprocessor):
+    """DeepSeek-VL-7B: a view of 1024x1024 pixels and the same one at 384x384, as two paths.
+
+    ``mean`` and ``std`` are those of the large view, the path "high"; "image" is the small one.
+    """
+
+    image_size: int = 1024
+    mean: Stats = CLIP_MEAN
+    std: Stats = CLIP_STD
+    low_size: int = 384
+    low_mean: Stats = HALF
+    low_std: Stats = HALF
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """The small view first."""
+        return {"image": self.low_size, "high": self.image_size}
+
+    def stats(self, path: str) -> tuple[Stats, Stats]:
+        """Return mean and standard deviation of the pixels of a path."""
+        return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the large view, and the small one, which the source resizes in floats."""
+        high = self.square(image)
+        low = F.interpolate(
+            high[None].to(torch.float32), self.low_size, mode="bilinear", antialias=True
+        )
+        return Views({"image": [low[0]], "high": [high]})
+
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Read the file of the original repo, or of its conversion to transformers."""
+        if "high_res_size" not in section:  # the original: its tower normalises
+            check_side(where, section, self.image_size)
+            mean, std = read_stats(where, section, self.mean, self.std)
+            smallest = read_positive(where, "min_size", section.get("min_size"), 14)
+            return {"mean": mean, "std": std, "min_size": smallest}
+        require_supported(where, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
+        check_side(where, section, self.low_size)
+        check_side(where, {"size": section["high_res_size"]}, self.image_size)
+        high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}
+        mean, std = read_stats(where, high, CLIP_MEAN, CLIP_STD)
+        low_mean, low_std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+        smallest = read_positive(where, "min_size", section.get("min_size"), 14)
+        return {
+            "mean": mean,
+            "std": std,
+            "low_mean": low_mean,
+            "low_std": low_std,
+            "min_size": smallest,
+        }
+
+
+@dataclass(frozen=True)
+class CandidatePreprocessor(ViewPreprocessor):
+    """DeepSeek-VL2: the whole image, then tiles of the candidate size that wastes least of it.
+
+    S is 384, which is no multiple of the patches' 14 pixels. The last 6 rows and columns of a view,
+    which the source's convolution leaves out, are cut off here.
+    """
+
+    image_size: int = 384
+    candidates: tuple[tuple[int, int], ...] = ((384, 384),)
+    """Widths and heights in pixels that an image may be resized to, multiples of S."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """One path: the whole image and the tiles have one size, cut to whole patches."""
+        return {"image": self.image_size // self.patch_size * self.patch_size}
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the whole image, then its tiles row by row."""
+        side = self.image_size
+        within = [
+            size
+            for size in self.candidates
+            if max_tiles is None or size[0] * size[1] <= max_tiles * side * side
+        ]
+        width, height = best_candidate(image.shape[2], image.shape[1], within)
+        canvas = padded(image, height, width, self.mean)
+        tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
+        whole, patches = padded(image, side, side, self.mean), self.sides["image"]
+        views = [view[:, :patches, :patches] for view in (whole, *tiles)]
+        return Views({"image": views}, (width // side, height // side, True))
+
+
+@dataclass(frozen=True)
+class OcrPreprocessor(ViewPreprocessor):
+    """DeepSeek-OCR: the whole image padded to a square and, if it is large, tiles of 640x640.
+
+    An image with a side over S of a tile is resized to the grid of 2 to ``max_tiles`` tiles whose
+    shape is nearest its own; a smaller image has no tiles.
+    """
+
+    base_size: int = 1024
+    tile_size: int = 640
+    max_tiles: int = 6
+    tiled: bool = True
+    keep_shape: bool = True
+    """Pad the whole image to a square; otherwise it is resized to one without keeping its shape."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """The view of the whole image, and the tiles in a mode that has tiles."""
+        return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the view of the whole image and its tiles row by row."""
+        base, side = self.base_size, self.tile_size
+        if self.keep_shape:
+            whole = padded(image, base, base, self.mean)
+        else:
+            whole = resize(image, base, base)
+        most = self.max_tiles if max_tiles is None else max_tiles
+        if not self.tiled or max(image.shape[1:]) <= side or most < 2:
+            return Views({"image": [whole]})
+        columns, rows = best_tiling(image.shape[2], image.shape[1], 2, most, side)
+        canvas = resize(image, rows * side, columns * side)
+        tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
+        return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))
+
+
+def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colour: Stats) -> Tensor:
+    """Lay an image over a canvas of one colour.
+
+    Args:
+        image: uint8 [3, h, w], not larger than the canvas.
+        height: of the canvas in pixels.
+        width: of the canvas in pixels.
+        top: row of the canvas where the image begins.
+        left: column of the canvas where the image begins.
+        colour: red, green and blue from 0 to 1; as in the sources, they are cut off to levels.
+
+    Returns:
+        uint8 [3, height, width].
+    """
+    levels = torch.tensor([int(part * 255) for part in colour], dtype=torch.uint8, device="cpu")
+    canvas = levels[:, None, None].repeat(1, height, width)
+    canvas[:, top : top + image.shape[1], left : left + image.shape[2]] = image
+    return canvas
+
+
+def padded(image: Tensor, height: int, width: int, colour: Stats) -> Tensor:
+    """Resize an image in its shape to fit a canvas, centred, as PIL's ``ImageOps.pad`` does.
+
+    Python's ``round`` (half to even) is part of the definition.
+    """
+    shape, canvas = image.shape[2] / image.shape[1], width / height
+    tall, wide = height, width
+    if shape > canvas:
+        tall = max(round(image.shape[1] / image.shape[2] * width), 1)
+    elif shape < canvas:
+        wide = max(round(image.shape[2] / image.shape[1] * height), 1)
+    top, left = round((height - tall) * 0.5), round((width - wide) * 0.5)
+    return laid_over(resize(image, tall, wide), height, width, top, left, colour)
+
+
+def best_candidate(
+    width: int, height: int, candidates: Sequence[tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the candidate size that keeps most pixels of an image and, of several, wastes least.
+
+    Args:
+        width: of the image in pixels.
+        height: of the image in pixels.
+        candidates: widths and heights in pixels; of equals, the first one is taken.
+
+    Returns:
+        Width and height of the candidate (``select_best_resolution`` of the source).
+    """
+
+    def worth(size: tuple[int, int]) -> tuple[int, int]:
+        scale = min(size[0] / width, size[1] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - size[0] * size[1]
+
+    return max(candidates, key=worth)
+
+
+def check_side(where: str, section: Section, side: int) -> None:
+    """Raise a ValueError if a section of the processor files has views of another size."""
+    size = section.get("image_size", section.get("size"))
+    if size not in (None, side, {"height": side, "width": side}):
+        raise ValueError(
+            f"{where}: size={size!r} but the tower takes views of {side}x{side}: use the processor "
+            "files of the checkpoint's own repo"
+        )

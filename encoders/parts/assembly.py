@@ -1,0 +1,117 @@
+"""The tokens of an image's views as one sequence: rows that end in a newline, and a separator.
+
+A view of 2x3 tokens makes two rows of three tokens, each with the learned newline behind it::
+
+    a b c
+    d e f      a b c NEWLINE d e f NEWLINE
+
+The tiles of an image are one large view. A learned separator stands between or behind the views.
+
+Shapes: R rows and C columns of a view in tokens, D width of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+SEPARATOR = "separator"
+"""Stands in an order of views for the learned separator, whether or not all views are there."""
+
+
+def stitch(tokens: Tensor, grid: tuple[int, int], columns: int) -> Tensor:
+    """Lay tiles side by side.
+
+    Args:
+        tokens: [tiles*h*w, D], tile by tile.
+        grid: h and w, rows and columns of a tile in tokens.
+        columns: tiles side by side.
+
+    Returns:
+        [R, C, D].
+    """
+    h, w = grid
+    return rearrange(tokens, "(r c h w) d -> (r h) (c w) d", c=columns, h=h, w=w)
+
+
+def assemble(
+    views: Mapping[str, Tensor], order: Sequence[str], newline: Tensor, separator: Tensor
+) -> Tensor:
+    """Return the sequence of tokens that a language model reads for an image.
+
+    Args:
+        views: [R, C, D] by name; a view that the image does not have is left out.
+        order: the names of all views, and ``SEPARATOR``, in the order of the sequence.
+        newline: [D], the token behind each row.
+        separator: [D].
+
+    Returns:
+        [tokens, D].
+    """
+    parts = []
+    for name in order:
+        if name == SEPARATOR:
+            parts.append(separator[None])
+        elif name in views:
+            ends = newline.expand(len(views[name]), 1, -1)
+            parts.append(torch.cat((views[name], ends), dim=1).flatten(0, 1))
+    return torch.cat(parts)
+
+
+def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:
+    """Return the tokens of an image whose views have these rows and columns."""
+    return 1 + sum(rows * (columns + 1) for rows, columns in grids.values())
+
+
+def take_apart(
+    rows: Tensor, order: Sequence[str], grids: Mapping[str, tuple[int, int]]
+) -> dict[str, Tensor]:
+    """Return the views of an image, by name, from a sequence with or without the learned tokens.
+
+    Args:
+        rows: [tokens, D] of :func:`assemble`, or the rows of the views alone in the same order.
+        order: as :func:`assemble` takes it.
+        grids: R and C of each view that the image has.
+
+    Returns:
+        [1, R, C, D] by name.
+    """
+    learned = len(rows) == sequence_length(grids)
+    views, start = {}, 0
+    for name in order:
+        if name in grids:
+            height, width = grids[name]
+            count = height * (width + learned)
+            lines = rows[start : start + count].unflatten(0, (height, width + learned))
+            views[name] = lines[None, :, :width]
+            start += count
+        elif name == SEPARATOR:
+            start += learned
+    return views
+
+
+def split_items(features: Tensor, grids: Sequence[Mapping[str, tuple[int, int]]]) -> list[Tensor]:
+    """Cut features of all items into those of each item.
+
+    Args:
+        features: [rows, D], with the learned tokens of every item or without them.
+        grids: R and C of each view, per item.
+
+    Returns:
+        [rows, D] per item.
+
+    Raises:
+        ValueError: features of other items.
+    """
+    whole = [sequence_length(item) for item in grids]
+    alone = [sum(map(prod, item.values())) for item in grids]
+    if len(features) not in (sum(whole), sum(alone)):
+        raise ValueError(
+            f"features have {len(features)} rows: these inputs make {sum(whole)} tokens of "
+            f"pooler_output or {sum(alone)} rows without newlines and separators"
+        )
+    return list(features.split(whole if len(features) == sum(whole) else alone))

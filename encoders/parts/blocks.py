@@ -1,0 +1,150 @@
+"""Plain pre-norm transformer blocks over square views: those of SigLIP and CLIP.
+
+Shapes: B views of n rows, D width, H heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..attention import attention, check_equal_segments, padding_rows
+from ..contract import BlockParts, Metadata
+from ..hf_config import require_divisible
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """Depth and widths of a stack of blocks."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    activation: str
+    """"gelu", "gelu_tanh" or "quick_gelu"."""
+    layer_norm_eps: float
+
+    def __post_init__(self) -> None:
+        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        if self.activation not in ("gelu", "gelu_tanh", "quick_gelu"):
+            raise ValueError(
+                f'activation={self.activation!r}: must be "gelu", "gelu_tanh" or "quick_gelu"'
+            )
+
+
+def nested_sizes(kind: Callable[..., Any], value: Any) -> Any:
+    """Return a config inside of a config, made of its fields if ``asdict`` has taken it apart."""
+    return kind(**value) if isinstance(value, Mapping) else value
+
+
+class Context(NamedTuple):
+    """The tensors that every block reads, made once per forward."""
+
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
+        """Check the offsets against the views [B, n, D] and find the rows that are padding."""
+        if hidden.shape[0]:
+            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
+        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
+        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
+        self.attn = Attention(sizes)
+        self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
+        self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, sizes.activation)
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        hidden = hidden + self.attn(self.norm1(hidden), context)
+        return hidden + self.mlp(self.norm2(hidden))
+
+    def parts(self) -> BlockParts | None:
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            proj=self.attn.proj,
+            norm2=self.norm2,
+            up=self.mlp.fc1,
+            down=self.mlp.fc2,
+            num_heads=self.attn.num_heads,
+            activation=self.mlp.activation,
+        )
+
+
+class Attention(nn.Module):
+    """Full attention inside each view."""
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.num_heads = sizes.num_heads
+        self.qkv = nn.Linear(sizes.hidden_size, 3 * sizes.hidden_size)
+        self.proj = nn.Linear(sizes.hidden_size, sizes.hidden_size)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        rows = self.qkv(x).flatten(0, 1)
+        q_THK, k_THK, v_THK = rows.unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+        out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=x.shape[1])
+        return self.proj(out_THK.flatten(1)).view_as(x)
+
+
+class MLP(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(activate(self.fc1(x), self.activation))
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Apply "gelu" (erf), "gelu_tanh" or "quick_gelu" (``x * sigmoid(1.702 x)``)."""
+    if activation == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
+    """Resize a square table of positions to another grid, bicubically, in float32 or wider.
+
+    Args:
+        table: [side*side, D], row by row.
+        h: height of the grid.
+        w: width of the grid.
+        antialias: whether the source of the tower antialiases.
+
+    Returns:
+        [h*w, D] in the dtype of ``table``; ``table`` itself if the grid has its size.
+    """
+    side = round(len(table) ** 0.5)
+    if (h, w) == (side, side):
+        return table
+    wide = table.to(torch.promote_types(table.dtype, torch.float32))
+    grid = rearrange(wide, "(h w) d -> 1 d h w", h=side)
+    grid = F.interpolate(
+        grid, size=(h, w), mode="bicubic", antialias=antialias, align_corners=False
+    )
+    return rearrange(grid, "1 d h w -> (h w) d").to(table.dtype)

@@ -1,0 +1,255 @@
+"""SAM's vision tower, as DeepSeek-VL-7B and DeepSeek-OCR use it: windows, relative positions, neck.
+
+Source: ``ImageEncoderViT`` in ``deepencoder/sam_vary_sdpa.py`` of deepseek-ai/DeepSeek-OCR at
+commit e4ac34e and in ``deepseek_vl/models/sam.py`` of deepseek-ai/DeepSeek-VL at commit 681bffb,
+whose names it has; ``SamVisionEncoder`` and ``UnlimitedOcrSamVisionEncoder`` of transformers
+5.23.0.
+
+Shapes: B views of h x w patches, N patches of a view or window, D width, H heads, K head size,
+R = h + w of a view or window.
+
+Deliberate differences:
+
+- Relative positions are extra columns of queries and keys instead of a bias on the scores. The
+  bias of a query at (y, x) for a key at (y', x') is ``q . table_h[y - y'] + q . table_w[x - x']``,
+  a sum over one-hot columns of the key: with q' = [q * K**-0.5, q . table_h[y - .], q . table_w[x -
+  .]] and k' = [k, onehot(y'), onehot(x')] plain attention computes it. The bias of one view of
+  1024x1024 pixels has 12 x 4096 x 4096 numbers, 403 MB in half precision; the columns have 25 MB.
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..hf_config import read_blocks, read_size, require_divisible
+from .blocks import MLP, resize_table
+from .siglip import PatchEmbed
+
+
+@dataclass(frozen=True)
+class SamSizes:
+    """Depth and widths of a SAM tower."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    global_blocks: tuple[int, ...]
+    """Numbers of the blocks that attend over the whole view; the others attend in windows."""
+    image_size: int
+    """Side of the views in pixels that the tables of positions were made for."""
+    neck_channels: int = 256
+    window_size: int = 14
+    patch_size: int = 16
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
+        if not self.global_blocks or any(
+            not 0 <= number < self.depth for number in self.global_blocks
+        ):
+            raise ValueError(
+                f"config: global_attn_indexes={list(self.global_blocks)}: the tower has blocks 0 "
+                f"to {self.depth - 1}"
+            )
+
+    @classmethod
+    def from_hf(cls, section: Mapping[str, Any]) -> SamSizes:
+        """Read the part of a config that describes SAM; what it leaves out is that of SAM-B.
+
+        Raises:
+            ValueError: a value that is not a size, or sizes that disagree.
+        """
+        width = read_size(section, "width", default=768)
+        return cls(
+            depth=read_size(section, "layers", default=12, most=1024),
+            hidden_size=width,
+            intermediate_size=read_size(section, "intermediate_size", default=4 * width),
+            num_heads=read_size(section, "heads", default=12),
+            global_blocks=read_blocks(section, "global_attn_indexes", (2, 5, 8, 11)),
+            image_size=read_size(section, "image_size", default=1024),
+            neck_channels=read_size(section, "neck_channels", default=256),
+            window_size=read_size(section, "window_size", default=14, most=1024),
+        )
+
+    @property
+    def tile_size(self) -> int:
+        """Side of a view in pixels."""
+        return self.image_size
+
+    @property
+    def side(self) -> int:
+        """Patches per side of the views that the tables of positions were made for."""
+        return self.image_size // self.patch_size
+
+
+def read_channels(section: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Read the widths of the convolutions after the neck, [512, 1024] if the config has none."""
+    widths = read_blocks(section, name, (512, 1024))
+    if len(widths) != 2 or min(widths) < 1:
+        raise ValueError(f"config field {name}={list(widths)}: must be two positive integers")
+    return widths
+
+
+class Sam(nn.Module):
+    """Encodes square views to feature maps; the convolutions after the neck are the family's."""
+
+    def __init__(self, sizes: SamSizes) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(sizes.hidden_size, sizes.patch_size, sizes.in_channels)
+        self.pos_embed = nn.Parameter(torch.randn(1, sizes.side, sizes.side, sizes.hidden_size))
+        self.blocks = nn.ModuleList(
+            SamBlock(sizes, 0 if number in sizes.global_blocks else sizes.window_size)
+            for number in range(sizes.depth)
+        )
+        self.neck = Neck(sizes)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Return patches with their positions, [B, h, w, D], of views [B, C, H, W]."""
+        rows = self.patch_embed(pixels)
+        h, w = rows.shape[1:3]
+        table = resize_table(self.pos_embed.flatten(0, 2), h, w, antialias=True)
+        return rows + table.unflatten(0, (h, w))
+
+
+class SamBlock(nn.Module):
+    """Pre-norm attention, in windows or over the whole view, and MLP."""
+
+    def __init__(self, sizes: SamSizes, window: int) -> None:
+        super().__init__()
+        self.window = window
+        """Side of a window in patches; 0 attends over the whole view."""
+        self.norm1 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
+        self.attn = SamAttention(sizes.hidden_size, sizes.num_heads, window or sizes.side)
+        self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
+        self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, "gelu")
+
+    def forward(self, hidden: Tensor, context: object = None) -> Tensor:
+        """Return [B, h, w, D]; there is no context, because each view attends to itself."""
+        rows = self.norm1(hidden)
+        rows = in_windows(self.attn, rows, self.window) if self.window else self.attn(rows)
+        hidden = hidden + rows
+        return hidden + self.mlp(self.norm2(hidden))
+
+
+class SamAttention(nn.Module):
+    """Attention over a grid of patches with relative positions on both axes."""
+
+    def __init__(self, width: int, num_heads: int, side: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.rel_pos_h = nn.Parameter(torch.randn(2 * side - 1, width // num_heads))
+        self.rel_pos_w = nn.Parameter(torch.randn(2 * side - 1, width // num_heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, w = x.shape[1:3]
+        q, k, v = rearrange(self.qkv(x), "b h w (s n k) -> s b n h w k", s=3, n=self.num_heads)
+        wide_q, wide_k = relative_columns(
+            q, k, relative_rows(self.rel_pos_h, h), relative_rows(self.rel_pos_w, w)
+        )
+        # One width for q, k and v lets flash attention take it; the added columns of v are zero.
+        wide_v = F.pad(v.flatten(2, 3), (0, h + w))
+        out = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, scale=1.0)
+        out = rearrange(out[..., : v.shape[-1]], "b n (h w) k -> b h w (n k)", h=h)
+        return self.proj(out)
+
+
+class Neck(nn.Sequential):
+    """1x1 and 3x3 convolutions, each with a norm over the channels."""
+
+    def __init__(self, sizes: SamSizes) -> None:
+        inner = sizes.neck_channels
+        super().__init__(
+            nn.Conv2d(sizes.hidden_size, inner, 1, bias=False),
+            LayerNorm2d(inner, eps=sizes.layer_norm_eps),
+            nn.Conv2d(inner, inner, 3, padding=1, bias=False),
+            LayerNorm2d(inner, eps=sizes.layer_norm_eps),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return [B, C, h, w] of [B, h, w, D]."""
+        maps = hidden.permute(0, 3, 1, 2)
+        for layer in self:
+            maps = layer(maps)
+        return maps
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Layer norm over the channels of [B, C, h, w]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def in_windows(attend: Callable[[Tensor], Tensor], x: Tensor, side: int) -> Tensor:
+    """Apply attention inside windows of ``side`` x ``side`` patches.
+
+    The view is padded with zeros at the right and at the bottom to whole windows. These rows are
+    not masked: as in the source, they take part in the softmax of the windows at the edge.
+
+    Args:
+        attend: a function of [B, side, side, D].
+        x: [B, h, w, D].
+        side: side of a window in patches.
+
+    Returns:
+        [B, h, w, D].
+    """
+    h, w = x.shape[1:3]
+    x = F.pad(x, (0, 0, 0, -w % side, 0, -h % side))
+    rows, columns = x.shape[1] // side, x.shape[2] // side
+    windows = rearrange(x, "b (r p) (c q) d -> (b r c) p q d", p=side, q=side)
+    out = rearrange(attend(windows), "(b r c) p q d -> b (r p) (c q) d", r=rows, c=columns)
+    return out[:, :h, :w]
+
+
+def relative_rows(table: Tensor, size: int) -> Tensor:
+    """Return row ``q - k`` of a table of relative positions for all positions q and k of an axis.
+
+    Args:
+        table: [2*side - 1, K], for the distances ``1 - side`` to ``side - 1``.
+        size: positions on the axis. The table is interpolated linearly, in float32 or wider, if it
+            was made for another number.
+
+    Returns:
+        [size, size, K], queries first.
+    """
+    if len(table) != 2 * size - 1:
+        wide = table.to(torch.promote_types(table.dtype, torch.float32)).t()[None]
+        table = F.interpolate(wide, size=2 * size - 1, mode="linear")[0].t().to(table.dtype)
+    places = torch.arange(size, device=table.device)
+    return table[places[:, None] - places + size - 1]
+
+
+def relative_columns(q: Tensor, k: Tensor, rows_h: Tensor, rows_w: Tensor) -> tuple[Tensor, Tensor]:
+    """Append to queries and keys the columns whose products are the relative positions.
+
+    Args:
+        q: [B, H, h, w, K].
+        k: [B, H, h, w, K].
+        rows_h: [h, h, K], of :func:`relative_rows`.
+        rows_w: [w, w, K].
+
+    Returns:
+        Queries, scaled by ``K ** -0.5``, and keys, both [B, H, h*w, K + h + w].
+    """
+    h, w, size = q.shape[2:]
+    of_h = torch.einsum("b n h w k, h y k -> b n h w y", q, rows_h)
+    of_w = torch.einsum("b n h w k, w x k -> b n h w x", q, rows_w)
+    hot_h = torch.eye(h, dtype=k.dtype, device=k.device)[:, None].expand(h, w, h)
+    hot_w = torch.eye(w, dtype=k.dtype, device=k.device)[None].expand(h, w, w)
+    hot = torch.cat((hot_h, hot_w), dim=-1).expand(*k.shape[:2], -1, -1, -1)
+    wide_q = torch.cat((q * size**-0.5, of_h, of_w), dim=-1)
+    return wide_q.flatten(2, 3), torch.cat((k, hot), dim=-1).flatten(2, 3)

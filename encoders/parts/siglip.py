@@ -1,0 +1,56 @@
+"""SigLIP's vision tower, as DeepSeek-VL and DeepSeek-VL2 use it: no class token, a final norm.
+
+Source: ``VisionTransformer`` in ``siglip_vit.py`` of deepseek-ai/DeepSeek-VL at commit 681bffb and
+of deepseek-ai/DeepSeek-VL2 at commit ef9f91e; ``SiglipVisionModel`` of transformers 5.23.0. The
+names are those of the first two, which are timm's. ``attn_pool.*`` of the checkpoints pools to one
+vector, which these models do not use.
+
+Shapes: B views of h*w patches, D width.
+
+Deliberate differences:
+
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+- Views of another size than the published one are accepted; their positions are interpolated as
+  ``SiglipVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..layers import patch_product
+from .blocks import Block, BlockSizes, resize_table
+
+
+class Siglip(nn.Module):
+    """The layers of a SigLIP tower; the encoder that owns it runs ``blocks``."""
+
+    def __init__(self, sizes: BlockSizes, positions: int, patch_size: int, channels: int) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(sizes.hidden_size, patch_size, channels)
+        self.pos_embed = nn.Parameter(torch.randn(1, positions, sizes.hidden_size))
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.depth))
+        self.norm = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Return patches with their positions, [B, h*w, D], of views [B, C, H, W]."""
+        rows = self.patch_embed(pixels)
+        h, w = rows.shape[1:3]
+        return rows.flatten(1, 2) + resize_table(self.pos_embed[0], h, w, antialias=False)
+
+
+class PatchEmbed(nn.Module):
+    """Embeds patches of p*p pixels; SAM has the same layer."""
+
+    def __init__(self, width: int, patch_size: int, channels: int) -> None:
+        super().__init__()
+        self.patch = (channels, patch_size, patch_size)
+        self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return [B, h, w, D] of views [B, C, H, W]."""
+        side = self.patch[-1]
+        rows = rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
+        return patch_product(self.proj, rows, self.patch)

@@ -1,0 +1,375 @@
+"""The references of the DeepSeek towers: transformers' for VL and OCR, a twin of our own for VL2.
+
+Nothing that can be installed runs DeepSeek-VL2's projector and assembly. The twin is written from
+the description of its forward, with plain loops and sums in float64 in place of the layers and
+kernels that the encoder uses, so that one mistake is unlikely to stand in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    DeepseekVLConfig,
+    DeepseekVLHybridConfig,
+    DeepseekVLHybridModel,
+    DeepseekVLModel,
+)
+from transformers.models.unlimited_ocr.configuration_unlimited_ocr import UnlimitedOcrConfig
+from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrModel
+
+from encoders.contract import EncoderOutput
+from weights import FAMILIES
+
+from .configs import Config
+from .keys import State, renamed, split_qkv
+
+NARROW = {"width": 64, "heads": 4, "intermediate_size": 112}
+SAM_NARROW = {
+    "width": 48, "heads": 3, "intermediate_size": 84, "neck_channels": 24, "window_size": 5,
+    "downsample_channels": [48, 96],
+}  # fmt: skip
+SAM_TINY = {**SAM_NARROW, "layers": 3, "global_attn_indexes": [1], "image_size": 128}
+"""Sizes of small towers, by the names of DeepSeek's configs."""
+
+
+def _published(name: str) -> Any:
+    return FAMILIES[name].published[0].config["vision_config"]
+
+
+def siglip(**changes: Any) -> Config:
+    """Return changes to the sizes of DeepSeek-VL's tower, whose config names it alone."""
+    return {"params": {**_published("deepseek_vl")["params"], **changes}}
+
+
+def hybrid(low: Config, high: Config) -> Config:
+    """Return changes to the sizes of both towers of the DeepSeek-VL that has two."""
+    params = _published("deepseek_vl_hybrid")["params"]
+    changed = {"low_res_cfg": low, "high_res_cfg": high}
+    return {"params": params | {name: params[name] | new for name, new in changed.items()}}
+
+
+def ocr(clip: Config, sam: Config) -> Config:
+    """Return changes to the sizes of both towers of DeepSeek-OCR."""
+    towers = _published("deepseek_ocr")["width"]
+    changed = {"clip-l-14-224": clip, "sam_vit_b": sam}
+    return {"width": {name: towers[name] | new for name, new in changed.items()}}
+
+
+_STUB = {
+    "num_hidden_layers": 1, "vocab_size": 8, "intermediate_size": 8, "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+def _siglip(params: Mapping[str, Any]) -> dict[str, Any]:
+    width = params.get("width", 1024)
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": params.get("layers", 24),
+        "num_attention_heads": params.get("heads", 16),
+        "intermediate_size": params.get("intermediate_size", 4 * width),
+        "image_size": params.get("image_size", 384),
+        "patch_size": 16,
+        "hidden_act": "gelu",  # transformers' default is the tanh form
+        "vision_use_head": False,
+    }
+
+
+def _sam(params: Mapping[str, Any]) -> dict[str, Any]:
+    width = params.get("width", 768)
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": params.get("layers", 12),
+        "num_attention_heads": params.get("heads", 12),
+        "mlp_dim": params.get("intermediate_size", 4 * width),
+        "output_channels": params.get("neck_channels", 256),
+        "image_size": params.get("image_size", 1024),
+        "window_size": params.get("window_size", 14),
+        "global_attn_indexes": list(params.get("global_attn_indexes", (2, 5, 8, 11))),
+    }
+
+
+def vl_reference(config: Config) -> nn.Module:
+    """Build transformers' DeepseekVLModel with a stub for its language model."""
+    width = config["aligner_config"]["params"]["n_embed"]
+    vision = _siglip(config["vision_config"]["params"])
+    text = {"model_type": "llama", "hidden_size": width, **_STUB}
+    wrapped = DeepseekVLConfig(vision_config=vision, text_config=text)
+    model = DeepseekVLModel._from_config(wrapped, attn_implementation="sdpa")
+    model.language_model = nn.Identity()
+    return model
+
+
+def hybrid_reference(config: Config) -> nn.Module:
+    """Build transformers' DeepseekVLHybridModel with a stub for its language model."""
+    params = config["vision_config"]["params"]
+    width = config["aligner_config"]["params"]["n_embed"]
+    wrapped = DeepseekVLHybridConfig(
+        vision_config=_siglip(params["low_res_cfg"]),
+        high_res_vision_config=_sam(params["high_res_cfg"]),
+        text_config={"model_type": "llama", "hidden_size": width, **_STUB},
+    )
+    model = DeepseekVLHybridModel._from_config(wrapped, attn_implementation="sdpa")
+    model.language_model = nn.Identity()
+    return model
+
+
+def hybrid_low_reference(config: Config) -> nn.Module:
+    """Build the part of the hybrid for its path "image", which alone takes views of any size."""
+    model = hybrid_reference(config)
+    low = {"vision_model": model.vision_model, "vision_proj": model.aligner.vision_proj}
+    return nn.ModuleDict(low)
+
+
+def ocr_reference(config: Config) -> nn.Module:
+    """Build transformers' UnlimitedOcrModel, which is DeepSeek-OCR's encoder before another model.
+
+    Its language model is a stub.
+    """
+    towers = config["vision_config"]["width"]
+    sam, clip = towers["sam_vit_b"], towers["clip-l-14-224"]
+    wrapped = UnlimitedOcrConfig(
+        vision_config={
+            "sam_config": {
+                **_sam({"image_size": config["vision_config"]["image_size"], **sam}),
+                "downsample_channels": sam["downsample_channels"],
+            },
+            "encoder_config": {
+                "hidden_size": clip["width"],
+                "intermediate_size": clip.get("intermediate_size", 4 * clip["width"]),
+                "num_hidden_layers": clip["layers"],
+                "num_attention_heads": clip["heads"],
+            },
+        },
+        text_config={"hidden_size": config["projector_config"]["n_embed"], **_STUB},
+    )
+    model = UnlimitedOcrModel._from_config(wrapped, attn_implementation="sdpa")
+    model.language_model = nn.Identity()
+    return model
+
+
+_SIGLIP_NAMES = [
+    (r"vision\.pos_embed$", "vision.embeddings.position_embedding.weight"),
+    (r"vision\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
+    (r"vision\.blocks\.", "vision.encoder.layers."),
+    (r"vision\.norm\.", "vision.post_layernorm."),
+    (r"\.norm(\d)\.", r".layer_norm\1."),
+    (r"\.attn\.proj\.", ".self_attn.out_proj."),
+    (r"\.attn\.", ".self_attn."),
+]
+_NECK_NAMES = [
+    (r"\.0\.weight$", ".conv1.weight"),
+    (r"\.1\.(weight|bias)$", r".layer_norm1.\1"),
+    (r"\.2\.weight$", ".conv2.weight"),
+    (r"\.3\.(weight|bias)$", r".layer_norm2.\1"),
+]
+_SAM_NAMES = [
+    (r"patch_embed\.proj\.", "patch_embed.projection."),
+    (r"blocks\.", "layers."),
+    (r"\.norm(\d)\.", r".layer_norm\1."),
+    (r"\.mlp\.fc(\d)\.", r".mlp.lin\1."),
+]
+
+
+def _part(state: State, prefix: str) -> State:
+    return {key.removeprefix(prefix): x for key, x in state.items() if key.startswith(prefix)}
+
+
+def _under(prefix: str, state: State) -> State:
+    return {f"{prefix}{key}": x for key, x in state.items()}
+
+
+def _siglip_keys(state: State) -> State:
+    split = renamed(split_qkv(state, ("q_proj", "k_proj", "v_proj")), _SIGLIP_NAMES)
+    return {
+        key.replace("vision.", "vision_model.", 1): x[0] if "position_embedding" in key else x
+        for key, x in split.items()
+    }
+
+
+def _sam_keys(state: State) -> State:
+    neck = {key: x for key, x in state.items() if key.startswith("neck.")}
+    rest = {key: x for key, x in state.items() if key not in neck}
+    return renamed(rest, _SAM_NAMES) | renamed(neck, _NECK_NAMES)
+
+
+def vl_keys(state: State) -> State:
+    """Map to transformers' DeepseekVLModel."""
+    names = [
+        (r"^aligner\.layers\.0\.", "aligner.linear1."),
+        (r"^aligner\.layers\.2\.", "aligner.linear2."),
+    ]
+    return renamed(_siglip_keys(state), names)
+
+
+def hybrid_low_keys(state: State) -> State:
+    """Map the path "image" to the part of the hybrid for it."""
+    return renamed(_siglip_keys(state), [(r"^aligner\.", "vision_proj.")])
+
+
+def hybrid_keys(state: State) -> State:
+    """Map to transformers' DeepseekVLHybridModel."""
+    high = _part(state, "high.")
+    return {
+        **_siglip_keys(_under("vision.", _part(state, "low.vision."))),
+        **_under("high_res_vision_model.vision_encoder.", _sam_keys(_part(high, "sam."))),
+        **renamed(_under("high_res_vision_neck.", _part(high, "neck_hd.")), _NECK_NAMES),
+        "high_res_vision_proj.conv1.weight": high["downsamples.0.weight"],
+        "high_res_vision_proj.conv2.weight": high["downsamples.1.weight"],
+        "high_res_vision_alpha": high["hd_alpha_downsamples"],
+        **_under("aligner.vision_proj.", _part(state, "low.aligner.")),
+        **_under("aligner.high_res_vision_proj.", _part(high, "aligner.")),
+        **_under("aligner.proj.", _part(state, "aligner.")),
+    }
+
+
+def ocr_keys(state: State) -> State:
+    """Map to transformers' UnlimitedOcrModel."""
+    sam, clip = _part(state, "sam_model."), _part(state, "vision_model.")
+    nothing = torch.zeros_like(state["projector.layers.bias"])  # one path has no learned tokens
+    nets = {"net_2.weight": "proj.conv1.weight", "net_3.weight": "proj.conv2.weight"}
+    clip = renamed(
+        split_qkv(clip, ("q_proj", "k_proj", "v_proj")),
+        [
+            (r"position_embedding$", "position_embedding.weight"),
+            (r"^blocks\.", "encoder.layers."),
+            (r"\.norm(\d)\.", r".layer_norm\1."),
+            (r"\.attn\.proj\.", ".self_attn.out_proj."),
+            (r"\.attn\.", ".self_attn."),
+        ],
+    )
+    body = {key: x for key, x in sam.items() if key not in nets}
+    return {
+        **_under("vision_tower.sam_encoder.", _sam_keys(body)),
+        **{f"vision_tower.sam_encoder.{nets[key]}": sam[key] for key in nets},
+        **_under("vision_tower.vision_encoder.", clip),
+        "multi_modal_projector.weight": state["projector.layers.weight"],
+        "multi_modal_projector.bias": state["projector.layers.bias"],
+        "image_newline": state.get("image_newline", nothing),
+        "view_separator": state.get("view_seperator", nothing),
+    }
+
+
+def vl_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' DeepSeek-VL on views."""
+    out = reference.get_image_features(pixels, interpolate_pos_encoding=True)
+    return EncoderOutput(out.last_hidden_state, out.pooler_output.flatten(0, 1), ())
+
+
+def hybrid_low_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run SigLIP and its projection of transformers' hybrid on views."""
+    out = reference["vision_model"](pixels, interpolate_pos_encoding=True)
+    hidden = out.last_hidden_state
+    return EncoderOutput(hidden, reference["vision_proj"](hidden).flatten(0, 1), ())
+
+
+def ocr_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower and projector on views of one size."""
+    hidden = reference.vision_tower(pixels).last_hidden_state
+    return EncoderOutput(hidden, reference.multi_modal_projector(hidden).flatten(0, 1), ())
+
+
+# --- DeepSeek-VL2 ------------------------------------------------------------------------------
+
+
+class VL2Twin(nn.Module):
+    """DeepSeek-VL2's tower, projector and sequence of tokens, slowly and in float64."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        vision = config["vision_config"]
+        self.heads, self.patch = vision.get("heads", 16), vision["patch_size"]
+        self.tensors: State = {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> Any:
+        """Keep the encoder's tensors, widened."""
+        self.tensors = {key: value.double() for key, value in state.items()}
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        return scaled * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]
+
+    def view(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [h, w, D] and tokens [rows, columns, out] of one view [3, H, W]."""
+        h, w = (size // self.patch for size in pixels.shape[1:])
+        kernel, side = self.tensors["vision.patch_embed.proj.weight"], self.patch
+        patches = [
+            pixels[:, top : top + side, left : left + side].double()
+            for top in range(0, h * side, side)
+            for left in range(0, w * side, side)
+        ]
+        rows = torch.stack([(kernel * patch).sum((1, 2, 3)) for patch in patches])
+        positions = self.tensors["vision.pos_embed"][0]
+        if len(positions) != h * w:  # no published view has another size
+            side = math.isqrt(len(positions))
+            square = positions.T.view(1, -1, side, side)
+            positions = F.interpolate(square, (h, w), mode="bicubic").flatten(2)[0].T
+        x = rows + self.tensors["vision.patch_embed.proj.bias"] + positions
+        for block in range(sum(key.endswith("attn.qkv.weight") for key in self.tensors)):
+            name = f"vision.blocks.{block}"
+            x = x + self._linear(
+                f"{name}.attn.proj", self._attend(name, self._norm(f"{name}.norm1", x))
+            )
+            inner = self._linear(f"{name}.mlp.fc1", self._norm(f"{name}.norm2", x))
+            bend = math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)
+            x = x + self._linear(f"{name}.mlp.fc2", 0.5 * inner * (1 + bend.tanh()))
+        grid = self._norm("vision.norm", x).view(h, w, -1)
+        return grid, self._project(grid)
+
+    def _attend(self, name: str, x: Tensor) -> Tensor:
+        q, k, v = self._linear(f"{name}.attn.qkv", x).chunk(3, -1)
+        size, out = q.shape[1] // self.heads, []
+        for head in range(self.heads):
+            cut = slice(head * size, (head + 1) * size)
+            scores = q[:, cut] @ k[:, cut].T / math.sqrt(size)
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            out.append(weights / weights.sum(-1, keepdim=True) @ v[:, cut])
+        return torch.cat(out, -1)
+
+    def _project(self, grid: Tensor) -> Tensor:
+        h, w, width = grid.shape
+        lines = []
+        for top in range(0, h, 2):
+            line = []
+            for left in range(0, w, 2):
+                four = grid.new_zeros(width, 2, 2)  # each channel's four values stand together
+                for r in range(top, min(top + 2, h)):
+                    for c in range(left, min(left + 2, w)):
+                        four[:, r - top, c - left] = grid[r, c]
+                inner = self._linear("projector.layers.0", four.flatten())
+                inner = 0.5 * inner * (1 + torch.erf(inner / math.sqrt(2)))
+                line.append(self._linear("projector.layers.2", inner))
+            lines.append(torch.stack(line))
+        return torch.stack(lines)
+
+    def sequence(self, views: Tensor, columns: int, rows: int) -> Tensor:
+        """The tokens of an image, whose ``views`` are the whole of it, then its tiles."""
+        tokens = [self.view(pixels)[1] for pixels in views]
+        newline, out = self.tensors["image_newline"], []
+        for line in tokens[0]:
+            out += [*line, newline]
+        out.append(self.tensors["view_seperator"])
+        for row in range(rows):
+            tiles = tokens[1 + row * columns : 1 + (row + 1) * columns]
+            for number in range(len(tokens[0])):
+                for tile in tiles:
+                    out += list(tile[number])
+                out.append(newline)
+        return torch.stack(out)
+
+
+def vl2_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run the twin on views, without newlines."""
+    views: Sequence[tuple[Tensor, Tensor]] = [reference.view(view) for view in pixels]
+    hidden = torch.stack([grid.flatten(0, 1) for grid, _ in views])
+    return EncoderOutput(hidden, torch.cat([tokens.flatten(0, 1) for _, tokens in views]), ())

@@ -1,0 +1,143 @@
+"""SAM, SigLIP and CLIP, the towers that families share: what their own tests do not see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from deepseek_cases import build
+from encoders.accelerated import accelerate
+from encoders.accelerated.fused_blocks import NO_PARTS, FusedBlocks
+from encoders.parts import Sam, SamSizes
+from encoders.parts.blocks import activate, resize_table
+from encoders.parts.sam import SamAttention, in_windows, relative_columns, relative_rows
+from oracles import distance, draw_weights
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.numel = max(self.numel, *sizes, 0)
+        return out
+
+
+def test_relative_positions_make_no_tensor_of_patches_squared() -> None:
+    attention = SamAttention(16, 2, 32).requires_grad_(False)
+    x = torch.randn(1, 32, 32, 16)
+    with LargestTensor() as largest:
+        attention(x)
+    patches, heads, size = 32 * 32, 2, 8
+    assert largest.numel <= patches * heads * (size + 32 + 32)
+    assert largest.numel < heads * patches**2 / 10
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5), (6, 2)])
+def test_columns_of_queries_and_keys_make_the_bias(grid: tuple[int, int]) -> None:
+    """The bias is summed by plain loops over queries and keys."""
+    torch.manual_seed(0)
+    h, w, size = *grid, 8
+    q, k = torch.randn(2, 1, 1, h, w, size, dtype=torch.float64)
+    table_h = torch.randn(2 * h - 1, size, dtype=torch.float64)
+    table_w = torch.randn(2 * w - 1, size, dtype=torch.float64)
+    wide_q, wide_k = relative_columns(q, k, relative_rows(table_h, h), relative_rows(table_w, w))
+    scores = (wide_q @ wide_k.transpose(-1, -2))[0, 0].view(h, w, h, w)
+    for y, x, v, u in torch.cartesian_prod(*map(torch.arange, (h, w, h, w))).tolist():
+        query, key = q[0, 0, y, x], k[0, 0, v, u]
+        bias = query @ table_h[y - v + h - 1] + query @ table_w[x - u + w - 1]
+        assert torch.isclose(scores[y, x, v, u], query @ key / size**0.5 + bias)
+
+
+def test_tables_of_another_size_are_interpolated_linearly() -> None:
+    table = torch.arange(7.0)[:, None]
+    rows = relative_rows(table, 3)  # 5 distances of a table of 7
+    expected = F.interpolate(table.t()[None], size=5, mode="linear")[0, 0]
+    for query in range(3):
+        for key in range(3):
+            assert rows[query, key, 0] == expected[query - key + 2]
+
+
+def test_half_precision_tables_are_interpolated_in_float32() -> None:
+    table = torch.randn(7, 4).bfloat16()
+    assert torch.equal(relative_rows(table, 3), relative_rows(table.float(), 3).bfloat16())
+    square = torch.randn(9, 4).bfloat16()
+    wide = resize_table(square.float(), 2, 5, antialias=True)
+    assert torch.equal(resize_table(square, 2, 5, antialias=True), wide.bfloat16())
+
+
+def test_windows_at_the_edge_hold_rows_of_zeros() -> None:
+    """They are not masked: a mean over a window counts them."""
+    seen: list[Tensor] = []
+
+    def mean(windows: Tensor) -> Tensor:
+        seen.append(windows)
+        return windows.mean((1, 2), keepdim=True).expand_as(windows)
+
+    out = in_windows(mean, torch.ones(1, 5, 4, 1), 4)
+    assert seen[0].shape == (2, 4, 4, 1)
+    assert out[0, :4, :, 0].eq(1.0).all()
+    assert out[0, 4, :, 0].eq(0.25).all()
+
+
+@pytest.mark.parametrize("blocks", [(), (3,), (-1,)])
+def test_global_blocks_that_do_not_exist_are_refused(blocks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"global_attn_indexes=.*the tower has blocks 0 to 2"):
+        SamSizes(3, 16, 32, 2, blocks, 64)
+
+
+def test_views_of_sam_do_not_touch_each_other() -> None:
+    """A view of NaN, such as padding, leaves the others as they are."""
+    sam = draw_weights(Sam(SamSizes(2, 16, 32, 2, (1,), 64, neck_channels=8, window_size=3)))
+    pixels = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        clean = run(sam, pixels)
+        pixels[1] = float("nan")
+        dirty = run(sam, pixels)
+    assert torch.equal(clean[[0, 2]], dirty[[0, 2]])
+
+
+def run(sam: Any, pixels: Tensor) -> Tensor:
+    hidden = sam.embed(pixels)
+    for block in sam.blocks:
+        hidden = block(hidden)
+    out: Tensor = sam.neck(hidden)
+    return out
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "quick_gelu"])
+def test_activations_are_those_of_their_names(kind: str) -> None:
+    x = torch.linspace(-4, 4, 99, dtype=torch.float64)
+    expected = {
+        "gelu": 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+        "gelu_tanh": 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        "quick_gelu": x / (1 + torch.exp(-1.702 * x)),
+    }[kind]
+    assert distance(activate(x, kind), expected) <= 1e-12
+
+
+def test_an_accelerated_sam_says_why_it_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU nothing else stands in the way, which is played here."""
+    from encoders.accelerated import fused_blocks
+
+    monkeypatch.setattr(fused_blocks, "obstacle", lambda device, dtype: None)
+    monkeypatch.setattr(fused_blocks, "obstacle_now", lambda: None)
+    path = build("deepseek_vl_hybrid").paths["high"]
+    pixels = torch.randn(1, *path.row_shape)
+    grid = [path.grid_for(1)]
+    expected = path(pixels, grid).pooler_output
+    path.accelerator = accelerate("auto", "bf16", torch.device("cpu"), torch.float32)
+    assert isinstance(path.accelerator, FusedBlocks)
+    assert torch.equal(path(pixels, grid).pooler_output, expected)
+    assert path.kernel_choices()["reference_because"] == NO_PARTS

@@ -1,0 +1,292 @@
+"""DeepSeek's encoders of several views against transformers, or a twin: the joined tokens."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepseek_cases import build, build_reference, draw_inputs, tiny_config, tokens_of
+from encoders import DeepseekOCRConfig, DeepseekOCREncoder, VisionInputs
+from encoders.deepseek_ocr import MODES
+from encoders.parts import take_apart
+from encoders.streams import split_inputs
+from oracles import NO_LIFT, LiftFloat32, distance
+from oracles.deepseek import VL2Twin
+
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
+OCR_TILES = [(1, 1, False), (2, 1, True), (2, 3, True), (1, 1, False)]
+VL2_TILES = [(1, 1, True), (2, 1, True), (1, 2, True)]
+TILES: dict[str, list[tuple[int, int, bool]]] = {
+    "deepseek_vl_hybrid": [(1, 1, False)] * 3,
+    "deepseek_vl2": VL2_TILES,
+    "deepseek_ocr": OCR_TILES,
+}
+FAMILIES = list(TILES)
+
+
+def lift_for(dtype: torch.dtype) -> Any:
+    return LiftFloat32() if dtype == torch.float64 else NO_LIFT
+
+
+def lists(inputs: VisionInputs) -> tuple[list[int], list[list[int]]]:
+    """Tiles per image, and their (columns, rows), as transformers takes them."""
+    tilings = inputs.tiles or []
+    counts = [columns * rows if tiled else 0 for columns, rows, tiled in tilings]
+    return counts, [[columns, rows] for columns, rows, _ in tilings]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_ocr_tokens_match_transformers(dtype: torch.dtype) -> None:
+    """Its UnlimitedOcrModel is the same encoder before another language model."""
+    encoder, lift = build("deepseek_ocr", dtype), lift_for(dtype)
+    reference = build_reference("deepseek_ocr", encoder, dtype, lift)
+    inputs = draw_inputs(encoder, OCR_TILES, dtype)
+    with lift:
+        theirs = reference.get_image_features(
+            inputs.pixel_values, inputs.paths["tiles"].pixel_values, *lists(inputs)
+        ).pooler_output
+    ours = encoder(inputs)
+    assert [len(item.pooler_output) for item in ours] == [len(item) for item in theirs]
+    assert distance(tokens_of(ours), torch.cat(theirs)) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_hybrid_tokens_match_transformers(dtype: torch.dtype) -> None:
+    encoder, lift = build("deepseek_vl_hybrid", dtype), lift_for(dtype)
+    reference = build_reference("deepseek_vl_hybrid", encoder, dtype, lift)
+    inputs = draw_inputs(encoder, TILES["deepseek_vl_hybrid"], dtype)
+    high = inputs.paths["high"].pixel_values
+    with lift:
+        theirs = reference.get_image_features(inputs.pixel_values, high)
+    ours = encoder(inputs)
+    assert distance(tokens_of(ours), theirs.pooler_output.flatten(0, 1)) <= BOUNDS[dtype]
+    hidden = torch.cat([item.last_hidden_state for item in ours])
+    both = (theirs.high_res_vision_last_hidden_state, theirs.last_hidden_state)
+    assert distance(hidden, torch.cat(both, dim=-1)) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_vl2_tokens_match_the_twin(dtype: torch.dtype) -> None:
+    encoder = build("deepseek_vl2", dtype)
+    twin: VL2Twin = build_reference("deepseek_vl2", encoder, dtype)
+    inputs = draw_inputs(encoder, VL2_TILES, dtype)
+    views = inputs.pixel_values.split(inputs.grid_thw[:, 0].tolist())
+    for item, pixels, (columns, rows, _) in zip(encoder(inputs), views, VL2_TILES, strict=True):
+        theirs = twin.sequence(pixels, columns, rows)
+        assert distance(item.pooler_output, theirs) <= BOUNDS[dtype]
+        hidden = torch.stack([twin.view(view)[0].flatten(0, 1) for view in pixels])
+        assert distance(item.last_hidden_state, hidden) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_items_together_match_items_alone(name: str) -> None:
+    encoder = build(name)
+    inputs = draw_inputs(encoder, TILES[name])
+    together = encoder(inputs)
+    for whole, alone in zip(together, split_inputs(inputs, encoder.paths), strict=True):
+        (output,) = encoder(alone)
+        assert distance(whole.pooler_output, output.pooler_output) <= 2e-6
+        assert distance(whole.last_hidden_state, output.last_hidden_state) <= 2e-6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_items_make_no_outputs(name: str) -> None:
+    encoder = build(name)
+    assert encoder(encoder.preprocess([])) == []
+    assert encoder.encode([]) == []
+
+
+def test_an_image_without_tiles_runs_one_path_only() -> None:
+    encoder = build("deepseek_ocr")
+    ran: list[int] = []
+    encoder.projector.register_forward_hook(lambda module, args, out: ran.append(len(args[0])))
+    encoder(draw_inputs(encoder, [(1, 1, False), (1, 1, False)]))
+    assert ran == [2]
+    encoder(draw_inputs(encoder, [(1, 1, False), (3, 1, True)]))
+    assert ran == [2, 2, 3]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_field_that_a_path_leaves_out_is_left_out(name: str) -> None:
+    """Graphs of the paths return the fields that they were asked for."""
+    encoder = build(name)
+    inputs = draw_inputs(encoder, TILES[name])
+    outputs = {
+        path: encoder.paths[path](*entries)
+        for path, entries in inputs.paths.items()
+        if len(entries.grid_thw)
+    }
+    whole = encoder.join(outputs, inputs)
+    for field in ("last_hidden_state", "pooler_output"):
+        partial = {path: output._replace(**{field: None}) for path, output in outputs.items()}
+        for item, full in zip(encoder.join(partial, inputs), whole, strict=True):
+            assert getattr(item, field) is None
+            for other in {"last_hidden_state", "pooler_output"} - {field}:
+                assert torch.equal(getattr(item, other), getattr(full, other))
+
+
+# --- features in space -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["last_hidden_state", "pooler_output"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_maps_cover_the_whole_image_and_the_stitched_tiles(name: str, field: str) -> None:
+    encoder = build(name)
+    inputs = draw_inputs(encoder, TILES[name])
+    features = torch.cat([getattr(item, field) for item in encoder(inputs)])
+    maps = encoder.feature_maps(features, inputs)
+    for item, (columns, rows, tiled) in zip(maps, TILES[name], strict=True):
+        one, height, width, _ = item["image"].shape
+        assert one == 1
+        assert ("tiles" in item) == tiled
+        if tiled:
+            scale = 2 if name == "deepseek_ocr" else 1  # tiles have half the side of the whole view
+            expected = (1, rows * height // scale, columns * width // scale)
+            assert tuple(item["tiles"].shape[:3]) == expected
+
+
+@pytest.mark.parametrize("name", ["deepseek_vl2", "deepseek_ocr"])
+def test_a_bright_tile_is_bright_at_its_place(name: str) -> None:
+    """All weights after the patch embedding are zero but those that carry it to the output."""
+    encoder = build(name)
+    tiles = [(1, 1, name == "deepseek_vl2"), (3, 2, True)]
+    inputs = draw_inputs(encoder, tiles)
+    path = inputs.paths["tiles" if name == "deepseek_ocr" else "image"]
+    path.pixel_values.zero_()
+    path.pixel_values[-2] = 1.0  # row 1, column 1 of the second image
+    outputs = encoder(inputs)
+    maps = encoder.feature_maps(torch.cat([item.last_hidden_state for item in outputs]), inputs)
+    picture = maps[1]["tiles"][0].unflatten(0, (2, -1)).unflatten(2, (3, -1))
+    first = picture[0, :, 0]
+    same = [
+        [torch.allclose(picture[row, :, column], first, atol=1e-4) for column in range(3)]
+        for row in range(2)
+    ]
+    assert same == [[True, True, True], [True, False, True]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_of_other_inputs_are_refused(name: str) -> None:
+    encoder = build(name)
+    inputs = draw_inputs(encoder, TILES[name])
+    with pytest.raises(ValueError, match=r"features have 7 .*make"):
+        encoder.feature_maps(torch.zeros(7, 4), inputs)
+
+
+def test_newlines_and_separator_are_left_out_of_maps() -> None:
+    rows = torch.arange(2 * 3 + 1 + 2 * 2)[:, None]
+    grids = {"image": (2, 2), "tiles": (2, 1)}
+    views = take_apart(rows, ("image", "separator", "tiles"), grids)
+    assert views["image"][0, ..., 0].tolist() == [[0, 1], [3, 4]]
+    assert views["tiles"][0, ..., 0].tolist() == [[7], [9]]
+
+
+# --- modes of DeepSeek-OCR ---------------------------------------------------------------------
+
+
+PUBLISHED_TOKENS = {"tiny": 73, "small": 111, "base": 273, "large": 421, "gundam": 273}
+"""Tokens of an image without tiles: n rows of n tokens and a newline, and a separator."""
+
+
+def meta_ocr() -> DeepseekOCREncoder:
+    with torch.device("meta"):
+        return DeepseekOCREncoder(DeepseekOCRConfig.from_hf(tiny_config("deepseek_ocr")))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_makes_the_published_number_of_tokens(mode: str) -> None:
+    encoder = meta_ocr().at_mode(mode)
+    inputs = encoder.preprocess([torch.zeros(3, 200, 300, dtype=torch.uint8)])
+    (output,) = encoder(VisionInputs(inputs.pixel_values.to("meta"), *inputs[1:]))
+    assert len(output.pooler_output) == PUBLISHED_TOKENS[mode]
+    assert set(encoder.paths) == ({"image", "tiles"} if mode == "gundam" else {"image"})
+
+
+def test_tiles_add_a_newline_per_row_of_the_stitched_picture() -> None:
+    encoder = meta_ocr()
+    inputs = encoder.preprocess([torch.zeros(3, 700, 1400, dtype=torch.uint8)])
+    assert inputs.tiles == [(2, 1, True)]
+    tiles = inputs.paths["tiles"]
+    moved = {"tiles": tiles._replace(pixel_values=tiles.pixel_values.to("meta"))}
+    (output,) = encoder(VisionInputs(inputs.pixel_values.to("meta"), *inputs[1:3], moved))
+    assert len(output.pooler_output) == 273 + 10 * (20 + 1)
+
+
+def test_a_mode_shares_the_weights_of_its_encoder() -> None:
+    encoder = build("deepseek_ocr")
+    view = encoder.at_mode("tiny")
+    assert view.config.mode == "tiny"
+    assert encoder.config.mode == "gundam"
+    assert view.projector is encoder.projector
+    pairs = zip(view.parameters(), encoder.parameters(), strict=True)
+    assert all(mine is theirs for mine, theirs in pairs)
+
+
+def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"mode='huge'.*'tiny', 'small', 'base', 'large', 'gund"):
+        meta_ocr().at_mode("huge")
+
+
+# --- acceleration ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_accelerated_paths_agree_and_say_what_runs(name: str) -> None:
+    """Without CUDA every path runs the reference."""
+    encoder = build(name)
+    inputs = draw_inputs(encoder, TILES[name])
+    fast = encoder.accelerated()
+    assert torch.equal(tokens_of(fast(inputs)), tokens_of(encoder(inputs)))
+    choices: dict[str, dict[str, Any]] = fast.kernel_choices()
+    assert choices.keys() == encoder.paths.keys()
+    assert ("sam_model" in choices["image"]) == (name == "deepseek_ocr")
+    fast.load_kernel_choices(choices)
+
+
+def as_rows(outputs: list[Any]) -> list[Tensor]:
+    return [output.pooler_output for output in outputs]
+
+
+def test_preprocessed_images_run_through_encode_and_forward_alike() -> None:
+    encoder = build("deepseek_ocr")
+    images = [torch.full((3, 50, 60), 99, dtype=torch.uint8), torch.zeros(3, 90, 200).byte()]
+    inputs = encoder.preprocess(images)
+    assert inputs.tiles == [(1, 1, False), (2, 1, True)]
+    pairs = zip(as_rows(encoder.encode(images)), as_rows(encoder(inputs)), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert [len(vector) for vector in encoder.encode(images, pool="mean")] == [48, 48]
+
+
+# --- modules and streams -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_paths_follow_casts_copies_and_new_weights(name: str) -> None:
+    encoder, other = build(name), build(name, torch.float64)
+    inputs = draw_inputs(encoder, TILES[name])
+    before = tokens_of(encoder(inputs))
+    twin = copy.deepcopy(encoder)
+    twin.to(torch.float64).load_state_dict(
+        {key: 0.9 * value for key, value in other.state_dict().items()}, assign=True
+    )
+    after = tokens_of(twin(inputs.to(dtype=torch.float64)))
+    assert after.dtype == torch.float64
+    assert distance(after.float(), before) > 1e-3
+    assert torch.equal(tokens_of(encoder(inputs)), before)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stream_and_a_limit_give_what_one_call_gives(name: str) -> None:
+    encoder = build(name)
+    images = [torch.full((3, 40 * n, 90), 20 * n, dtype=torch.uint8) for n in (1, 2, 4)]
+    expected = as_rows(encoder.encode(images))
+    for found in (
+        as_rows(list(encoder.encode_many(images, batch_tokens=60, progress=False))),
+        as_rows(encoder.encode(images, max_tokens_per_call=20)),
+    ):
+        for one, other in zip(found, expected, strict=True):
+            assert distance(one, other) <= 2e-6
