@@ -46,6 +46,7 @@ def answer(cache: Path, *arguments: str) -> tuple[str, float]:
     [
         ("inspect", "Qwen/Qwen3-VL-2B-Instrukt"),
         ("encode", "Qwen/Qwen3-VL-2B-Instrukt", "a.jpg", "--out", "f.safetensors"),
+        ("extract", "Qwen/Qwen3-VL-2B-Instrukt", "tower"),
         ("embed", "Qwen3-VL-2B-Instruct", "photos", "--out", "vectors"),
     ],
 )

@@ -186,13 +186,12 @@ def check_source(options: argparse.Namespace) -> None:
     """Ask for a repo that is not known before torch is imported, which takes seconds.
 
     Args:
-        options: of any command; nothing is asked if it takes no checkpoint, or if the checkpoint is
-            on this disk or a published one.
+        options: of a command; nothing is asked if the checkpoint is on this disk or published.
 
     Raises:
         CheckpointError: there is no such repo, or the Hub cannot be reached.
     """
-    if "fetch" not in options or not _REPO_ID.fullmatch(options.repo):
+    if not _REPO_ID.fullmatch(options.repo):
         return
     from weights.errors import published_ids
 

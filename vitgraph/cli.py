@@ -61,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int | None] = options.command
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
-            check_source(options)
             code = command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # `vitgraph list | head`: the reader has had enough
@@ -131,7 +130,7 @@ def _add_encode(commands: Any) -> None:
 
 
 def _add_embed(commands: Any) -> None:
-    from .embedding.command import add_embed, embed
+    from .embedding.command import add_embed
 
     summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
     add_embed(_add_command(commands, "embed", embed, summary))
@@ -185,8 +184,17 @@ def _add_demo(commands: Any) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures")
 
 
+def embed(options: argparse.Namespace) -> int:
+    """Encode the images of a folder or a list into shards of vectors."""
+    check_source(options)
+    from .embedding.command import embed as run
+
+    return run(options)
+
+
 def encode(options: argparse.Namespace) -> None:
     """Check everything, load the encoder, encode item by item, write, draw and print the table."""
+    check_source(options)
     from weights import load_encoder
 
     from .encode import (
@@ -305,6 +313,7 @@ _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing":
 
 def inspect(options: argparse.Namespace) -> None:
     """Print what a checkpoint holds."""
+    check_source(options)
     from weights import inspect_checkpoint
 
     info = inspect_checkpoint(options.repo, **read_source(options))
@@ -334,6 +343,8 @@ def inspect(options: argparse.Namespace) -> None:
 
 def extract(options: argparse.Namespace) -> None:
     """Write the files of the tower alone."""
+    if options.force or not options.out.exists():  # else nothing is asked for
+        check_source(options)
     from weights import extract_encoder
 
     extract_encoder(options.repo, options.out, overwrite=options.force, **read_source(options))
