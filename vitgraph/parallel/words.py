@@ -1,0 +1,102 @@
+"""What the ranks of a group tell one another about a call, on the CPU."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Value = TypeVar("Value")
+_FINE, _BAD_INPUT, _FAILED = range(3)
+_DIGEST = 16
+_WORD = 1024
+"""Bytes of a word: a state, a digest of the call, and the text of an error."""
+
+
+class Words:
+    """Lets an error on one rank be raised on all.
+
+    One word per rank and call travels on the CPU, beside the device: a rank hears of an error while
+    its own GPU still works. gloo notices a rank that has ended, where NCCL would end the process.
+    Making an object is a collective call if the group has no gloo for the CPU.
+
+    Args:
+        group: None for the default group.
+        backends: of the group, by the type of device.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
+        whole = group or dist.distributed_c10d._get_default_group()
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        place = "cpu" if "cpu" in backends else next(iter(backends))
+        options = whole._get_backend(torch.device(place)).options  # there is no public way
+        self.timeout: timedelta = options._timeout
+        self._group = group
+        if backends.get("cpu") != "gloo":
+            self._group = dist.new_group(
+                dist.get_process_group_ranks(whole),
+                timeout=self.timeout,
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+
+    def together(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
+        """Run this rank's part of a call, and return its value if all ranks are fine.
+
+        Args:
+            work: this rank's part.
+            about: from the value to a text that has to be equal on all ranks.
+
+        Raises:
+            BaseException: what this rank's work raised.
+            ValueError: another rank's input was bad, or ranks were called with different things.
+            RuntimeError: another rank's work failed, or nothing is heard from it any more.
+        """
+        failure: BaseException | None = None
+        try:
+            value = work()
+            said = about(value).encode()
+            word = bytes([_FINE]) + hashlib.blake2b(said, digest_size=_DIGEST).digest()
+        except BaseException as error:  # noqa: BLE001  # raised again below, when all have heard
+            failure = error
+            state = _BAD_INPUT if isinstance(error, ValueError) else _FAILED
+            text = str(error) if state == _BAD_INPUT else f"{type(error).__name__}: {error}"
+            word = bytes([state]) + bytes(_DIGEST) + text.encode()[: _WORD - _DIGEST - 1]
+        try:
+            words = self._exchange(word)
+        except RuntimeError as error:
+            if failure is None:
+                failure = RuntimeError(
+                    f"rank {self.rank} of {self.size} heard nothing from another rank: one has "
+                    f"ended, or took {self.timeout.total_seconds():g} seconds longer than this "
+                    "one, the timeout of the group; look for the first error in the logs of all"
+                )
+                failure.__cause__ = error
+        if failure is not None:
+            raise failure
+        self._compare(words)
+        return value
+
+    def _exchange(self, word: bytes) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(word.ljust(_WORD, b"\0")), dtype=torch.uint8)
+        heard: list[Tensor] = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(heard, mine, group=self._group)
+        return [bytes(one.tolist()) for one in heard]
+
+    def _compare(self, words: list[bytes]) -> None:
+        for rank, word in enumerate(words):
+            if word[0] != _FINE:
+                text = word[1 + _DIGEST :].rstrip(b"\0").decode(errors="replace")
+                kind = ValueError if word[0] == _BAD_INPUT else RuntimeError
+                raise kind(f"rank {rank} of {self.size}: {text}")
+        digests = [word[1 : 1 + _DIGEST] for word in words]
+        if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+            raise ValueError(
+                f"ranks 0 and {other[0]} made different calls: every rank must pass the same items "
+                "to the same encoder in the same order, or scatter=False its own"
+            )
