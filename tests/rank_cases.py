@@ -1,4 +1,4 @@
-"""Processes that form a gloo group on loopback, and what they do in the tests of parallel calls."""
+"""Processes that form a group on loopback, and what they do in the tests of parallel calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stream_cases import tower
 from toy_encoder import WIDTH, ToyEncoder
 from vitgraph import DataParallelEncoder
 
-SECONDS = 60.0
+SECONDS = 120.0
 """How long the tests wait for a process before they fail."""
 
 
@@ -37,20 +37,21 @@ def started_once() -> Any:
 
 
 class Ranks:
-    """Processes that run functions of this module, each with its rank, in one gloo group.
+    """Processes that run functions, each with its rank, in one group.
 
     Args:
         size: how many.
         store: a file that does not exist, through which they find one another.
         timeout: seconds of the group.
+        backend: of the group; with NCCL each process has a GPU of its own.
     """
 
-    def __init__(self, size: int, store: Path, timeout: float = 30) -> None:
+    def __init__(self, size: int, store: Path, timeout: float = 30, backend: str = "gloo") -> None:
         context = started_once()
         pipes = [context.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [
-            context.Process(target=_serve, args=(theirs, rank, size, str(store), timeout))
+            context.Process(target=_serve, args=(theirs, rank, size, str(store), timeout, backend))
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self.processes:
@@ -78,15 +79,19 @@ class Ranks:
             process.kill()
 
 
-def _serve(pipe: Any, rank: int, size: int, store: str, timeout: float) -> None:
+def _serve(pipe: Any, rank: int, size: int, store: str, timeout: float, backend: str) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if backend == "nccl" else None
+    if device is not None:
+        torch.cuda.set_device(device)
     # A group that was waited for in vain cannot be destroyed in order: the process just ends.
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{store}",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout),
+        device_id=device,
     )
     while (task := pipe.recv()) is not None:
         function, arguments = task

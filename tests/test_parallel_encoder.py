@@ -66,9 +66,7 @@ def test_results_have_the_bits_of_the_same_shares_run_alone(ranks: Ranks, name: 
 
 @pytest.mark.parametrize("images", [0, 1, 5])
 @pytest.mark.parametrize(("name", "pool"), [("qwen3_vl", "mean"), ("intern_vit_300m", "cls")])
-def test_vectors_are_those_of_one_process(
-    ranks: Ranks, name: str, pool: str, images: int
-) -> None:
+def test_vectors_are_those_of_one_process(ranks: Ranks, name: str, pool: str, images: int) -> None:
     alone = tower(name).encode(photographs()[:images], [panning_clip(5)] * (images > 1), pool=pool)
     for found in ranks(cases.encode_media, name, images, int(images > 1), pool):
         assert len(found) == len(alone)
