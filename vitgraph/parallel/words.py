@@ -38,12 +38,14 @@ class Words:
         self.timeout: timedelta = options._timeout
         self._group = group
         if backends.get("cpu") != "gloo":
-            self._group = dist.new_group(
+            made = dist.new_group(
                 dist.get_process_group_ranks(whole),
                 timeout=self.timeout,
                 backend="gloo",
                 use_local_synchronization=True,
             )
+            assert isinstance(made, dist.ProcessGroup)  # this process is one of the ranks
+            self._group = made
 
     def together(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
         """Run this rank's part of a call, and return its value if all ranks are fine.
