@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, GridLike
 from graphwrap import GraphedEncoder
+from own_processes import started_once
 from photographs import panning_clip, photographs
 from stream_cases import tower
 from toy_encoder import WIDTH, ToyEncoder
@@ -23,17 +23,6 @@ from vitgraph import DataParallelEncoder
 
 SECONDS = 120.0
 """How long the tests wait for a process before they fail."""
-
-
-def started_once() -> Any:
-    """A way to start processes that imports torch once for all of them, where the system can."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch.distributed", "vitgraph.parallel", "vitgraph.embedding.job", "vitgraph.seeded"]
-    )
-    return context
 
 
 class Ranks:

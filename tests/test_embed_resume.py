@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import weights
-from embed_processes import start
 from encoders.vision_encoder import VisionEncoder
+from own_processes import start
 from photographs import china, hopper
 from vitgraph.cli import main
 from vitgraph.features import load_embeddings
