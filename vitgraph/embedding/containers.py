@@ -75,11 +75,15 @@ def list_members(path: str) -> Iterator[Member]:
         ValueError: it is no tar file, or is damaged.
     """
     try:
-        with tarfile.open(path, "r:") as opened:
+        with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as opened:
             for member in opened:
                 opened.members = []  # type: ignore[attr-defined]  # else it keeps all headers
                 if member.isreg():
                     yield Member(member.name, member.offset_data, member.size)
+            # tarfile takes a damaged or missing header for the end, where zeros should be.
+            file.seek(opened.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise OSError(f"its list of files breaks off at byte {opened.offset:,}")
     except (tarfile.TarError, OSError) as error:
         raise ValueError(
             f"{path}: cannot be read as a tar file ({error}); replace it or leave it out"
