@@ -12,7 +12,7 @@ all take the same graphs and kernels. Every figure is the median of the runs in 
   has all features then.
 - ``slowest share``: the longest time that any rank takes for its own share alone.
 - ``gather``: the exchange of features alone, with the copies around it.
-- ``words``: what ranks tell one another on the CPU per call; a GPU works meanwhile.
+- ``status``: what ranks tell one another on the CPU per call; the GPU works meanwhile.
 
 The target is 1.8 times one GPU with two. Results are compared bit for bit with the same shares run
 on one GPU.
@@ -181,7 +181,7 @@ def measure(
         "all": lambda: parallel(pixels, grids),
         "slowest share": lambda: graphed(mine, shares.my_grids),
         "gather": lambda: parallel._gather(part),
-        "words": lambda: parallel._words.together(lambda: part, lambda part: part.about),
+        "status": lambda: parallel._status.run(lambda: part, lambda part: part.about),
     }
     found = {name: time_call(call, device, runs) for name, call in calls.items()}
     costs = [sum(specs[item].input_size for item in share) for share in shares.of_ranks]

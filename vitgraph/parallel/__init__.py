@@ -2,7 +2,7 @@
 
 - ``encoder``: :class:`DataParallelEncoder`, which is called as an encoder is
 - ``shares``: which rank encodes which items, and where their rows lie in what all ranks gather
-- ``words``: what ranks tell one another about a call, so that an error on one is raised on all
+- ``status``: what ranks tell one another about a call, so that an error on one is raised on all
 """
 
 from .encoder import DataParallelEncoder

@@ -27,7 +27,7 @@ from graphwrap import GraphedEncoder
 from graphwrap.guards import read_outputs
 
 from .shares import Shares, cost_of, share_out
-from .words import Words
+from .status import StatusExchange
 
 
 class _Part(NamedTuple):
@@ -105,7 +105,7 @@ class DataParallelEncoder:
         config = dist.get_backend_config(group).split(",")
         backends = dict(entry.split(":", 1) for entry in config)
         self._channel = self._find_channel(backends)
-        self._words = Words(group, backends)
+        self._status = StatusExchange(group, backends)
 
     def _find_channel(self, backends: Mapping[str, str]) -> torch.device:
         """The device through which rows travel: the encoder's, or the CPU if gloo carries them."""
@@ -252,7 +252,7 @@ class DataParallelEncoder:
         return _Part(shares, [("vectors", rows.new_zeros((0, rows.shape[-1]), dtype=dtype))])
 
     def _together(self, work: Callable[[], _Part]) -> _Part:
-        return self._words.together(work, lambda part: part.about if self.scatter else "")
+        return self._status.run(work, lambda part: part.about if self.scatter else "")
 
     def _gather(self, part: _Part) -> list[Tensor]:
         """The rows of all items in every field, from the parts of all ranks.

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell one another about a call, on the CPU."""
+"""The status of a call, which the ranks of a group exchange on the CPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 Value = TypeVar("Value")
 _FINE, _BAD_INPUT, _FAILED = range(3)
 _DIGEST = 16
-_WORD = 1024
-"""Bytes of a word: a state, a digest of the call, and the text of an error."""
+_STATUS = 1024
+"""Bytes of a status: fine or not, a digest of the call, and the text of an error."""
 
 
-class Words:
-    """Lets an error on one rank be raised on all.
+class StatusExchange:
+    """Raises an error of one rank on all ranks.
 
-    One word per rank and call travels on the CPU, beside the device: a rank hears of an error while
-    its own GPU still works. gloo notices a rank that has ended, where NCCL would end the process.
-    Making an object is a collective call if the group has no gloo for the CPU.
+    The status of a rank travels through gloo on the CPU, while the GPU may still be working. gloo
+    notices a rank that has ended, where NCCL would end the process. Making an object is a
+    collective call if the group has no gloo for the CPU.
 
     Args:
         group: None for the default group.
@@ -47,7 +47,7 @@ class Words:
             assert isinstance(made, dist.ProcessGroup)  # this process is one of the ranks
             self._group = made
 
-    def together(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
+    def run(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
         """Run this rank's part of a call, and return its value if all ranks are fine.
 
         Args:
@@ -63,14 +63,14 @@ class Words:
         try:
             value = work()
             said = about(value).encode()
-            word = bytes([_FINE]) + hashlib.blake2b(said, digest_size=_DIGEST).digest()
+            status = bytes([_FINE]) + hashlib.blake2b(said, digest_size=_DIGEST).digest()
         except BaseException as error:  # noqa: BLE001  # raised again below, when all have heard
             failure = error
-            state = _BAD_INPUT if isinstance(error, ValueError) else _FAILED
-            text = str(error) if state == _BAD_INPUT else f"{type(error).__name__}: {error}"
-            word = bytes([state]) + bytes(_DIGEST) + text.encode()[: _WORD - _DIGEST - 1]
+            kind = _BAD_INPUT if isinstance(error, ValueError) else _FAILED
+            text = str(error) if kind == _BAD_INPUT else f"{type(error).__name__}: {error}"
+            status = bytes([kind]) + bytes(_DIGEST) + text.encode()[: _STATUS - _DIGEST - 1]
         try:
-            words = self._exchange(word)
+            statuses = self._exchange(status)
         except RuntimeError as error:
             if failure is None:
                 failure = RuntimeError(
@@ -81,22 +81,22 @@ class Words:
                 failure.__cause__ = error
         if failure is not None:
             raise failure
-        self._compare(words)
+        self._compare(statuses)
         return value
 
-    def _exchange(self, word: bytes) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(word.ljust(_WORD, b"\0")), dtype=torch.uint8)
+    def _exchange(self, status: bytes) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(status.ljust(_STATUS, b"\0")), dtype=torch.uint8)
         heard: list[Tensor] = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(heard, mine, group=self._group)
         return [bytes(one.tolist()) for one in heard]
 
-    def _compare(self, words: list[bytes]) -> None:
-        for rank, word in enumerate(words):
-            if word[0] != _FINE:
-                text = word[1 + _DIGEST :].rstrip(b"\0").decode(errors="replace")
-                kind = ValueError if word[0] == _BAD_INPUT else RuntimeError
+    def _compare(self, statuses: list[bytes]) -> None:
+        for rank, status in enumerate(statuses):
+            if status[0] != _FINE:
+                text = status[1 + _DIGEST :].rstrip(b"\0").decode(errors="replace")
+                kind = ValueError if status[0] == _BAD_INPUT else RuntimeError
                 raise kind(f"rank {rank} of {self.size}: {text}")
-        digests = [word[1 : 1 + _DIGEST] for word in words]
+        digests = [status[1 : 1 + _DIGEST] for status in statuses]
         if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ValueError(
                 f"ranks 0 and {other[0]} made different calls: every rank must pass the same items "
