@@ -90,6 +90,7 @@ def test_each_rank_receives_its_own_items_alone(ranks: Ranks) -> None:
     [
         (ValueError("a bad grid"), ValueError, "rank 2 of 3: a bad grid"),
         (RuntimeError("no kernel"), RuntimeError, "rank 2 of 3: RuntimeError: no kernel"),
+        (ValueError("b\udcff.jpg: no file"), ValueError, "rank 2 of 3: b?.jpg: no file"),
         (KeyError("x" * 5000), RuntimeError, "rank 2 of 3: KeyError: 'xxx"),
     ],
 )

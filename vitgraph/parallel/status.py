@@ -68,7 +68,11 @@ class StatusExchange:
             failure = error
             kind = _BAD_INPUT if isinstance(error, ValueError) else _FAILED
             text = str(error) if kind == _BAD_INPUT else f"{type(error).__name__}: {error}"
-            status = bytes([kind]) + bytes(_DIGEST) + text.encode()[: _STATUS - _DIGEST - 1]
+            status = (
+                bytes([kind])
+                + bytes(_DIGEST)
+                + text.encode(errors="replace")[: _STATUS - _DIGEST - 1]
+            )
         try:
             statuses = self._exchange(status)
         except RuntimeError as error:
