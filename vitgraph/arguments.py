@@ -202,7 +202,7 @@ def check_source(options: argparse.Namespace) -> None:
     Raises:
         CheckpointError: there is no such repo, or the Hub cannot be reached.
     """
-    if "fetch" not in options or not _REPO_ID.fullmatch(options.repo):
+    if "fetch" not in options or not _REPO_ID.fullmatch(options.repo or ""):
         return
     from weights.errors import published_ids
 
