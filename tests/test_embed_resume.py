@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +15,12 @@ import pytest
 
 import weights
 from encoders.vision_encoder import VisionEncoder
+from own_processes import start
 from photographs import china, hopper
 from vitgraph.cli import main
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
 
-ROOT = Path(__file__).parents[1]
 Command = list[str]
 
 
@@ -228,19 +226,16 @@ def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
     for number in range(12, 90):
         hopper().resize((300 + number, 300)).save(photos / f"{number}.jpg")
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vitgraph", *command],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ},
-    )  # fmt: skip
+    process = start(command)
     try:
         deadline = time.monotonic() + 60
         while len(shards(out)) < 2 and time.monotonic() < deadline:
             time.sleep(0.002)
-        process.send_signal(sign)
-        process.communicate(timeout=30)
+        os.kill(process.pid, sign)
+        process.join(30)
     finally:
         process.kill()
-    assert process.returncode == (-9 if sign == signal.SIGKILL else 130)
+    assert process.exitcode == (-9 if sign == signal.SIGKILL else 130)
     begun = len(shards(out))
     assert 2 <= begun < 30
     for path in out.glob("*.npy"):

@@ -78,6 +78,8 @@ INTEGRATED = {
 }
 # The only file of ``encoders`` that knows the Hub, and inside its functions alone.
 SAVING = Path("encoders/saving.py")
+# The only file that reads data sets, with the package that knows them.
+CONTAINERS = Path("vitgraph/embedding/containers.py")
 
 
 def modules(package: str) -> list[Path]:
@@ -116,6 +118,8 @@ def extra(path: Path) -> set[str]:
         return {"safetensors", "huggingface_hub"}
     if path.parent.name == "streams":
         return {"tqdm"}
+    if path.relative_to(ROOT) == CONTAINERS:
+        return {"datasets"}
     return INTAKE.get(path.stem, set())
 
 

@@ -83,7 +83,7 @@ def run_page(page: str, names: dict[str, str], capsys: pytest.CaptureFixture[str
 
 
 def test_every_page_with_code_is_run_here() -> None:
-    names = ("checkpoints", "command_line", "embedding", "graphs", "speed")
+    names = ("checkpoints", "command_line", "embedding", "graphs", "scale", "speed")
     elsewhere = {"docs/integrations.md"}  # by test_integrations_docs.py
     run = {"README.md", *(f"docs/{name}.md" for name in names)}
     assert {page for page in PAGES if blocks(page, "python") or commands(page)} == run | elsewhere
@@ -121,6 +121,13 @@ def test_documented_embedding_runs(
     (job,) = commands("docs/embedding.md")
     assert main(shlex.split(job.replace(REPO_ID, str(checkpoint)))[1:]) == 0
     run_page("docs/embedding.md", {REPO_ID: str(checkpoint)}, capsys)
+
+
+def test_documented_job_of_many_workers_runs(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page("docs/scale.md", {REPO_ID: str(checkpoint)}, capsys)
+    assert "(2, 96) ['', 'nowhere.jpg: there is no such file" in capsys.readouterr().out
 
 
 def test_documented_speed_runs(

@@ -38,13 +38,16 @@ if TYPE_CHECKING:
     from graphwrap import GraphedEncoder
     from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
+    from .embedding.batch import EmbedBatch
     from .models import list_models
+    from .parallel import DataParallelEncoder
     from .plots import plot_feature_maps
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
+    "DataParallelEncoder",
     "DeepseekOCRConfig",
     "DeepseekOCREncoder",
     "DeepseekVL2Config",
@@ -53,6 +56,7 @@ __all__ = [
     "DeepseekVLEncoder",
     "DeepseekVLHybridConfig",
     "DeepseekVLHybridEncoder",
+    "EmbedBatch",
     "EncoderOutput",
     "GraphedEncoder",
     "InternViT",
@@ -84,6 +88,8 @@ _MODULES = {
     "extract_encoder": "weights",
     "inspect_checkpoint": "weights",
     "load_encoder": "weights",
+    "DataParallelEncoder": "vitgraph.parallel",
+    "EmbedBatch": "vitgraph.embedding.batch",
     "list_models": "vitgraph.models",
     "plot_feature_maps": "vitgraph.plots",
     "read_video": "encoders.inputs",

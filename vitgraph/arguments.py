@@ -83,9 +83,19 @@ def before_dashes(arguments: Sequence[str]) -> list[str]:
     return list(takewhile(lambda argument: argument != "--", arguments))
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say where a checkpoint comes from to the parser of a command."""
-    parser.add_argument("repo", metavar="REPO_OR_FOLDER", help="Hugging Face repo id, or a folder")
+def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    """Add the arguments that say where a checkpoint comes from to the parser of a command.
+
+    Args:
+        parser: of the command.
+        optional: whether the command may be called without a checkpoint.
+    """
+    parser.add_argument(
+        "repo",
+        nargs="?" if optional else None,
+        metavar="REPO_OR_FOLDER",
+        help="Hugging Face repo id, or a folder",
+    )
     group = parser.add_argument_group("checkpoint")
     group.add_argument("--revision", help="branch, tag or commit")
     group.add_argument("--subfolder", help="folder inside the repo that holds the checkpoint")
@@ -191,7 +201,7 @@ def check_source(options: argparse.Namespace) -> None:
     Raises:
         CheckpointError: there is no such repo, or the Hub cannot be reached.
     """
-    if not _REPO_ID.fullmatch(options.repo):
+    if not _REPO_ID.fullmatch(options.repo or ""):
         return
     from weights.errors import published_ids
 

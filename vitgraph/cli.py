@@ -51,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit code: 0 for success, 2 for an error that the user can mend, 3 if ``embed`` could
-        not encode some images, 130 for an interrupt.
+        The exit code: 0 for success, 1 if ``embed`` finds a job that is not done or not whole, 2
+        for an error that the user can mend, 3 if ``embed`` could not encode some images, 130 for an
+        interrupt.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     make_streams_safe()

@@ -1,1 +1,11 @@
-"""Embedding many images: the command, the job that writes shards, and the files of a shard."""
+"""Embedding many images: by a command whose workers share a job, or inside another engine.
+
+- ``command``: the arguments of ``vitgraph embed``
+- ``sources``: the images that a source names, in files, tar files, parquet files and data sets
+- ``workers``: which of several processes this one is
+- ``job``: encodes the shards that are left, in order
+- ``manifest``: what all shards of a job have in common, and files that are written whole
+- ``shards``: the files of one shard
+- ``checks``: ``--status`` and ``--verify``
+- ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``
+"""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import hashlib
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..arguments import add_source, read_source
@@ -17,54 +15,21 @@ from ..arguments import add_source, read_source
 if TYPE_CHECKING:
     from encoders.streams import Encoding
 
-SUFFIXES = frozenset(
-    [
-        ".apng",
-        ".avif",
-        ".bmp",
-        ".dib",
-        ".gif",
-        ".ico",
-        ".j2k",
-        ".jfif",
-        ".jp2",
-        ".jpe",
-        ".jpeg",
-        ".jpg",
-        ".pbm",
-        ".pgm",
-        ".png",
-        ".pnm",
-        ".ppm",
-        ".tga",
-        ".tif",
-        ".tiff",
-        ".webp",
-    ]
-)
-"""Files of a folder that are taken for images; a list or a pattern may name any file."""
-
-
-class File(NamedTuple):
-    """One image file of a job."""
-
-    key: str
-    """Path relative to the source, with forward slashes."""
-    path: str
-    size: int
-    """Bytes, -1 if there is no such file."""
+    from .workers import Worker
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to the parser of the command."""
-    add_source(parser)
+    add_source(parser, optional=True)
     parser.add_argument(
         "files",
-        metavar="FOLDER|GLOB|LIST.txt|-",
+        nargs="?",
+        metavar="FOLDER|GLOB|LIST.txt|-|hf://datasets/NAME",
         help="images: a folder (with all folders in it), a quoted pattern, a text file with one "
-        "path per line (relative to that file), or - for such lines on standard input",
+        "path per line (relative to that file), - for such lines on standard input, or a data set "
+        "of the Hub; a pattern or a list may also name .tar files (WebDataset) and .parquet files",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--pool",
         choices=("mean", "max", "cls", "none"),
@@ -105,22 +70,82 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="an image above it runs in parts, between its tiles",
     )
+    parser.add_argument(
+        "--dedupe",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="encode images of equal content once; files of one size are read twice for it",
+    )
+    group = parser.add_argument_group("images inside other files")
+    group.add_argument(
+        "--column", metavar="NAME", help="of parquet files and data sets; by default image"
+    )
+    group.add_argument("--subset", metavar="NAME", help="configuration of the data set")
+    group.add_argument("--split", metavar="NAME", help="of the data set; by default train")
+    group = parser.add_argument_group("several workers")
+    group.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="this is worker I of N, from 0 on, and writes shards I, I+N, ...; by default what "
+        "torchrun or SLURM says",
+    )
+    group.add_argument(
+        "--status",
+        type=Path,
+        metavar="DIR",
+        help="say how far the job in this folder is; exit code 1 until it is done",
+    )
+    group.add_argument(
+        "--verify",
+        type=Path,
+        metavar="DIR",
+        help="read every file of the job in this folder, and say what is wrong with it",
+    )
 
 
 def embed(options: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit code: 0, or 3 if images could not be encoded.
+        The exit code: 0; 3 if images could not be encoded; 1 if ``--status`` finds a job that is
+        not done or ``--verify`` one that is not whole.
 
     Raises:
         ValueError: arguments that make no sense, or a folder that holds another job.
     """
+    from .checks import print_status, print_verdict
+
+    for folder, check in ((options.status, print_status), (options.verify, print_verdict)):
+        if folder is not None:
+            if options.repo is not None:
+                raise ValueError(f"{options.repo}: a job is looked at without a checkpoint")
+            return check(folder)
+    wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files, "--out": options.out}
+    if missing := [name for name, value in wanted.items() if value is None]:
+        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    return run_worker(options)
+
+
+def run_worker(options: argparse.Namespace) -> int:
+    """Encode the shards of this process.
+
+    Returns:
+        The exit code: 0, or 3 if images could not be encoded.
+
+    Raises:
+        ValueError: arguments that make no sense, or a folder that holds another job.
+        OSError: the folder cannot be written to, or the disk is full.
+    """
     from encoders.streams import ItemResults, StreamOptions
 
+    from .containers import Columns
     from .job import Job
-    from .shards import Manifest, digest_keys, require_parquet
+    from .manifest import Manifest, digest_keys
+    from .shards import require_parquet
+    from .sources import find_files
+    from .workers import read_worker
 
+    worker = read_worker(options.shard, os.environ)
     if options.format == "parquet":
         require_parquet()
         if options.pool == "none":
@@ -132,19 +157,19 @@ def embed(options: argparse.Namespace) -> int:
     if options.shard_items < 1:
         raise ValueError(f"--shard-items {options.shard_items}: must be at least 1")
     fields = _read_fields(options)
-    files = find_files(options.files)
+    given = {name: vars(options)[name] for name in Columns._fields if vars(options)[name]}
+    files = find_files(options.files, Columns()._replace(**given))
     keys = digest_keys(file.key for file in files)
     manifest = Manifest(_settings(options, fields), len(files), options.shard_items, keys)
     manifest.check(options.out)
-    job = Job(options.out, files, manifest)
+    job = Job(options.out, files, manifest, worker, find_copies=options.dedupe)
     if job.todo:
+        threads = worker.threads() if options.workers is None else options.workers
         job.run(
-            _load(options, fields),
+            _load(options, fields, worker),
             _limits(options),
             ItemResults(options.pool, options.normalize, options.max_tokens_per_call),
-            StreamOptions(
-                options.batch_tokens, options.workers, not options.no_progress, on_error="keep"
-            ),
+            StreamOptions(options.batch_tokens, threads, not options.no_progress, on_error="keep"),
         )
     return job.finish()
 
@@ -208,14 +233,14 @@ def _state_of(folder: Path) -> str:
     return "files " + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
-def _load(options: argparse.Namespace, fields: tuple[str, ...]) -> Encoding:
+def _load(options: argparse.Namespace, fields: tuple[str, ...], worker: Worker) -> Encoding:
     """Load the encoder, and capture its graphs if that is wanted."""
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 
     from ..encode import enough_memory, read_device, read_dtype
 
-    device = read_device(options.device)
+    device = worker.place(read_device(options.device))
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(
             options.repo,
@@ -228,56 +253,3 @@ def _load(options: argparse.Namespace, fields: tuple[str, ...]) -> Encoding:
         return encoder.encoding()
     graphed = GraphedEncoder(encoder, outputs=fields)
     return graphed.capture(progress=not options.no_progress).encoding()
-
-
-def find_files(source: str) -> list[File]:
-    """The files that a source names, sorted by key; a list keeps its order.
-
-    Args:
-        source: a folder, a pattern, a text file of paths, or "-" for paths on standard input.
-
-    Raises:
-        ValueError: nothing is named.
-    """
-    path = Path(source)
-    if source == "-":
-        files = _listed(sys.stdin.read(), Path())
-    elif path.is_dir():
-        files = sorted(_walk(path))
-    elif path.suffix == ".txt" and path.is_file():
-        files = _listed(path.read_text(encoding="utf-8", errors="surrogateescape"), path.parent)
-    else:
-        fixed = path.parts[:-1]
-        depth = next((n for n, part in enumerate(fixed) if glob.has_magic(part)), len(fixed))
-        root = Path(*fixed[:depth])
-        names = sorted(glob.glob(source, recursive=True))
-        files = sorted(_file(name, root) for name in names if os.path.isfile(name))
-    if not files:
-        raise ValueError(
-            f"{source}: names no image; give a folder with images, a pattern in quotes, a .txt "
-            "file with one path per line, or - for paths on standard input"
-        )
-    return files
-
-
-def _walk(root: Path) -> Iterator[File]:
-    """Image files below a folder; names that begin with a dot are left out."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
-                yield _file(os.path.join(folder, name), root)
-
-
-def _listed(text: str, root: Path) -> list[File]:
-    return [_file(str(root / line), root) for line in text.splitlines() if line.strip()]
-
-
-def _file(name: str, root: Path) -> File:
-    path = Path(name)
-    inside = path.is_relative_to(root)
-    try:
-        size = path.stat().st_size
-    except OSError:
-        size = -1
-    return File((path.relative_to(root) if inside else path).as_posix(), name, size)

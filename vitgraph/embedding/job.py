@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,13 +31,15 @@ from encoders.streams import (
 from encoders.vision_encoder import VisionEncoder
 
 from ..encode import DTYPES
-from .shards import VECTORS, Array, Manifest, Row, Shard, writing
-
-if TYPE_CHECKING:
-    from .command import File
+from .manifest import Manifest, writing
+from .shards import VECTORS, Array, Row, Shard
+from .sources import File
+from .workers import Worker
 
 SAMPLED = 16
 """Images that are read to estimate the size of whole outputs."""
+HASHING = 8
+"""Threads that look for copies, before the images of a shard are encoded."""
 
 
 @dataclass
@@ -49,6 +53,8 @@ class Plan:
     """Places of the files to encode."""
     copies: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Place of a copy to the shard and the key of its original."""
+    done: bool = False
+    """Whether another process has written the shard before it was planned here."""
 
 
 class Job:
@@ -58,18 +64,28 @@ class Job:
         out: the folder of the job.
         files: all of them, in order.
         manifest: of this job.
+        worker: which of the processes that work on it; its shards are every ``size``-th.
+        find_copies: whether images of equal content are encoded once, by each worker.
     """
 
-    def __init__(self, out: Path, files: Sequence[File], manifest: Manifest) -> None:
-        self.out, self.files, self.manifest = out, files, manifest
+    def __init__(
+        self,
+        out: Path,
+        files: Sequence[File],
+        manifest: Manifest,
+        worker: Worker,
+        find_copies: bool = True,
+    ) -> None:
+        self.out, self.files, self.manifest, self.worker = out, files, manifest, worker
         settings = manifest.settings
         self.pool: str = settings["pool"]
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
         self.shards = [
             Shard(out, number, settings["format"], self.pool) for number in range(manifest.shards)
         ]
-        self.todo = [shard.number for shard in self.shards if not shard.is_done]
-        sizes = Counter(file.size for file in files)
+        self.missing = [shard.number for shard in self.shards if not shard.is_done]
+        self.todo = worker.own(self.missing)
+        sizes = Counter(file.size for file in files if find_copies)
         self._repeated = {size for size, count in sizes.items() if count > 1 and size >= 0}
         self._seen: dict[str, tuple[int, str]] = {}
         """Content to the shard and the key of the first file that has it."""
@@ -116,24 +132,44 @@ class Job:
             nothing = encoder(torch.zeros(0, *encoder.row_shape), [])
         if self.pool == "none":
             self.empty = self._arrays(nothing)
-            size = self._estimate(encoder, limits)
+            total, what = self._estimate(encoder, limits)
         else:
             name = "last_hidden_state" if self.pool == "cls" else "pooler_output"
             width = self._fields(nothing)[name].shape[-1]
             self.empty = self._arrays(torch.zeros(0, width))
-            size = f"{len(self.files):,} vectors [{width}], about "
-            size += _readable(len(self.files) * width * self.dtype.itemsize)
-        read = _readable(sum(max(file.size, 0) for file in self.files))
-        done = len(self.shards) - len(self.todo)
-        print(f"{len(self.files):,} files, {read}; {len(self.shards)} shards, {done} of them done")
-        print(f"writes {size} of {self.manifest.settings['out_dtype']} to {self.out}", flush=True)
+            total = len(self.files) * width * self.dtype.itemsize
+            what = f"{len(self.files):,} vectors [{width}], about {_readable(total)}"
+        self._require_space(total)
+        read = sum(max(file.size, 0) for file in self.files)
+        count = f"{len(self.files):,} files" + f", {_readable(read)}" * (read > 0)
+        done = len(self.shards) - len(self.missing)
+        print(f"{count}; {len(self.shards)} shards, {done} of them done")
+        if self.worker.size > 1:
+            print(f"{self.worker} writes {len(self.todo)} shards")
+        print(f"writes {what} of {self.manifest.settings['out_dtype']} to {self.out}", flush=True)
 
-    def _estimate(self, encoder: VisionEncoder, limits: Mapping[str, Any]) -> str:
+    def _require_space(self, total: float) -> None:
+        """Check that there is room for what all workers have still to write.
+
+        Raises:
+            ValueError: there is not.
+        """
+        needed = total * len(self.missing) / len(self.shards)
+        place = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        free = shutil.disk_usage(place).free
+        if needed > free:
+            raise ValueError(
+                f"--out {self.out}: about {_readable(needed)} are still to be written, and "
+                f"{_readable(free)} are free; free some space, give another folder or --out-dtype "
+                "float16"
+            )
+
+    def _estimate(self, encoder: VisionEncoder, limits: Mapping[str, Any]) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
         for file in self.files[:: -(-len(self.files) // SAMPLED)]:
             try:
-                grid = encoder.preprocess([file.path], **limits).grid_thw
+                grid = encoder.preprocess([file.item()], **limits).grid_thw
             except ValueError:
                 continue  # the job itself says what is wrong with it
             (spec,) = encoder.item_specs(grid)
@@ -142,19 +178,21 @@ class Job:
                 rows["last_hidden_state"] = spec.input_size
             sizes.append(sum(rows[name] * _row_bytes(one) for name, one in self.empty.items()))
         if not sizes:
-            return "an unknown number of bytes (no image of a sample can be read)"
+            return 0, "an unknown number of bytes (no image of a sample can be read)"
         total = sum(sizes) / len(sizes) * len(self.files)
-        return f"about {_readable(total)}, by a sample of {len(sizes)} images,"
+        return total, f"about {_readable(total)}, by a sample of {len(sizes)} images,"
 
-    def _tasks(self) -> Iterator[tuple[str, str]]:
-        """Key and path of each file to encode; a thread of the stream iterates it."""
+    def _tasks(self) -> Iterator[tuple[str, Any]]:
+        """Key and item of each file to encode; a thread of the stream iterates it."""
         for number in self.todo:
             plan = self._plan(number)
             for place in plan.originals:
-                yield plan.files[place].key, plan.files[place].path
+                yield plan.files[place].key, plan.files[place].item()
 
     def _run_shard(self, number: int, results: Iterator[ItemResult]) -> None:
         began, plan = time.perf_counter(), self._plan(number)
+        if plan.done:
+            return
         rows: dict[int, Row] = {}
         errors: dict[int, str] = {}
         keys: dict[str, int] = {}
@@ -184,7 +222,8 @@ class Job:
             "copies": len(plan.copies),
             "seconds": round(time.perf_counter() - began, 3),
             "errors": [
-                {"key": plan.files[place].key, "error": errors[place]} for place in sorted(errors)
+                {"key": plan.files[place].key, "error": errors[place], "place": place}
+                for place in sorted(errors)
             ],
         }
         self.shards[number].write([rows[place] for place in sorted(rows)], self.empty, stats)
@@ -208,7 +247,10 @@ class Job:
 
     def _make_plan(self, number: int) -> Plan:
         files = self._files_of(number)
-        plan = Plan(files, [self._content(file) for file in files])
+        if self.shards[number].is_done:
+            return Plan(files, [], done=True)
+        with ThreadPoolExecutor(HASHING) as pool:
+            plan = Plan(files, list(pool.map(self._content, files)))
         for place, (file, content) in enumerate(zip(files, plan.contents, strict=True)):
             if content in self._seen:
                 plan.copies[place] = self._seen[content]
@@ -223,8 +265,7 @@ class Job:
         if file.size not in self._repeated:
             return ""
         try:
-            with open(file.path, "rb") as opened:
-                return hashlib.blake2b(opened.read(), digest_size=16).hexdigest()
+            return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
         except OSError:
             return ""  # encoding says what is wrong with it
 
@@ -262,6 +303,8 @@ class Job:
         Returns:
             The exit code: 0, or 3 if files could not be encoded.
         """
+        if missing := sum(not shard.is_done for shard in self.shards):
+            return self._finish_own(missing)
         stats = [shard.read_stats() for shard in self.shards]
         errors = [(each["key"], each["error"]) for one in stats for each in one["errors"]]
         rows, copies = (sum(one[name] for one in stats) for name in ("rows", "copies"))
@@ -280,6 +323,16 @@ class Job:
             csv.writer(file, lineterminator="\n").writerows([("key", "error"), *errors])
         print(f"{len(errors):,} files could not be encoded: {table}")
         return 3
+
+    def _finish_own(self, missing: int) -> int:
+        """Say what is left for other workers; the last one writes the table of errors."""
+        own = [self.shards[number] for number in self.worker.own(range(len(self.shards)))]
+        errors = sum(len(shard.read_stats()["errors"]) for shard in own)
+        print(
+            f"{self.out}: {self.worker} has written its {len(own)} shards, with {errors:,} errors; "
+            f"{missing} of all {len(self.shards)} are left to other workers"
+        )
+        return 3 if errors else 0
 
 
 def _row_bytes(array: Array) -> int:

@@ -13,16 +13,19 @@ which rows belong to an item, from ``offset`` on ``tokens`` rows of ``pooler_out
 DeepStack feature, from ``row_offset`` on ``rows`` rows of ``last_hidden_state``, and its grid
 (``t``, ``h``, ``w``). Every file is written under a temporary name that ends in ``.tmp``, and
 renamed when it is whole.
+
+A shard is done when its ``_stats.json`` is there. That file holds the size and the CRC-32 of the
+others and, for each item that could not be encoded, its place in the shard.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
+import errno
 import json
 import os
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,91 +33,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from .manifest import Manifest, alone, checksum, writing
+
 Array = np.ndarray[Any, Any]
 FORMATS = ("npy", "safetensors", "parquet")
 VECTORS = "embeddings"
 """Name of the array of a pooled shard."""
+SPARE = 1 << 20
+"""Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
 _TEXT = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-
-
-class Manifest(NamedTuple):
-    """What all shards of a job have in common."""
-
-    settings: dict[str, Any]
-    """Plain data: checkpoint, preprocessing, pooling, format."""
-    items: int
-    items_per_shard: int
-    keys: str
-    """Digest of all keys in order."""
-
-    @property
-    def shards(self) -> int:
-        """How many shards the job has."""
-        return -(-self.items // self.items_per_shard)
-
-    def check(self, folder: Path) -> None:
-        """Raise unless the folder is empty or new, or holds this job.
-
-        Raises:
-            ValueError: the folder holds another job or something else.
-        """
-        if (folder / "manifest.json").exists():
-            self._compare(Manifest.read(folder), folder)
-        elif folder.is_dir() and any(path.suffix != ".tmp" for path in folder.iterdir()):
-            raise ValueError(
-                f"--out {folder}: holds files, and no manifest of an embedding job; give another "
-                "folder"
-            )
-
-    def write(self, folder: Path) -> None:
-        """Write the manifest into the folder of the job."""
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = json.dumps(self.settings, sort_keys=True)
-        about = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
-        with writing(folder / "manifest.json") as temporary:
-            temporary.write_text(json.dumps(about, indent=1) + "\n")
-
-    def _compare(self, other: Manifest, folder: Path) -> None:
-        mine, theirs = (
-            {**each.settings, "items per shard": each.items_per_shard} for each in (self, other)
-        )
-        for name in sorted(mine.keys() | theirs.keys()):
-            if mine.get(name) != theirs.get(name):
-                raise ValueError(
-                    f"--out {folder}: was begun with {name} {theirs.get(name)}, now it is "
-                    f"{mine.get(name)}; give the same arguments to go on, or another folder"
-                )
-        if (self.items, self.keys) != (other.items, other.keys):
-            raise ValueError(
-                f"--out {folder}: was begun with {other.items:,} files, now there are "
-                f"{self.items:,} or other ones; a job goes on with the same files alone, so give "
-                "another folder"
-            )
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """The manifest of a job.
-
-        Raises:
-            ValueError: there is none, or it is damaged.
-        """
-        try:
-            about = json.loads((folder / "manifest.json").read_text())
-            return cls(*(about[name] for name in cls._fields))
-        except FileNotFoundError:
-            raise ValueError(
-                f"{folder}: has no manifest.json; `vitgraph embed` writes one into its folder"
-            ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder}/manifest.json: is damaged ({error!r})") from error
-
-
-def digest_keys(keys: Iterable[str]) -> str:
-    """A digest of keys and their order."""
-    digest = hashlib.sha256()
-    for key in keys:
-        digest.update(key.encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()
 
 
 class Row(NamedTuple):
@@ -148,41 +75,64 @@ class Shard:
     ) -> None:
         """Write arrays, row table and statistics, in this order; nothing if the shard is done.
 
+        One process at a time writes a shard, so that all its files come from one of them.
+
         Args:
             rows: the items that were encoded, in order.
             empty: an array without rows per field, for a shard without items.
             stats: plain data.
 
         Raises:
-            OSError: the folder cannot be written to.
+            OSError: the folder cannot be written to, or the disk is full; the shard is not done.
         """
-        if self.is_done:  # by another process, meanwhile
-            return
+        lock = self.folder / f".{self.number:05d}.lock.tmp"
+        with alone(lock):
+            if not self.is_done:  # by another process, meanwhile
+                self._write(rows, empty, stats)
+            lock.unlink(missing_ok=True)
+
+    def _write(
+        self, rows: Sequence[Row], empty: Mapping[str, Array], stats: Mapping[str, Any]
+    ) -> None:
         join = np.stack if self.pool != "none" else np.concatenate
         arrays = {
             name: join([row.arrays[name] for row in rows]) if rows else none
             for name, none in empty.items()
         }
-        self._write_arrays(arrays, [row.key for row in rows])
+        require_space(self.folder, sum(array.nbytes for array in arrays.values()))
+        files: dict[str, list[int]] = {}
+        self._write_arrays(arrays, [row.key for row in rows], files)
         with (
-            writing(self.path(".csv")) as temporary,
+            self._checked(self.path(".csv"), files) as temporary,
             open(temporary, "w", **_TEXT) as file,  # type: ignore[call-overload]
         ):
             csv.writer(file, lineterminator="\n").writerows(self._table(rows))
         with writing(self.path("_stats.json")) as temporary:
-            temporary.write_text(json.dumps(stats, indent=1) + "\n")
+            temporary.write_text(json.dumps({**stats, "files": files}, indent=1) + "\n")
 
-    def _write_arrays(self, arrays: Mapping[str, Array], keys: Sequence[str]) -> None:
+    def _write_arrays(
+        self, arrays: Mapping[str, Array], keys: Sequence[str], files: dict[str, list[int]]
+    ) -> None:
         if self.format == "safetensors":
-            with writing(self.path(".safetensors")) as temporary:
+            with self._checked(self.path(".safetensors"), files) as temporary:
                 save_file(dict(arrays), temporary)
         elif self.format == "parquet":
-            with writing(self.path(".parquet")) as temporary:
+            with self._checked(self.path(".parquet"), files) as temporary:
                 _write_parquet(temporary, keys, arrays[VECTORS])
         else:
             for name, array in arrays.items():
-                with writing(self._npy(name)) as temporary, open(temporary, "wb") as file:
+                with (
+                    self._checked(self._npy(name), files) as temporary,
+                    open(temporary, "wb") as file,
+                ):
                     np.save(file, array)
+
+    @contextmanager
+    def _checked(self, path: Path, files: dict[str, list[int]]) -> Iterator[Path]:
+        """A temporary name for ``path``; notes the size and the checksum of what is written."""
+        with writing(path) as temporary:
+            yield temporary
+            files[path.name] = [temporary.stat().st_size, checksum(temporary)]
 
     def _npy(self, name: str) -> Path:
         return self.path(".npy" if name == VECTORS else f".{name}.npy")
@@ -229,25 +179,41 @@ class Shard:
         }
 
     def read_rows(self) -> dict[str, Row]:
-        """The items of the shard by key."""
-        arrays, rows = self.read_arrays(), {}
-        for number, line in enumerate(self.read_table()):
-            if self.pool != "none":
-                rows[line["key"]] = Row(
-                    line["key"], line["content"], (0, 0, 0), {VECTORS: arrays[VECTORS][number]}
-                )
-                continue
+        """The items of the shard by key; a key that a list names twice has equal rows."""
+        return {row.key: row for row in self.read_rows_in_order()}
+
+    def read_rows_in_order(self) -> list[Row]:
+        """The items of the shard.
+
+        Raises:
+            ValueError: the row table and the arrays disagree.
+        """
+        arrays, table = self.read_arrays(), self.read_table()
+        if self.pool != "none":
+            matrix = arrays[VECTORS]
+            if len(table) != len(matrix):
+                raise ValueError(f"{len(table)} lines of the row table for {len(matrix)} vectors")
+            return [
+                Row(line["key"], line["content"], (0, 0, 0), {VECTORS: vector})
+                for line, vector in zip(table, matrix, strict=True)
+            ]
+        rows = []
+        ends = dict.fromkeys(arrays, 0)
+        for line in table:
             t, h, w, offset, tokens, row_offset, count = (
                 int(line[name])
                 for name in ("t", "h", "w", "offset", "tokens", "row_offset", "rows")
             )
-            parts = {
-                name: array[row_offset : row_offset + count]
-                if name == "last_hidden_state"
-                else array[offset : offset + tokens]
-                for name, array in arrays.items()
-            }
-            rows[line["key"]] = Row(line["key"], line["content"], (t, h, w), parts)
+            parts = {}
+            for name, array in arrays.items():
+                hidden = name == "last_hidden_state"
+                start, length = (row_offset, count) if hidden else (offset, tokens)
+                parts[name] = array[start : start + length]
+                ends[name] = start + length
+            rows.append(Row(line["key"], line["content"], (t, h, w), parts))
+        for name, end in ends.items():
+            if end != len(arrays[name]):
+                raise ValueError(f"the row table describes {end} of {len(arrays[name])} {name}")
         return rows
 
 
@@ -281,16 +247,20 @@ def read_embeddings(folder: Path) -> tuple[list[str], Array]:
     return keys, np.concatenate(matrices)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``, which is renamed to it if nothing fails inside."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        temporary.touch()  # an OSError that names the folder, and the usual permissions
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def require_space(folder: Path, count: int) -> None:
+    """Check that a folder has room for more bytes.
+
+    Raises:
+        OSError: it has not.
+    """
+    free = shutil.disk_usage(folder).free
+    if count + SPARE > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"no space for a shard of {count:,} bytes, {free:,} are free; what is written stays: "
+            "free some space and run the same command again",
+            os.fspath(folder),
+        )
 
 
 def require_parquet() -> None:

@@ -1,0 +1,256 @@
+"""One call over several GPUs of one host against the same call on one of them.
+
+    python -m benchmarks.data_parallel --json benchmarks/results/data_parallel_h200.json
+    python -m benchmarks.data_parallel --device cpu    (a rehearsal: gloo, a small tower, 8 images)
+
+64 images of seven sizes, a tower of published size with random weights in bfloat16, inputs on each
+GPU, through ``GraphedEncoder``. Rank 0 captures and saves its table, the others load it, so that
+all take the same graphs and kernels. Every figure is the median of the runs in milliseconds:
+
+- ``one``: rank 0 encodes all images, the others wait.
+- ``all``: ``DataParallelEncoder`` on all ranks, from a barrier to the last rank's end; every rank
+  has all features then.
+- ``slowest share``: the longest time that any rank takes for its own share alone.
+- ``gather``: the exchange of features alone, with the copies around it.
+- ``status``: what ranks tell one another on the CPU per call; the GPU works meanwhile.
+
+The target is 1.8 times one GPU with two. Results are compared bit for bit with the same shares run
+on one GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import Tensor
+
+from encoders import VisionEncoder
+from encoders.contract import EncoderOutput, Grid
+from graphwrap import GraphedEncoder
+from vitgraph import DataParallelEncoder
+from vitgraph.parallel.shares import Shares
+
+SIZES = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
+TARGET = 1.8
+FIELDS = ("pooler_output", "deepstack_features")
+
+
+def main() -> None:
+    """Start one process per GPU; print the figures, and write them if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--gpus", type=int, help="by default all; processes on the CPU: 2")
+    parser.add_argument("--tower", default="Qwen3-VL-8B", help="of benchmarks/towers.py")
+    parser.add_argument("--images", type=int, help="by default 64; on the CPU 8")
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    on_cuda = options.device == "cuda"
+    ranks = options.gpus or (torch.cuda.device_count() if on_cuda else 2)
+    if ranks < 2:
+        parser.error(f"{ranks} GPU: at least two are needed")
+    options.images = options.images or (64 if on_cuda else 8)
+    with tempfile.TemporaryDirectory() as folder:
+        processes.spawn(run_rank, (ranks, folder, vars(options)), nprocs=ranks)
+        body = json.loads((Path(folder) / "result.json").read_text())
+    for line in table(body):
+        print(line)
+    if options.json:
+        options.json.write_text(json.dumps(body, indent=1) + "\n")
+
+
+def table(body: dict[str, Any]) -> list[str]:
+    """The figures as a Markdown table."""
+    ms = body["ms"]
+    return [
+        f"| GPUs | images | tokens | {' | '.join(f'{name}, ms' for name in ms)} | speed-up |",
+        f"|{'---|' * (len(ms) + 4)}",
+        f"| {body['ranks']} | {body['images']} | {body['tokens']:,} | "
+        + " | ".join(f"{value['median']:.2f}" for value in ms.values())
+        + f" | {body['speed-up']:.2f} |",
+    ]
+
+
+def run_rank(rank: int, ranks: int, folder: str, options: dict[str, Any]) -> None:
+    """What one process does; rank 0 writes the result."""
+    on_cuda = options["device"] == "cuda"
+    device = torch.device("cuda", rank) if on_cuda else torch.device("cpu")
+    if on_cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(minutes=5),
+        device_id=device if on_cuda else None,
+    )
+    encoder, grids = build(options["tower"] if on_cuda else None, options["images"])
+    for weight in encoder.parameters():
+        dist.broadcast(weight.data, 0)
+    graphed = capture(encoder, rank, Path(folder) / "table.json")
+    body = measure(graphed, grids, device, rank, ranks, options["runs"])
+    if rank == 0:
+        about = {}
+        if on_cuda:
+            from benchmarks.machine import describe_machine
+
+            about = describe_machine()
+        tower = options["tower"] if on_cuda else "a small tower"
+        body = {"tower": tower, "device": options["device"], **body, "about": about}
+        (Path(folder) / "result.json").write_text(json.dumps(body))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def build(name: str | None, images: int) -> tuple[VisionEncoder, list[Grid]]:
+    """A published tower on this process's GPU, or a small one on the CPU; and the grids."""
+    if name is not None:
+        from benchmarks.towers import TOWERS
+
+        encoder = TOWERS[name].build()
+        sizes = SIZES
+    else:
+        from vitgraph.seeded import write_seeded_checkpoint
+        from weights import load_encoder
+
+        with tempfile.TemporaryDirectory() as folder:
+            repo = write_seeded_checkpoint(folder, "qwen3_vl", width=64)
+            encoder = load_encoder(repo, dtype=torch.float32, progress=False)
+        sizes = [(width // 4, height // 4) for width, height in SIZES]
+    several = [torch.zeros(3, height, width, dtype=torch.uint8) for width, height in sizes]
+    each = [(t, h, w) for t, h, w in encoder.preprocess(several).grid_thw.tolist()]
+    return encoder, [each[number % len(each)] for number in range(images)]
+
+
+def capture(encoder: VisionEncoder, rank: int, table: Path) -> GraphedEncoder:
+    """Graphs with the table of rank 0, where there are graphs."""
+    graphed = GraphedEncoder(encoder, outputs=FIELDS)
+    if graphed.backend != "cudagraph":
+        return graphed
+    if rank == 0:
+        graphed.capture(progress=False).save_table(table)
+    dist.barrier()
+    if rank != 0:
+        graphed.load_table(table)
+        graphed.capture(progress=False)
+    dist.barrier()
+    return graphed
+
+
+@torch.no_grad()
+def measure(
+    graphed: GraphedEncoder,
+    grids: list[Grid],
+    device: torch.device,
+    rank: int,
+    ranks: int,
+    runs: int,
+) -> dict[str, Any]:
+    """All figures; the same on all ranks, but that only rank 0 encodes alone."""
+    encoder = graphed.encoder
+    specs = encoder.item_specs(grids)
+    rows = sum(spec.input_size for spec in specs)
+    dice = torch.Generator().manual_seed(0)
+    dtype = next(encoder.parameters()).dtype
+    pixels = torch.randn(rows, *encoder.row_shape, generator=dice).to(device, dtype)
+    parallel = DataParallelEncoder(graphed, outputs=FIELDS)
+    shares = parallel._share(grids)
+    mine = shares.select(pixels)
+    part = parallel._part(shares, graphed(mine, shares.my_grids))
+
+    def alone() -> None:
+        if rank == 0:
+            graphed(pixels, grids)
+
+    calls: dict[str, Callable[[], object]] = {
+        "one": alone,
+        "all": lambda: parallel(pixels, grids),
+        "slowest share": lambda: graphed(mine, shares.my_grids),
+        "gather": lambda: parallel._gather(part),
+        "status": lambda: parallel._status.run(lambda: part, lambda part: part.about),
+    }
+    found = {name: time_call(call, device, runs) for name, call in calls.items()}
+    costs = [sum(specs[item].input_size for item in share) for share in shares.of_ranks]
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    equal = same_bits(graphed, parallel(pixels, grids), shares, pixels)
+    assert equal, f"rank {rank}: the results are not those of the same shares on one GPU"
+    sent = sum(
+        row.numel() // max(len(row), 1) * row.itemsize * max(sum(shares.counts(name)), 1)
+        for name, row in part.fields
+    )
+    return {
+        "ranks": ranks,
+        "images": len(grids),
+        "tokens": sum(spec.output_tokens for spec in specs),
+        "rows of each rank": costs,
+        "bytes of all features": sent,
+        "ms": {
+            name: {
+                "median": round(medians[name], 3),
+                "min": round(min(times), 3),
+                "max": round(max(times), 3),
+            }
+            for name, times in found.items()
+        },
+        "speed-up": round(medians["one"] / medians["all"], 3),
+        "target": TARGET,
+        "reached": medians["one"] / medians["all"] >= TARGET,
+        "equal bits": equal,
+    }
+
+
+def time_call(call: Callable[[], object], device: torch.device, runs: int) -> list[float]:
+    """Milliseconds from a barrier to the last rank's end, of each run after two that warm up."""
+    times = []
+    for _ in range(runs + 2):
+        wait(device)
+        dist.barrier()
+        wait(device)
+        began = time.perf_counter()
+        call()
+        wait(device)
+        mine = torch.tensor([(time.perf_counter() - began) * 1e3], device=device)
+        dist.all_reduce(mine, dist.ReduceOp.MAX)
+        times.append(mine.item())
+    return times[2:]
+
+
+def wait(device: torch.device) -> None:
+    """Wait until the GPU has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def same_bits(
+    graphed: GraphedEncoder, found: EncoderOutput, shares: Shares, pixels: Tensor
+) -> bool:
+    """Whether the results are those of every rank's share, run on this GPU alone."""
+    encoder: Any = graphed.encoder
+    items = encoder.split(found, shares.grids)
+    for share in shares.of_ranks:
+        theirs = shares._replace(mine=share)
+        output = graphed(theirs.select(pixels), theirs.my_grids)
+        for item, wanted in zip(share, encoder.split(output, theirs.my_grids), strict=True):
+            pairs = [(items[item].pooler_output, wanted.pooler_output)]
+            pairs += zip(items[item].deepstack_features, wanted.deepstack_features, strict=True)
+            if not all(torch.equal(one, other) for one, other in pairs):
+                return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What ``benchmarks/scale.py`` computes with: rates of one core, of one disk and of one GPU."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tarfile
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.encode_many import cut_photographs, ours, write_jpegs
+from encoders import VisionEncoder
+from weights import FAMILIES
+
+SIZES = {
+    "256x256": (256, 256),
+    "448x448": (448, 448),
+    "640x480": (640, 480),
+    "1024x768": (1024, 768),
+    "1920x1080": (1920, 1080),
+}
+"""Photographs by the name of their size: (width, height)."""
+TOWERS = {
+    "Qwen3-VL-2B": "Qwen/Qwen3-VL-2B-Instruct",
+    "Qwen3-VL-8B": "Qwen/Qwen3-VL-8B-Instruct",
+    "Qwen2.5-VL-7B": "Qwen/Qwen2.5-VL-7B-Instruct",
+    "InternViT-300M": "OpenGVLab/InternVL3-1B",
+}
+"""The published repo of each tower, by its name in ``benchmarks/towers.py``."""
+
+
+def measure_host(images: int, listed: int) -> dict[str, Any]:
+    """Rates of one core, in images per second of CPU time.
+
+    Args:
+        images: JPEG files of each size.
+        listed: files, and members of a tar file, that are listed.
+    """
+    from benchmarks.preprocess_cpu import cpu_name
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return {
+            "cpu": cpu_name(),
+            "torch": torch.__version__,
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "images": images,
+            "listed": listed,
+            "decoding": {name: measure_decoding(size, images) for name, size in SIZES.items()},
+            "per second": measure_lists(listed),
+            "bytes per listed file": measure_bytes(min(listed, 20_000)),
+            "towers": measure_towers(),
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure_decoding(size: tuple[int, int], images: int) -> dict[str, float]:
+    """Decoding and resizing JPEG files as the threads of ``encode_many`` do for a GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_jpegs(Path(folder), cut_photographs([size] * images))
+        nbytes = sum(path.stat().st_size for path in paths) / images
+        rates = {"kilobytes": round(nbytes / 1e3, 1)}
+        for family, preprocessor in preprocessors().items():
+
+            def decode(preprocessor: Any = preprocessor) -> None:
+                for path in paths:
+                    preprocessor.stage([path], [], {})
+
+            rates[family] = round(images / cpu_seconds(decode), 1)
+    return rates
+
+
+def preprocessors() -> dict[str, Any]:
+    """Of a Qwen tower and of InternViT, with the defaults of a published repo."""
+    named = {"Qwen": "Qwen3-VL-8B", "InternViT": "InternViT-300M"}
+    return {name: without_weights(TOWERS[tower]).preprocessor for name, tower in named.items()}
+
+
+def without_weights(repo_id: str) -> VisionEncoder:
+    """A published tower on the meta device."""
+    for family in FAMILIES.values():
+        for model in family.published:
+            if model.repo_id == repo_id:
+                with torch.device("meta"):
+                    return family.encoder(family.config.from_hf(model.config))
+    raise ValueError(f"{repo_id}: is not a published repo that is known")
+
+
+def measure_towers() -> dict[str, Any]:
+    """Width of a vector, and tokens of an image of each size; nothing is encoded."""
+    found = {}
+    for name, repo_id in TOWERS.items():
+        encoder = without_weights(repo_id)
+        images = [torch.zeros(3, h, w, dtype=torch.uint8) for w, h in SIZES.values()]
+        specs = encoder.item_specs(encoder.preprocess(images).grid_thw)
+        tokens = {size: spec.output_tokens for size, spec in zip(SIZES, specs, strict=True)}
+        found[name] = {"width": encoder.out_features, "tokens": tokens}
+    return found
+
+
+def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
+    """The median CPU time of a call, which other processes on the machine change little."""
+    call()
+    times = []
+    for _ in range(repeats):
+        began = time.process_time()
+        call()
+        times.append(time.process_time() - began)
+    return statistics.median(times)
+
+
+def measure_lists(count: int) -> dict[str, int]:
+    """How many files and tar members are listed per second."""
+    from vitgraph.embedding.sources import find_files
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for number in range(count):
+            if number % 1000 == 0:
+                (root / "photos" / f"{number:07d}").mkdir(parents=True)
+            (root / "photos" / f"{number // 1000 * 1000:07d}" / f"{number:07d}.jpg").touch()
+        with tarfile.open(root / "x.tar", "w") as file:
+            for number in range(count):
+                file.addfile(tarfile.TarInfo(f"{number:07d}.jpg"))
+        return {
+            "files of a folder": round(
+                count / cpu_seconds(lambda: find_files(str(root / "photos")))
+            ),
+            "images of a tar file": round(
+                count / cpu_seconds(lambda: find_files(str(root / "x.tar")))
+            ),
+        }
+
+
+def measure_bytes(count: int) -> int:
+    """What a list of files takes of a worker's memory, per file."""
+    from vitgraph.embedding.sources import find_files
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(count):
+            (Path(folder) / f"{number:014d}.jpg").touch()
+        tracemalloc.start()
+        try:
+            files = find_files(folder)
+            return round(tracemalloc.get_traced_memory()[0] / len(files))
+        finally:
+            tracemalloc.stop()
+
+
+# --- GPU ------------------------------------------------------------------------------------------
+
+
+def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
+    """Images per second of every tower and size, decoded beforehand: the GPU alone binds."""
+    from benchmarks.machine import describe_machine
+
+    return {
+        "about": describe_machine(),
+        "cores": os.cpu_count(),
+        "images": images,
+        "workers": workers,
+        "towers": {name: dict(rates_of(name, images, workers, repeats)) for name in TOWERS},
+    }
+
+
+def rates_of(
+    name: str, images: int, workers: int, repeats: int
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Tokens per image and images per second of one tower, by size."""
+    from benchmarks.towers import TOWERS as PUBLISHED_TOWERS
+    from graphwrap import GraphedEncoder
+
+    encoder = PUBLISHED_TOWERS[name].build()
+    graphed = GraphedEncoder(encoder, outputs=("pooler_output",)).capture(progress=False)
+    for size, (width, height) in SIZES.items():
+        # Larger images take the GPU longer: fewer of them are as good a measurement.
+        count = max(images * 448 * 448 // (width * height), 256) if width > 448 else images
+        shown = [np.asarray(image) for image in cut_photographs([(width, height)] * 16)]
+        items = [shown[number % len(shown)] for number in range(count)]
+        yield size, rate_of(graphed, encoder, items, workers, repeats)
+    graphed.release()
+
+
+def rate_of(
+    graphed: Any, encoder: VisionEncoder, items: list[Any], workers: int, repeats: int
+) -> dict[str, float]:
+    """What one size gives: medians of the repeats, after a run that warms up."""
+    grid = encoder.preprocess([items[0]]).grid_thw
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        ours(graphed, items, workers=workers)
+        times.append(time.perf_counter() - began)
+    return {
+        "tokens": encoder.item_specs(grid)[0].output_tokens,
+        "images per second": round(len(items) / statistics.median(times[1:]), 1),
+    }

@@ -1,0 +1,45 @@
+"""One call whose images several GPUs share.
+
+    torchrun --nproc-per-node 8 examples/data_parallel.py Qwen/Qwen3-VL-8B-Instruct *.jpg
+
+Every process passes the same images and gets all features, in their order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+
+import vitgraph
+
+
+def main() -> None:
+    """What each process does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("repo", help="Hugging Face repo id, or the folder of a checkpoint")
+    parser.add_argument("images", nargs="+")
+    options = parser.parse_args()
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    encoder = vitgraph.load_encoder(options.repo, device=device, progress=dist.get_rank() == 0)
+    graphed = vitgraph.GraphedEncoder(encoder).capture(progress=False)
+    parallel = vitgraph.DataParallelEncoder(graphed)
+
+    inputs = encoder.preprocess(options.images)
+    features = parallel(inputs.pixel_values, inputs.grid_thw)
+    if dist.get_rank() == 0:
+        items = encoder.split(features, inputs.grid_thw)
+        for name, item in zip(options.images, items, strict=True):
+            print(name, tuple(item.pooler_output.shape))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Processes for tests that kill some of them, or that need several at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vitgraph.cli import main
+
+_IMPORTED_ONCE = [
+    "pytest",
+    "torch.distributed",
+    "vitgraph.embedding.checks",
+    "vitgraph.embedding.job",
+    "vitgraph.parallel",
+    "vitgraph.seeded",
+]
+
+
+def started_once() -> Any:
+    """A way to start processes that imports torch once for all of them, where the system can."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED_ONCE)
+    return context
+
+
+def start(arguments: Sequence[str]) -> Any:
+    """A process that runs the command line with these arguments."""
+    process = started_once().Process(target=_run, args=(list(arguments),))
+    process.start()
+    return process
+
+
+def _run(arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+    sys.exit(main(arguments))

@@ -1,0 +1,213 @@
+"""Processes that form a group on loopback, and what they do in the tests of parallel calls."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from encoders.contract import EncoderOutput, GridLike
+from graphwrap import GraphedEncoder
+from own_processes import started_once
+from photographs import panning_clip, photographs
+from stream_cases import tower
+from toy_encoder import WIDTH, ToyEncoder
+from vitgraph import DataParallelEncoder
+
+SECONDS = 120.0
+"""How long the tests wait for a process before they fail."""
+
+
+class Ranks:
+    """Processes that run functions, each with its rank, in one group.
+
+    Args:
+        size: how many.
+        store: a file that does not exist, through which they find one another.
+        timeout: seconds of the group.
+        backend: of the group; with NCCL each process has a GPU of its own.
+    """
+
+    def __init__(self, size: int, store: Path, timeout: float = 30, backend: str = "gloo") -> None:
+        context = started_once()
+        pipes = [context.Pipe() for _ in range(size)]
+        self.pipes = [ours for ours, _ in pipes]
+        self.processes = [
+            context.Process(target=_serve, args=(theirs, rank, size, str(store), timeout, backend))
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What the function returns or raises on every rank."""
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+        answers = []
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
+            try:
+                assert pipe.poll(SECONDS), f"a rank hangs in {function.__name__}"
+                answers.append(pipe.recv())
+            except EOFError:
+                process.join(SECONDS)
+                answers.append(process.exitcode)
+        return answers
+
+    def close(self) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
+            process.join(SECONDS)
+            process.kill()
+
+
+def _serve(pipe: Any, rank: int, size: int, store: str, timeout: float, backend: str) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if backend == "nccl" else None
+    if device is not None:
+        torch.cuda.set_device(device)
+    # A group that was waited for in vain cannot be destroyed in order: the process just ends.
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+        device_id=device,
+    )
+    while (task := pipe.recv()) is not None:
+        function, arguments = task
+        try:
+            pipe.send(function(rank, *arguments))
+        except (ValueError, RuntimeError) as error:
+            pipe.send(error)
+    pipe.close()
+    os._exit(0)
+
+
+# --- encoders -------------------------------------------------------------------------------------
+
+
+class FailingEncoder(ToyEncoder):
+    """A toy that raises ``error`` in its next call."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Any = None,
+    ) -> EncoderOutput:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return super().forward(pixel_values, grid_thw, encoder_metadata=encoder_metadata)
+
+
+EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
+CALLS = {
+    "no item": [],
+    "one item": [(1, 2, 2)],
+    "two items": [(1, 1, 2), (1, 4, 4)],
+    "videos among images": [(1, 2, 4), (5, 2, 2), (1, 1, 2), (2, 3, 4), (1, 6, 2)],
+    "one item of many times the others' size": [(1, 1, 2), (1, 8, 8), (1, 1, 2), (1, 1, 4)],
+    "equal items": [(1, 2, 2)] * 7,
+}
+
+
+def pixels_of(grids: Sequence[Sequence[int]], seed: int = 0) -> Tensor:
+    rows = sum(t * h * w for t, h, w in grids)
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def wrapped(form: str) -> Any:
+    encoder = ToyEncoder()
+    return encoder if form == "encoder" else GraphedEncoder(encoder, [4, 32], backend="static")
+
+
+# --- what ranks do --------------------------------------------------------------------------------
+
+
+def call_all(rank: int, form: str) -> dict[str, EncoderOutput]:
+    """Every call of ``CALLS``."""
+    outputs = ("pooler_output", "deepstack_features")
+    parallel = DataParallelEncoder(wrapped(form), outputs=outputs)
+    return {name: parallel(pixels_of(grids), grids) for name, grids in CALLS.items()}
+
+
+def call_in_pairs(rank: int) -> EncoderOutput:
+    """A call in a group of this rank and its neighbour, of ranks 0 and 1 or of rank 2 alone."""
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2])]
+    group = groups[0] if rank < 2 else groups[1]
+    parallel = DataParallelEncoder(ToyEncoder(), group, outputs=EVERY_FIELD)
+    assert parallel.size == (2 if rank < 2 else 1)
+    grids = CALLS["videos among images"]
+    return parallel(pixels_of(grids), grids)
+
+
+def call_with_own_items(rank: int) -> tuple[EncoderOutput, list[Tensor]]:
+    """Rank r has r items of its own, or r photographs."""
+    parallel = DataParallelEncoder(ToyEncoder(), scatter=False)
+    grids = [(1, 2, 2 + 2 * n) for n in range(rank)]
+    output = parallel(pixels_of(grids, seed=rank), grids)
+    towers = DataParallelEncoder(tower("qwen3_vl"), scatter=False)
+    return output, towers.encode(photographs()[:rank], pool="mean")
+
+
+def encode_media(
+    rank: int, name: str, images: int, clips: int, pool: str
+) -> list[EncoderOutput] | list[Tensor]:
+    """Photographs and clips through a small tower."""
+    parallel = DataParallelEncoder(tower(name))
+    return parallel.encode(photographs()[:images], [panning_clip(5)] * clips, pool=pool)
+
+
+def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, EncoderOutput]:
+    """One rank's encoder raises; what every rank raises, and what the next call returns."""
+    parallel = DataParallelEncoder(FailingEncoder(error if rank == where else None))
+    grids = CALLS["equal items"]
+    try:
+        parallel(pixels_of(grids), grids)
+    except (ValueError, RuntimeError, KeyError) as raised:
+        return raised, parallel(pixels_of(grids), grids)
+    raise AssertionError("no error")
+
+
+def read_on_all_but_one(rank: int, good: str) -> list[Tensor]:
+    """One rank cannot read a file that the others have."""
+    parallel = DataParallelEncoder(tower("qwen3_vl"))
+    return parallel.encode([good if rank != 1 else "/nowhere.jpg"], pool="mean")
+
+
+def call_with_other_items(rank: int) -> EncoderOutput:
+    """Rank 1 passes an item more than the others."""
+    parallel = DataParallelEncoder(ToyEncoder())
+    grids = [(1, 2, 2)] * (3 if rank == 1 else 2)
+    return parallel(pixels_of(grids), grids)
+
+
+def end_before_the_call(rank: int) -> EncoderOutput:
+    """Rank 1 ends without a word."""
+    parallel = DataParallelEncoder(ToyEncoder())
+    if rank == 1:
+        os._exit(7)
+    return parallel(pixels_of([(1, 2, 2)]), [(1, 2, 2)])
+
+
+def come_too_late(rank: int, seconds: float) -> EncoderOutput:
+    """Rank 1 does not come within the timeout."""
+    parallel = DataParallelEncoder(ToyEncoder())
+    if rank == 1:
+        time.sleep(seconds)
+    return parallel(pixels_of([(1, 2, 2)]), [(1, 2, 2)])

@@ -1,0 +1,230 @@
+"""``vitgraph embed`` on images inside tar files, parquet files and data sets."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from photographs import china
+from vitgraph.cli import main
+from vitgraph.embedding.sources import find_files
+from vitgraph.features import load_embeddings
+from vitgraph.seeded import write_seeded_checkpoint
+
+Embed = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
+
+
+@pytest.fixture(scope="module")
+def images() -> list[bytes]:
+    """Six image files."""
+    files = []
+    for number in range(6):
+        file = io.BytesIO()
+        china().crop((30 * number, 0, 30 * number + 90, 80)).save(file, "PNG")
+        files.append(file.getvalue())
+    return files
+
+
+@pytest.fixture
+def wanted(repo: Path, images: list[bytes], tmp_path: Path) -> np.ndarray[Any, Any]:
+    """The vectors of the six images as files of their own."""
+    (tmp_path / "alone").mkdir()
+    for number, content in enumerate(images):
+        (tmp_path / "alone" / f"{number}.png").write_bytes(content)
+    assert run(repo, tmp_path / "alone", tmp_path / "wanted") == 0
+    return load_embeddings(tmp_path / "wanted")[1]
+
+
+def run(repo: Path, source: object, out: Path, *options: object) -> int:
+    command = ["embed", repo, source, "--out", out, "--dtype", "float32", "--no-progress"]
+    return main([str(each) for each in (*command, *options)])
+
+
+def write_tar(path: Path, members: Mapping[str, bytes], format: int = tarfile.PAX_FORMAT) -> None:
+    with tarfile.open(path, "w", format=format) as file:
+        for name, content in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            file.addfile(about, io.BytesIO(content))
+
+
+def write_parquet(path: Path, column: str, cells: list[Any], rows: int = 2) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = arrow.table({"number": list(range(len(cells))), column: cells})
+    parquet.write_table(table, path, row_group_size=rows)
+
+
+# --- tar files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_images_in_tar_files_give_the_vectors_of_files(
+    repo: Path, images: list[bytes], wanted: Any, tmp_path: Path, format: int
+) -> None:
+    """As WebDataset writes them: other files of a sample lie between the images."""
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    long = "folder/" * 9 + "name" * 9
+    for number in range(2):
+        members = {}
+        for place in range(3):
+            members[f"{long}{place}.png"] = images[3 * number + place]
+            members[f"{long}{place}.json"] = b"{}"
+            members[f"{long}{place}.cls"] = b"1"
+        write_tar(tars / f"part-{number}.tar", {**members, "folder/._x.png": b"?"}, format)
+    assert run(repo, tars / "part-*.tar", tmp_path / "out", "--shard-items", 2) == 0
+    keys, matrix = load_embeddings(tmp_path / "out")
+    parts = [f"part-{number}.tar/{long}{place}.png" for number in range(2) for place in range(3)]
+    assert keys == parts
+    assert np.allclose(matrix, wanted, atol=1e-5)
+    assert main(["embed", "--verify", str(tmp_path / "out")]) == 0
+
+
+def test_a_list_may_name_tar_files_beside_images(
+    repo: Path, images: list[bytes], wanted: Any, tmp_path: Path
+) -> None:
+    write_tar(tmp_path / "two.tar", {"a.png": images[1], "b.png": images[2]})
+    (tmp_path / "list.txt").write_text("alone/0.png\ntwo.tar\nalone/3.png\n")
+    assert run(repo, tmp_path / "list.txt", tmp_path / "out") == 0
+    keys, matrix = load_embeddings(tmp_path / "out")
+    assert keys == ["alone/0.png", "two.tar/a.png", "two.tar/b.png", "alone/3.png"]
+    assert np.allclose(matrix, wanted[:4], atol=1e-5)
+
+
+def test_copies_are_found_across_tar_files_and_files(
+    repo: Path, images: list[bytes], wanted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tar(tmp_path / "copies.tar", {"x.png": images[0], "y.png": images[0]})
+    (tmp_path / "list.txt").write_text("alone/0.png\ncopies.tar\n")
+    assert run(repo, tmp_path / "list.txt", tmp_path / "out") == 0
+    assert "3 of 3 files in 1 shards, 2 of them copies" in capsys.readouterr().out
+
+
+def test_a_damaged_member_is_one_bad_file(repo: Path, images: list[bytes], tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", {"a.png": images[0], "b.png": images[1][:200], "c.png": b""})
+    assert run(repo, tmp_path / "x.tar", tmp_path / "out") == 3
+    assert load_embeddings(tmp_path / "out")[0] == ["x.tar/a.png"]
+    table = (tmp_path / "out" / "errors.csv").read_text()
+    assert table.count("cannot be read as an image") == 2
+
+
+def test_a_tar_file_that_shrinks_after_listing_loses_its_last_images(
+    images: list[bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.tar"
+    write_tar(path, {"a.png": images[0], "b.png": images[1]})
+    first, last = find_files(str(path))
+    assert last.read() == images[1]
+    path.write_bytes(path.read_bytes()[: last.place + 10])
+    assert first.read() == images[0]
+    with pytest.raises(OSError, match=r"x.tar: ends before byte"):
+        last.read()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.tar", b"no tar file" * 100, "cannot be read as a tar file"),
+        ("x.tar.gz", b"", "is compressed, so that no image in it can be reached"),
+        ("x.parquet", b"no parquet file", "cannot be read as a parquet file"),
+    ],
+)
+def test_a_file_that_should_hold_images_and_is_damaged_is_refused(
+    repo: Path, tmp_path: Path, name: str, content: bytes, message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    assert run(repo, tmp_path / name, tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("cut", [100, 900, 1024, 1500])
+def test_a_truncated_tar_file_is_refused(tmp_path: Path, cut: int) -> None:
+    """In the data of the first of two files of 512 bytes, or in the header of the other."""
+    write_tar(tmp_path / "x.tar", {name: bytes(512) for name in ("a.png", "b.png")})
+    (tmp_path / "x.tar").write_bytes((tmp_path / "x.tar").read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"x.tar: cannot be read as a tar file"):
+        find_files(str(tmp_path / "x.tar"))
+
+
+# --- parquet --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bytes", "struct", "path"])
+def test_images_in_a_column_of_parquet_files_give_the_vectors_of_files(
+    repo: Path, images: list[bytes], wanted: Any, tmp_path: Path, kind: str
+) -> None:
+    cells: list[Any] = list(images)
+    if kind == "struct":
+        cells = [{"bytes": content, "path": None} for content in images[:5]]
+        cells.append({"bytes": None, "path": "alone/5.png"})
+    elif kind == "path":
+        cells = [f"alone/{number}.png" for number in range(6)]
+    write_parquet(tmp_path / "x.parquet", "picture", cells)
+    options = ("--column", "picture", "--shard-items", 4)
+    assert run(repo, tmp_path / "x.parquet", tmp_path / "out", *options) == 0
+    keys, matrix = load_embeddings(tmp_path / "out")
+    assert keys == [f"x.parquet/{row}" for row in range(6)]
+    assert np.allclose(matrix, wanted, atol=1e-5)
+
+
+def test_empty_cells_are_bad_files_and_an_unknown_column_is_refused(
+    repo: Path, images: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_parquet(tmp_path / "x.parquet", "image", [images[0], None, b"?"])
+    assert run(repo, tmp_path / "x.parquet", tmp_path / "out") == 3
+    assert load_embeddings(tmp_path / "out")[0] == ["x.parquet/0"]
+    assert run(repo, tmp_path / "x.parquet", tmp_path / "other", "--column", "photo") == 2
+    error = capsys.readouterr().err
+    assert "x.parquet: has no column 'photo'; name one of number, image with --column" in error
+
+
+# --- data sets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("default")  # of the library
+def test_a_data_set_gives_the_vectors_of_files(
+    repo: Path, images: list[bytes], wanted: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    cells = [{"bytes": content, "path": None} for content in images]
+    write_parquet(folder / "test-0.parquet", "image", cells[:4])
+    write_parquet(folder / "test-1.parquet", "image", cells[4:])
+    assert run(repo, f"hf://datasets/{folder}", tmp_path / "out", "--split", "test") == 0
+    keys, matrix = load_embeddings(tmp_path / "out")
+    assert keys == [f"test/{row}" for row in range(6)]
+    assert np.allclose(matrix, wanted, atol=1e-5)
+    empty = tmp_path / "other"
+    empty.mkdir()
+    write_parquet(empty / "train.parquet", "label", [1, 2])
+    with pytest.raises(ValueError, match=r"has no column 'image'; name one of number, label"):
+        find_files(f"hf://datasets/{empty}")
+
+
+def test_without_the_datasets_package_the_error_names_it(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    assert run(repo, "hf://datasets/beans", tmp_path / "out") == 2
+    assert "beans: is read by the datasets package: pip install data" in capsys.readouterr().err

@@ -1,0 +1,397 @@
+"""``vitgraph embed`` by several workers: each its shards, none twice, whatever is killed when."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from own_processes import start
+from photographs import china
+from vitgraph.cli import main
+from vitgraph.embedding import job as job_module
+from vitgraph.embedding.manifest import alone
+from vitgraph.embedding.workers import Worker, read_worker
+from vitgraph.features import load_embeddings
+from vitgraph.seeded import write_seeded_checkpoint
+
+Command = list[str]
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve small photographs, three of them equal."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(12):
+        left = 0 if number in (3, 7) else 20 * number
+        china().crop((left, 0, left + 70, 70)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+@pytest.fixture
+def command(repo: Path, photos: Path, tmp_path: Path) -> Command:
+    out = str(tmp_path / "out")
+    options = ["--out", out, "--shard-items", "2", "--dtype", "float32", "--workers", "1"]
+    return ["embed", str(repo), str(photos), *options, "--no-progress"]
+
+
+def written(out: Path) -> list[int]:
+    return sorted(int(path.name[:5]) for path in out.glob("*_stats.json"))
+
+
+# --- which worker ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shard", "environment", "rank", "size", "said_by"),
+    [
+        (None, {}, 0, 1, ""),
+        ("2/5", {"RANK": "0", "WORLD_SIZE": "2"}, 2, 5, "--shard"),
+        (None, {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "3"}, 1, 2, "torchrun"),
+        (None, {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "RANK": "1"}, 3, 8, "SLURM"),
+        ("0/1", {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, 0, 1, "--shard"),
+    ],
+)
+def test_the_launcher_says_which_worker_this_is(
+    shard: str | None, environment: dict[str, str], rank: int, size: int, said_by: str
+) -> None:
+    assert read_worker(shard, environment)[:3] == (rank, size, said_by)
+
+
+@pytest.mark.parametrize("shard", ["4/4", "-1/4", "1", "a/b", "1/0", "1/", "1.0/2"])
+def test_a_worker_that_cannot_be_is_refused(shard: str) -> None:
+    with pytest.raises(ValueError, match=r"--shard says worker .*: give I/N, I from 0 to N - 1"):
+        read_worker(shard, {})
+    with pytest.raises(ValueError, match="torchrun says worker 2/2"):
+        read_worker(None, {"RANK": "2", "WORLD_SIZE": "2"})
+
+
+def test_each_worker_of_a_host_has_a_gpu_and_its_part_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    worker = read_worker(None, dict(zip(LAUNCHERS, ["9", "16", "5", "8"], strict=True)))
+    assert worker.place(torch.device("cuda")) == torch.device("cuda", 1)
+    assert worker.place(torch.device("cuda:3")) == torch.device("cuda", 3)
+    assert worker.place(torch.device("cpu")) == torch.device("cpu")
+    assert worker.threads() == 4
+    alone_on_host = read_worker("3/8", {})
+    assert alone_on_host.place(torch.device("cuda")) == torch.device("cuda")
+    assert alone_on_host.threads() == 16
+
+
+# --- shards of workers ----------------------------------------------------------------------------
+
+
+def test_workers_write_every_nth_shard_and_the_last_finishes_the_job(
+    command: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    assert main([*command, "--shard", "1/3"]) == 0
+    said = capsys.readouterr().out
+    assert "worker 1 of 3 (--shard) writes 2 shards" in said
+    assert "has written its 2 shards, with 0 errors; 4 of all 6 are left to other work" in said
+    assert written(out) == [1, 4]
+    with pytest.raises(ValueError, match="4 of 6 shards are missing, the first is 0"):
+        load_embeddings(out)
+    monkeypatch.setenv("SLURM_PROCID", "2")
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    assert main(command) == 0
+    assert written(out) == [1, 2, 4, 5]
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert main(command) == 0
+    assert "12 of 12 files in 6 shards" in capsys.readouterr().out
+    keys, matrix = load_embeddings(out)
+    assert keys == sorted(path.name for path in photos.iterdir())
+    whole = [*command, "--shard", "0/1"]
+    whole[whole.index(str(out))] = str(tmp_path / "whole")
+    assert main(whole) == 0
+    assert np.allclose(matrix, load_embeddings(tmp_path / "whole")[1], atol=1e-5)
+    assert np.array_equal(matrix[3], matrix[7])
+
+
+def test_more_workers_than_shards_leave_some_without_work(command: Command, tmp_path: Path) -> None:
+    assert main([*command, "--shard", "8/9"]) == 0
+    assert written(tmp_path / "out") == []
+
+
+def test_a_worker_with_bad_files_in_its_shards_exits_with_3(
+    command: Command, repo: Path, photos: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "photos"
+    shutil.copytree(photos, copy)
+    (copy / "02.png").write_text("no image")
+    command[2] = str(copy)
+    codes = [main([*command, "--shard", f"{rank}/3"]) for rank in range(3)]
+    assert codes == [0, 3, 3]  # the last one sees the whole job
+    assert "02.png" in (tmp_path / "out" / "errors.csv").read_text()
+
+
+def test_two_workers_on_one_shard_write_it_once(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second worker that comes while the first one writes waits, and then leaves it alone."""
+    out = tmp_path / "out"
+    assert main(command) == 0
+    before = {path.name: path.read_bytes() for path in out.glob("00003*")}
+    for name in before:
+        (out / name).unlink()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with alone(out / ".00003.lock.tmp"):
+            entered.set()
+            go_on.wait(30)
+            for name, content in before.items():
+                (out / name).write_bytes(content)
+
+    first = threading.Thread(target=hold)
+    first.start()
+    assert entered.wait(30)
+    threading.Timer(0.2, go_on.set).start()
+    assert main(command) == 0
+    first.join()
+    assert {path.name: path.read_bytes() for path in out.glob("00003*")} == before
+    assert not list(out.glob(".*"))
+
+
+def test_a_shard_written_before_its_turn_is_not_encoded_again(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    assert main(command) == 0
+    shutil.copytree(out, kept)
+    for path in out.glob("0000[1-4]*"):
+        path.unlink()
+    plain: Callable[..., Any] = job_module.Job._make_plan
+    planned = []
+
+    def noting(self: job_module.Job, number: int) -> Any:
+        if number == 1:  # the others are written now, by somebody else
+            for path in kept.glob("0000[2-4]*"):
+                shutil.copy(path, out)
+        plan = plain(self, number)
+        planned.append((number, plan.done))
+        return plan
+
+    monkeypatch.setattr(job_module.Job, "_make_plan", noting)
+    assert main(command) == 0
+    assert planned == [(1, False), (2, True), (3, True), (4, True)]
+    assert len(load_embeddings(out)[0]) == 12
+
+
+def test_without_dedupe_copies_are_encoded_like_others(command: Command, tmp_path: Path) -> None:
+    assert main([*command, "--no-dedupe"]) == 0
+    stats = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*_stats.json")]
+    assert sum(one["copies"] for one in stats) == 0
+    assert main(command) == 0  # the same job
+
+
+# --- status and verify ----------------------------------------------------------------------------
+
+
+def test_status_says_how_far_a_job_is(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    main([*command, "--shard", "0/2"])
+    capsys.readouterr()
+    assert main(["embed", "--status", out]) == 1
+    said = capsys.readouterr().out
+    assert f"{out}: 3 of 6 shards are written, 6 of 12 files\n6 rows, 0 of them copies" in said
+    assert "files per second and worker; the last shard was written 0 s ago" in said
+    main([*command, "--shard", "1/2"])
+    assert main(["embed", "--status", out]) == 0
+    assert main(["embed", "--status", str(tmp_path)]) == 2
+    assert "has no manifest.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ["npy", "safetensors", "parquet"])
+def test_verify_reads_every_file_and_names_what_is_wrong(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
+) -> None:
+    if format == "parquet":
+        pytest.importorskip("pyarrow")
+    out = tmp_path / "out"
+    assert main([*command, "--format", format]) == 0
+    capsys.readouterr()
+    assert main(["embed", "--verify", str(out)]) == 0
+    assert "6 shards of 12 files are whole" in capsys.readouterr().out
+    array = out / f"00001.{format}"
+    array.write_bytes(array.read_bytes()[:-1] + b"?")
+    (out / "00002.csv").unlink()
+    (out / "00004_stats.json").unlink()
+    assert main(["embed", "--verify", str(out)]) == 1
+    said = capsys.readouterr().out
+    again = "delete 00001_stats.json and run the command of the job again"
+    assert f"00001.{format} is not what was written; {again}" in said
+    assert "shard 00002: 00002.csv is missing; delete" in said
+    assert "shard 00004: is not written; run the command of the job again" in said
+    for name in ("00001_stats.json", "00002_stats.json"):
+        (out / name).unlink()
+    assert main([*command, "--format", format]) == 0
+    assert main(["embed", "--verify", str(out)]) == 0
+
+
+def test_verify_counts_items_with_errors_and_whole_outputs(
+    command: Command, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "photos"
+    shutil.copytree(photos, copy)
+    for name in ("00.png", "05.png"):
+        (copy / name).write_text(f"no image {name}")
+    command[2] = str(copy)
+    fields = ["--pool", "none", "--fields", "pooler_output,last_hidden_state"]
+    assert main([*command, *fields]) == 3
+    out = tmp_path / "out"
+    assert main(["embed", "--verify", str(out)]) == 0
+    stats = out / "00002_stats.json"
+    stats.write_text(stats.read_text().replace('"05.png"', '"06.png"'))
+    assert main(["embed", "--verify", str(out)]) == 1
+    assert "the keys of its shards are not those of the job" in capsys.readouterr().out
+
+
+def test_values_that_are_not_finite_are_a_fault(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(command) == 0
+    matrix = np.load(out / "00003.npy")
+    matrix[1, 5] = np.nan
+    np.save(out / "00003.npy", matrix)
+    stats = json.loads((out / "00003_stats.json").read_text())
+    (out / "00003_stats.json").write_text(json.dumps({**stats, "files": {}}))
+    assert main(["embed", "--verify", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert "embeddings of 07.png has values that are not finite" in said
+
+
+def test_a_job_is_looked_at_without_a_checkpoint_and_run_with_one(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--status", str(tmp_path)]) == 2
+    assert "a job is looked at without a checkpoint" in capsys.readouterr().err
+    assert main(["embed", command[1]]) == 2
+    error = capsys.readouterr().err
+    assert "the following arguments are required: FOLDER, --out (see `vitgraph embed" in error
+
+
+# --- space ----------------------------------------------------------------------------------------
+
+
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_a_job_that_does_not_fit_the_disk_is_refused_before_anything_is_written(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**6, 10**6 - 4000, 4000))
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "about 4.6 kB are still to be written, and 4.0 kB are free" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, plain = tmp_path / "out", np.save
+    free = iter([10**9, 10**9, 10**9, 10**5])
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 0, next(free)))
+        assert main(command) == 2
+    assert "no space for a shard of 768 bytes, 100,000 are free" in capsys.readouterr().err
+    assert written(out) == [0, 1]
+
+    def fill_up(file: Any, array: Any) -> None:
+        plain(file, array[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "save", fill_up)
+        assert main(command) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert sorted(path.name[:5] for path in out.glob("*.npy")) == ["00000", "00001"]
+    assert [path.name for path in out.glob(".*") if "lock" not in path.name] == []
+    assert main(command) == 0
+    assert main(["embed", "--verify", str(out)]) == 0
+
+
+# --- killed workers -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
+    repo: Path, tmp_path: Path
+) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for number in range(360):
+        x, y = number % 40 * 10, number // 40 * 20
+        china().crop((x, y, x + 64, y + 64)).save(photos / f"{number:03d}.png")
+    command = ["embed", str(repo), str(photos), "--out", str(out), "--shard-items", "2"]
+    command += ["--dtype", "float32", "--workers", "1", "--no-progress"]
+    chance = random.Random(0)
+    kills = 0
+    moments = []
+    running: dict[int, Any] = {}
+    deadline = time.monotonic() + 240
+    while kills < 50:
+        assert time.monotonic() < deadline
+        for rank in range(3):
+            if rank not in running or not running[rank].is_alive():
+                running[rank] = start([*command, "--shard", f"{rank}/3"])
+        time.sleep(chance.uniform(0, 0.5))
+        victim = running.pop(chance.randrange(3))
+        if victim.is_alive():
+            victim.kill()
+            victim.join()
+            kills += victim.exitcode == -9
+            moments.append(len(written(out)))
+        if len(written(out)) > 150:  # nearly done: begin again with all but the first shards
+            for stats in list(out.glob("*_stats.json"))[5:]:
+                stats.unlink()
+    assert len(set(moments)) > 10, "the kills came before there was work"
+    for process in running.values():
+        process.join(60)
+    for rank in range(3):
+        process = start([*command, "--shard", f"{rank}/3"])
+        process.join(60)
+        assert process.exitcode == 0
+    assert main(["embed", "--verify", str(out)]) == 0
+    keys, matrix = load_embeddings(out)
+    assert keys == [f"{number:03d}.png" for number in range(360)]
+    assert np.isfinite(matrix).all()
+
+
+def test_every_shard_belongs_to_one_worker() -> None:
+    for size in range(1, 9):
+        own = [Worker(rank, size).own(range(50)) for rank in range(size)]
+        assert sorted(number for shards in own for number in shards) == list(range(50))

@@ -1,0 +1,154 @@
+"""Embedding inside an engine that schedules the work itself: Ray Data, or ``datasets.map``.
+
+Shapes: n rows of a batch, D width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from encoders.pooling import check_pool
+from encoders.streams import ItemError
+from encoders.vision_encoder import Encoder
+from graphwrap import GraphedEncoder
+
+VECTORS, ERRORS = "embedding", "error"
+
+
+class EmbedBatch:
+    """Adds a vector per image to batches of columns: ``ds.map_batches(EmbedBatch, ...)``.
+
+    The encoder is loaded by the first call, once per process; until then an object is a few
+    settings that any process can be sent. The same object serves ``datasets.map(batched=True)``.
+
+    Args:
+        repo: Hugging Face repo id, or the folder of a checkpoint.
+        pool: "mean", "max" or "cls", as ``encode`` takes it.
+        normalize: divide each vector by its L2 norm.
+        column: holds the images: arrays, bytes or paths of image files, PIL images, or whatever
+            else ``preprocess`` takes.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        graph: replay CUDA graphs; None does so on a GPU.
+        dtype: of the weights; None keeps the stored one.
+        revision: branch, tag or commit of the repo.
+        subfolder: folder inside the repo that holds the checkpoint.
+        local_files_only: never touch the network.
+        batch_tokens: output tokens per call, as ``encode_many`` takes it.
+        workers: threads that decode; None takes one per core, at most 16.
+        max_tokens_per_call: as ``encode`` takes it.
+        min_pixels: as ``preprocess`` takes it.
+        max_pixels: as ``preprocess`` takes it.
+        max_tiles: as ``preprocess`` takes it.
+
+    Raises:
+        ValueError: a pool that makes no vector.
+    """
+
+    def __init__(
+        self,
+        repo: str,
+        pool: str = "mean",
+        *,
+        normalize: bool = False,
+        column: str = "image",
+        device: str = "auto",
+        graph: bool | None = None,
+        dtype: str | None = None,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        local_files_only: bool = False,
+        batch_tokens: int | None = None,
+        workers: int | None = None,
+        max_tokens_per_call: int | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+    ) -> None:
+        check_pool(pool, normalize)
+        if pool == "none":
+            raise ValueError("pool='none' makes no vector: take 'mean', 'max' or 'cls'")
+        self.repo, self.pool, self.column = str(repo), pool, column
+        self.device, self.graph = device, graph
+        self._source: dict[str, Any] = {
+            "dtype": dtype,
+            "revision": revision,
+            "subfolder": subfolder,
+            "local_files_only": local_files_only,
+        }
+        self._encoding: dict[str, Any] = {
+            "normalize": normalize,
+            "batch_tokens": batch_tokens,
+            "workers": workers,
+            "max_tokens_per_call": max_tokens_per_call,
+            "min_pixels": min_pixels,
+            "max_pixels": max_pixels,
+            "max_tiles": max_tiles,
+        }
+        self._loaded: tuple[Encoder | GraphedEncoder, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loaded": None}
+
+    def __call__(self, batch: Mapping[str, Any], rank: int | None = None) -> dict[str, Any]:
+        """Encode the images of a batch.
+
+        Args:
+            batch: columns of n rows by name.
+            rank: of this process, as ``datasets.map(with_rank=True)`` passes it: it picks the GPU.
+
+        Returns:
+            The columns of ``batch`` and two more: "embedding", float32 [n, D], and "error", n
+            texts. Where an image cannot be encoded, its vector is NaN and the text says why; else
+            the text is empty.
+
+        Raises:
+            ValueError: no such column, or one of the names "embedding" and "error" is taken.
+        """
+        if self.column not in batch:
+            raise ValueError(
+                f"the batch has no column {self.column!r}: name one of {', '.join(batch)} with "
+                "column="
+            )
+        for name in (VECTORS, ERRORS):
+            if name in batch:
+                raise ValueError(f"the batch has a column {name!r} already: rename or drop it")
+        if self._loaded is None:
+            self._loaded = self._load(rank)
+        encoder, width = self._loaded
+        images = batch[self.column]
+        vectors = np.full((len(images), width), np.nan, np.float32)
+        errors = [""] * len(images)
+        results: Iterable[Any] = encoder.encode_many(
+            list(enumerate(images)),  # pairs, so that no row is taken for one
+            pool=self.pool,
+            progress=False,
+            on_error="keep",
+            **self._encoding,
+        )
+        for result in results:
+            if isinstance(result, ItemError):
+                errors[result.index] = " ".join(str(result.error).split()) or repr(result.error)
+            else:
+                row, vector = result
+                vectors[row] = vector.float().cpu().numpy()
+        return {**batch, VECTORS: vectors, ERRORS: errors}
+
+    def _load(self, rank: int | None) -> tuple[Encoder | GraphedEncoder, int]:
+        """The encoder, with its graphs on a GPU, and the width of its vectors."""
+        from weights import load_encoder
+
+        device = self.device
+        if rank is not None and device in ("auto", "cuda") and torch.cuda.is_available():
+            device = f"cuda:{rank % torch.cuda.device_count()}"
+        encoder = load_encoder(self.repo, device=device, progress=False, **self._source)
+        field = "last_hidden_state" if self.pool == "cls" else "pooler_output"
+        width = encoder.num_features if self.pool == "cls" else encoder.out_features
+        graphs = encoder.device.type == "cuda" if self.graph is None else self.graph
+        if not graphs:
+            return encoder, width
+        graphed = GraphedEncoder(encoder, outputs=(field,))
+        return graphed.capture(progress=False), width

@@ -1,0 +1,84 @@
+"""Which worker of a job this process is; whoever started the workers has said so."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+MOST_THREADS = 16
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+}
+"""The variables for rank, number of workers, rank on this host, and workers on this host."""
+
+
+class Worker(NamedTuple):
+    """One of the processes that work on a job."""
+
+    rank: int = 0
+    size: int = 1
+    said_by: str = ""
+    """Who says so: "--shard", "torchrun", "SLURM", or nobody."""
+    local_rank: int | None = None
+    """Among the workers of this host, None if it is not known."""
+    local_size: int = 1
+
+    def __str__(self) -> str:
+        return f"worker {self.rank} of {self.size} ({self.said_by})"
+
+    def own(self, shards: Iterable[int]) -> list[int]:
+        """Return the shards of this worker: every ``size``-th, from ``rank`` on."""
+        return [number for number in shards if number % self.size == self.rank]
+
+    def place(self, device: torch.device) -> torch.device:
+        """Return the GPU of this worker, if ``device`` names CUDA and no GPU of it."""
+        if str(device) != "cuda" or self.local_rank is None:
+            return device
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+
+    def threads(self) -> int:
+        """Return how many threads decode: this worker's part of the cores, at most 16."""
+        cores = os.cpu_count() or 1
+        if sys.platform == "linux":
+            cores = len(os.sched_getaffinity(0))  # SLURM binds each task to its own
+        return min(max(cores // self.local_size, 1), MOST_THREADS)
+
+
+def read_worker(shard: str | None, environment: Mapping[str, str]) -> Worker:
+    """Return which worker this is.
+
+    Args:
+        shard: ``"I/N"``, counted from 0; None reads the environment.
+        environment: of the process; torchrun's variables come before SLURM's.
+
+    Raises:
+        ValueError: no such worker.
+    """
+    if shard is not None:
+        return _check(*shard.partition("/")[::2], "--shard")
+    for name, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
+        if rank in environment and size in environment:
+            worker = _check(environment[rank], environment[size], name)
+            return worker._replace(
+                local_rank=_number(environment.get(local_rank)),
+                local_size=_number(environment.get(local_size)) or 1,
+            )
+    return Worker()
+
+
+def _check(rank: str, size: str, said_by: str) -> Worker:
+    first, count = _number(rank), _number(size)
+    if first is None or count is None or first >= count:
+        raise ValueError(
+            f"{said_by} says worker {rank}/{size}: give I/N, I from 0 to N - 1, as --shard 0/4"
+        )
+    return Worker(first, count, said_by)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None

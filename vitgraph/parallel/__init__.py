@@ -1,0 +1,10 @@
+"""One call over several GPUs: items are shared out among the ranks of a process group.
+
+- ``encoder``: :class:`DataParallelEncoder`, which is called as an encoder is
+- ``shares``: which rank encodes which items, and where their rows lie in what all ranks gather
+- ``status``: what ranks tell one another about a call, so that an error on one is raised on all
+"""
+
+from .encoder import DataParallelEncoder
+
+__all__ = ["DataParallelEncoder"]

@@ -1,0 +1,113 @@
+"""Which rank encodes which items, and where their rows lie in what all ranks gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from encoders.contract import EncoderItemSpec, Grid
+
+ATTENTION_ROWS = 7000
+"""Rows of a segment whose attention takes as long as all else that is computed for them.
+
+Times of 8 images of 448x448 and of one of 1024x1024 in ``benchmarks/results/speed_h200.json`` make
+it 6,900 for Qwen3-VL-8B and 8,700 for Qwen2-VL-7B; those of Qwen2.5-VL-7B, whose attention stays in
+windows, are proportional to the rows alone.
+"""
+
+
+def cost_of(spec: EncoderItemSpec) -> float:
+    """Return what an item costs, in rows of a short segment."""
+    rows = spec.segments * spec.longest_segment
+    return rows if spec.windows else rows * (1 + spec.longest_segment / ATTENTION_ROWS)
+
+
+def share_out(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """Assign items to ranks: the costliest first, each to the rank with the least so far.
+
+    Args:
+        costs: of each item.
+        ranks: how many there are.
+
+    Returns:
+        The items of each rank in ascending order; equal costs give equal shares everywhere.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0.0, rank) for rank in range(ranks)]
+    heapify(loads)
+    for item in sorted(range(len(costs)), key=lambda item: (-costs[item], item)):
+        load, rank = heappop(loads)
+        shares[rank].append(item)
+        heappush(loads, (load + costs[item], rank))
+    return [sorted(share) for share in shares]
+
+
+class Shares(NamedTuple):
+    """The items of one call, and which of them each rank encodes."""
+
+    grids: list[Grid]
+    specs: list[EncoderItemSpec]
+    of_ranks: list[list[int]]
+    """The numbers of the items of each rank, ascending."""
+    mine: list[int]
+    """The numbers of this rank's items."""
+
+    @property
+    def my_grids(self) -> list[Grid]:
+        """The grids of this rank's items."""
+        return [self.grids[item] for item in self.mine]
+
+    def select(self, pixel_values: Tensor) -> Tensor:
+        """Return the rows of this rank's items.
+
+        Raises:
+            ValueError: another number of rows than the grids have.
+        """
+        ends = list(accumulate(spec.input_size for spec in self.specs))
+        if len(pixel_values) != (total := ends[-1] if ends else 0):
+            raise ValueError(
+                f"pixel_values has {len(pixel_values)} rows, grid_thw describes {total}: pass the "
+                "rows of the items that grid_thw lists, and no others"
+            )
+        if len(self.mine) == len(self.grids):
+            return pixel_values
+        parts = [
+            pixel_values[ends[item] - self.specs[item].input_size : ends[item]]
+            for item in self.mine
+        ]
+        return torch.cat(parts) if parts else pixel_values[:0]
+
+    def counts(self, field: str) -> list[int]:
+        """Return how many rows each item has in a field, which is one in ``"vectors"``."""
+        if field == "vectors":
+            return [1] * len(self.specs)
+        hidden = field == "last_hidden_state"
+        return [spec.input_size if hidden else spec.output_tokens for spec in self.specs]
+
+    def most(self, counts: Sequence[int]) -> int:
+        """Return the rows of the rank that has the most of them."""
+        return max(sum(counts[item] for item in share) for share in self.of_ranks)
+
+    def places(self, counts: Sequence[int]) -> Tensor:
+        """Return where each row of the result lies in the blocks of all ranks.
+
+        Args:
+            counts: rows of each item.
+
+        Returns:
+            int64 on the CPU, one place per row, in the order of the items. Rank r's block begins
+            at r times :meth:`most` and holds the rows of its items.
+        """
+        most, starts = self.most(counts), [0] * len(counts)
+        for rank, share in enumerate(self.of_ranks):
+            before = accumulate((counts[item] for item in share), initial=rank * most)
+            for item, start in zip(share, before, strict=False):
+                starts[item] = start
+        sizes = torch.tensor(counts, dtype=torch.int64)
+        shifts = torch.tensor(starts, dtype=torch.int64) - (sizes.cumsum(0) - sizes)
+        return torch.arange(sum(counts)) + shifts.repeat_interleave(sizes)

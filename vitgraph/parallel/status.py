@@ -1,0 +1,108 @@
+"""The status of a call, which the ranks of a group exchange on the CPU."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Value = TypeVar("Value")
+_FINE, _BAD_INPUT, _FAILED = range(3)
+_DIGEST = 16
+_STATUS = 1024
+"""Bytes of a status: fine or not, a digest of the call, and the text of an error."""
+
+
+class StatusExchange:
+    """Raises an error of one rank on all ranks.
+
+    The status of a rank travels through gloo on the CPU, while the GPU may still be working. gloo
+    notices a rank that has ended, where NCCL would end the process. Making an object is a
+    collective call if the group has no gloo for the CPU.
+
+    Args:
+        group: None for the default group.
+        backends: of the group, by the type of device.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
+        whole = group or dist.distributed_c10d._get_default_group()
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        place = "cpu" if "cpu" in backends else next(iter(backends))
+        options = whole._get_backend(torch.device(place)).options  # there is no public way
+        self.timeout: timedelta = options._timeout
+        self._group = group
+        if backends.get("cpu") != "gloo":
+            made = dist.new_group(
+                dist.get_process_group_ranks(whole),
+                timeout=self.timeout,
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+            assert isinstance(made, dist.ProcessGroup)  # this process is one of the ranks
+            self._group = made
+
+    def run(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
+        """Run this rank's part of a call, and return its value if all ranks are fine.
+
+        Args:
+            work: this rank's part.
+            about: from the value to a text that has to be equal on all ranks.
+
+        Raises:
+            BaseException: what this rank's work raised.
+            ValueError: another rank's input was bad, or ranks were called with different things.
+            RuntimeError: another rank's work failed, or nothing is heard from it any more.
+        """
+        failure: BaseException | None = None
+        try:
+            value = work()
+            said = about(value).encode()
+            status = bytes([_FINE]) + hashlib.blake2b(said, digest_size=_DIGEST).digest()
+        except BaseException as error:  # noqa: BLE001  # raised again below, when all have heard
+            failure = error
+            kind = _BAD_INPUT if isinstance(error, ValueError) else _FAILED
+            text = str(error) if kind == _BAD_INPUT else f"{type(error).__name__}: {error}"
+            status = (
+                bytes([kind])
+                + bytes(_DIGEST)
+                + text.encode(errors="replace")[: _STATUS - _DIGEST - 1]
+            )
+        try:
+            statuses = self._exchange(status)
+        except RuntimeError as error:
+            if failure is None:
+                failure = RuntimeError(
+                    f"rank {self.rank} of {self.size} heard nothing from another rank: one has "
+                    f"ended, or took {self.timeout.total_seconds():g} seconds longer than this "
+                    "one, the timeout of the group; look for the first error in the logs of all"
+                )
+                failure.__cause__ = error
+        if failure is not None:
+            raise failure
+        self._compare(statuses)
+        return value
+
+    def _exchange(self, status: bytes) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(status.ljust(_STATUS, b"\0")), dtype=torch.uint8)
+        heard: list[Tensor] = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(heard, mine, group=self._group)
+        return [bytes(one.tolist()) for one in heard]
+
+    def _compare(self, statuses: list[bytes]) -> None:
+        for rank, status in enumerate(statuses):
+            if status[0] != _FINE:
+                text = status[1 + _DIGEST :].rstrip(b"\0").decode(errors="replace")
+                kind = ValueError if status[0] == _BAD_INPUT else RuntimeError
+                raise kind(f"rank {rank} of {self.size}: {text}")
+        digests = [status[1 : 1 + _DIGEST] for status in statuses]
+        if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+            raise ValueError(
+                f"ranks 0 and {other[0]} made different calls: every rank must pass the same items "
+                "to the same encoder in the same order, or scatter=False its own"
+            )
