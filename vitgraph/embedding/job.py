@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
+from encoders.paths import PathsEncoder
 from encoders.streams import (
     Encoding,
     ItemError,
@@ -126,16 +127,16 @@ class Job:
 
     def _announce(self, encoding: Encoding, limits: Mapping[str, Any]) -> None:
         """Print how much there is to do, and how large the result will be."""
-        encoder = cast(VisionEncoder, encoding.encoder)
-        encoder.preprocess([torch.zeros(3, 64, 64, dtype=torch.uint8)], **limits)
-        with torch.no_grad():
-            nothing = encoder(torch.zeros(0, *encoder.row_shape), [])
+        encoder = cast(VisionEncoder | PathsEncoder, encoding.encoder)
+        blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
         if self.pool == "none":
-            self.empty = self._arrays(nothing)
+            with torch.no_grad():
+                (one,) = encoder.encode([blank], **limits)
+            self.empty = {name: array[:0] for name, array in self._arrays(one).items()}
             total, what = self._estimate(encoder, limits)
         else:
-            name = "last_hidden_state" if self.pool == "cls" else "pooler_output"
-            width = self._fields(nothing)[name].shape[-1]
+            encoder.preprocess([blank], **limits)
+            width = encoder.num_features if self.pool == "cls" else encoder.out_features
             self.empty = self._arrays(torch.zeros(0, width))
             total = len(self.files) * width * self.dtype.itemsize
             what = f"{len(self.files):,} vectors [{width}], about {_readable(total)}"
@@ -164,18 +165,24 @@ class Job:
                 "float16"
             )
 
-    def _estimate(self, encoder: VisionEncoder, limits: Mapping[str, Any]) -> tuple[float, str]:
+    def _estimate(
+        self, encoder: VisionEncoder | PathsEncoder, limits: Mapping[str, Any]
+    ) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
         for file in self.files[:: -(-len(self.files) // SAMPLED)]:
             try:
-                grid = encoder.preprocess([file.item()], **limits).grid_thw
+                inputs = encoder.preprocess([file.item()], **limits)
             except ValueError:
                 continue  # the job itself says what is wrong with it
-            (spec,) = encoder.item_specs(grid)
-            rows = dict.fromkeys(self.empty, spec.output_tokens)
+            specs = [
+                spec
+                for name, path in inputs.paths.items()
+                for spec in encoder.paths[name].item_specs(path.grid_thw)
+            ]
+            rows = dict.fromkeys(self.empty, sum(spec.output_tokens for spec in specs))
             if "last_hidden_state" in rows:
-                rows["last_hidden_state"] = spec.input_size
+                rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
             sizes.append(sum(rows[name] * _row_bytes(one) for name, one in self.empty.items()))
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
