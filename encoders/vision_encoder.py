@@ -6,7 +6,7 @@ Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -108,6 +108,11 @@ class VisionEncoder(Encoder, BlockRunner):
     """
 
     _last_metadata: tuple[object, Metadata] | None = None
+
+    @property
+    def paths(self) -> Mapping[str, VisionEncoder]:
+        """This encoder by the name of its only path, "image"."""
+        return {"image": self}
 
     @property
     @abstractmethod
