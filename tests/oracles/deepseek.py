@@ -20,8 +20,6 @@ from transformers import (
     DeepseekVLHybridModel,
     DeepseekVLModel,
 )
-from transformers.models.unlimited_ocr.configuration_unlimited_ocr import UnlimitedOcrConfig
-from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrModel
 
 from encoders.contract import EncoderOutput
 from weights import FAMILIES
@@ -130,8 +128,12 @@ def hybrid_low_reference(config: Config) -> nn.Module:
 def ocr_reference(config: Config) -> nn.Module:
     """Build transformers' UnlimitedOcrModel, which is DeepSeek-OCR's encoder before another model.
 
-    Its language model is a stub.
+    Its language model is a stub. The import stands here because transformers has the model since
+    5.18 only, and the other references run with older ones.
     """
+    from transformers.models.unlimited_ocr.configuration_unlimited_ocr import UnlimitedOcrConfig
+    from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrModel
+
     towers = config["vision_config"]["width"]
     sam, clip = towers["sam_vit_b"], towers["clip-l-14-224"]
     wrapped = UnlimitedOcrConfig(

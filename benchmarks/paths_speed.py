@@ -1,0 +1,138 @@
+"""Towers with several inputs per image on a GPU: transformers, reference, accelerated, graphs.
+
+    python -m benchmarks.paths_speed --json benchmarks/results/paths_h200.json
+
+Towers of published size with random weights in bfloat16, inputs on the GPU. Figures are medians in
+milliseconds; the variants take turns in one process.
+
+- ``transformers``: transformers' tower (sdpa) over the views of each path, projector included,
+  without joining them per image.
+- ``reference``: ``encoder(inputs)``; ``reference_graph``: ``GraphedEncoder(kernels="reference")``.
+- ``accelerated``: ``encoder.accelerated()(inputs)``; ``graph``: ``GraphedEncoder``.
+- ``floor``: a graph of each accelerated path, captured by hand for exactly this shape; no
+  preparation, no padding, no join.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.towers import SIZES_MIX8, Tower, about, interleaved
+from encoders.contract import VisionInputs
+from encoders.paths import PathsEncoder
+from encoders.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+from tests.oracles import BY_NAME
+
+TOWERS = (
+    Tower("Step3-VL-10B", "step3_vl", "stepfun-ai/Step3-VL-10B"),
+    Tower("DeepSeek-OCR", "deepseek_ocr", "deepseek-ai/DeepSeek-OCR"),
+)
+WORKLOADS = {
+    "one small image": [(320, 240)],
+    "most tiles": [(1920, 1280)],
+    "mix8": [(4 * width // 3, 4 * height // 3) for width, height in SIZES_MIX8],
+}
+"""Sizes of images; 1920x1280 makes 12 tiles of Step3-VL and 6 of DeepSeek-OCR, the most of each."""
+TARGETS = {
+    ("Step3-VL-10B", "one small image"): {"reference_graph": 1.1, "transformers": 1.3},
+    ("DeepSeek-OCR", "one small image"): {"reference_graph": 1.4, "transformers": 4.0},
+}
+"""How many times faster ``graph`` has to be than each variant; elsewhere 1.1 times
+``reference_graph``."""
+
+
+def random_inputs(encoder: PathsEncoder, sizes: list[tuple[int, int]]) -> VisionInputs:
+    """The inputs of images of these sizes, with random pixels on the GPU."""
+    images = [torch.zeros(3, height, width, dtype=torch.uint8) for width, height in sizes]
+    inputs = encoder.preprocess(images)
+    return inputs.with_pixels(
+        lambda pixels: torch.randn(pixels.shape, device="cuda", dtype=encoder.dtype)
+    )
+
+
+def run_transformers(tower: Tower, reference: nn.Module, inputs: VisionInputs) -> None:
+    """Run the reference over the views of each path."""
+    for path in inputs.paths.values():
+        if len(path.grid_thw):
+            BY_NAME[tower.family].output(reference, path.pixel_values, path.grid_thw)
+
+
+def capture(path: VisionEncoder, pixels: Tensor, grid: Tensor) -> torch.cuda.CUDAGraph:
+    """Capture one path for one shape, by hand."""
+    metadata = path.prepare_encoder_metadata(grid)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            path(pixels, encoder_metadata=metadata)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        path(pixels, encoder_metadata=metadata)
+    return graph
+
+
+@torch.no_grad()
+def measure(tower: Tower, runs: int) -> list[dict[str, Any]]:
+    """One row of medians per workload."""
+    encoder: Any = tower.build()
+    reference = tower.reference(encoder)
+    fast = encoder.accelerated()
+    graphed = GraphedEncoder(encoder).capture(progress=False)
+    plain = GraphedEncoder(encoder, kernels="reference").capture(progress=False)
+    rows = []
+    for workload, sizes in WORKLOADS.items():
+        inputs = random_inputs(encoder, sizes)
+        used = {name: path for name, path in inputs.paths.items() if len(path.grid_thw)}
+        graphs = [capture(fast.paths[name], *path) for name, path in used.items()]
+        calls: dict[str, Callable[[], object]] = {
+            "transformers": lambda inputs=inputs: run_transformers(tower, reference, inputs),
+            "reference": lambda inputs=inputs: encoder(inputs),
+            "reference_graph": lambda inputs=inputs: plain(inputs),
+            "accelerated": lambda inputs=inputs: fast(inputs),
+            "graph": lambda inputs=inputs: graphed(inputs),
+            "floor": lambda graphs=graphs: [graph.replay() for graph in graphs],
+        }
+        medians = interleaved(calls, runs)
+        targets = TARGETS.get((tower.name, workload), {"reference_graph": 1.1})
+        gains = {name: round(medians[name] / medians["graph"], 2) for name in medians}
+        rows.append(
+            {
+                "tower": tower.name,
+                "workload": workload,
+                "views": {name: len(path.pixel_values) for name, path in used.items()},
+                **{f"{name}_ms": round(value, 3) for name, value in medians.items()},
+                "graph_is_faster_by": gains,
+                "targets": targets,
+                "reached": all(gains[name] >= target for name, target in targets.items()),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    print(json.dumps(graphed.stats().to_dict())[:2000])
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--runs", type=int, default=15)
+    options = parser.parse_args()
+    rows = []
+    for tower in TOWERS:
+        rows += measure(tower, options.runs)
+        torch.cuda.empty_cache()
+    result = {"about": about(options.runs), "rows": rows}
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
