@@ -36,7 +36,9 @@ from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
 from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from graphwrap import GraphedEncoder  # noqa: E402
 from graphwrap.packing import Packer  # noqa: E402
+from graphwrap.plans import Cache  # noqa: E402
 from graphwrap.prices import Prices  # noqa: E402
+from graphwrap.replay import Executor  # noqa: E402
 from tests.oracles import BY_NAME, Grids  # noqa: E402
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
@@ -73,6 +75,25 @@ def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: Grids) -> Callabl
     return replay
 
 
+def executor_of(graphed: GraphedEncoder) -> Executor:
+    """What runs the calls of a captured encoder with one path."""
+    captured = graphed._captured
+    assert captured is not None
+    return captured.paths["image"]
+
+
+def forget_plans(executor: Executor) -> None:
+    """Have the next plan of every grid be worked out again."""
+    executor.plans = Cache(executor.plans.most)
+
+
+def replay_what_fits(executor: Executor) -> Packer:
+    """A packer that replays everything that fits, without looking at times."""
+    measured = executor.graphs.packer
+    prices = Prices.unmeasured(executor.graphs.runners)
+    return Packer(prices, measured.max_batch_size, measured.eager_tokens)
+
+
 HOST = ("host_us", "launch_us", "host_after_wait_us", "launch_after_wait_us")
 
 
@@ -80,11 +101,11 @@ def host_microseconds(
     graphed: GraphedEncoder, pixels: Tensor, grids: Grids
 ) -> dict[str, float | None]:
     """Median host times: from the call to the launch, and of the launch itself."""
-    plan = graphed._plan(grids)
-    captured = graphed._captured
-    if captured is None or plan.steps[0].budget is None:
+    executor = executor_of(graphed)
+    budget = executor.plan(grids).steps[0].budget
+    if budget is None:
         return dict.fromkeys(HOST)
-    runner = captured.graphs.runners[plan.steps[0].budget]
+    runner = executor.graphs.runners[budget]
     stamps: list[float] = []
     graph = runner.graph
 
@@ -170,7 +191,7 @@ def workload(
         "bare_replay_ms": bare_replay(fast, pixels, grids),
     }
     median = interleaved(calls, runs)
-    steps = graphed._plan(grids).steps
+    steps = executor_of(graphed).plan(grids).steps
     tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))
     held = [step.budget.tokens if step.budget else step.token_count for step in steps]
     paths = [step.budget.name if step.budget else "eager" for step in steps]
@@ -196,22 +217,21 @@ def workload(
 
 def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[dict[str, float]]:
     """Accelerated eager runs and forced replays of one image, by tokens."""
-    captured = graphed._captured
-    assert captured is not None
-    chosen, prices = captured.packer, Prices.unmeasured(captured.graphs.runners)
+    executor = executor_of(graphed)
+    chosen, forced = executor.graphs.packer, replay_what_fits(executor)
     rows = []
     for tokens in LATENCY_TOKENS:
         grids = [list(fast.grid_for(tokens))]
         pixels = draw(fast, grids)
-        graphed._plans.clear()
-        captured.packer = Packer(prices, 64, chosen.eager_tokens)
+        forget_plans(executor)
+        executor.graphs.packer = forced
         calls = {
             "eager_ms": lambda: fast(pixels, grids),  # noqa: B023
             "replay_ms": lambda: graphed(pixels, grids),  # noqa: B023
         }
         rows.append({"tokens": tokens, **interleaved(calls, runs)})
-    graphed._plans.clear()
-    captured.packer = chosen
+    forget_plans(executor)
+    executor.graphs.packer = chosen
     return rows
 
 

@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
-from benchmarks.graphs import draw  # noqa: E402
+from benchmarks.graphs import (  # noqa: E402
+    draw,
+    executor_of,
+    forget_plans,
+    replay_what_fits,
+)
 from benchmarks.sizes import fixed_sizes  # noqa: E402
 from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
+from encoders.contract import EncoderOutput  # noqa: E402
 from encoders.inputs import best_tiling, smart_resize  # noqa: E402
 from encoders.vision_encoder import VisionEncoder  # noqa: E402
 from graphwrap import GraphedEncoder  # noqa: E402
-from graphwrap.packing import Packer  # noqa: E402
-from graphwrap.prices import Prices  # noqa: E402
+from graphwrap.plans import Cache, Plan  # noqa: E402
 from tests.oracles import Grids  # noqa: E402
 
 BATCH_PIXELS = 1024 * 1024
@@ -78,14 +85,13 @@ def run(tower: Tower, kind: str, runs: int) -> list[dict[str, Any]]:
     rows = []
     for grids in singles(tower, encoder) if kind == "single" else batches(tower):
         pixels = draw(encoder, grids)
-        plan_replays(forced, grids)
         calls = {
             "eager_ms": lambda: fast(pixels, grids),  # noqa: B023
             "chosen_ms": lambda: graphed(pixels, grids),  # noqa: B023
             "again_ms": lambda: fast(pixels, grids),  # noqa: B023
             "replay_ms": lambda: forced(pixels, grids),  # noqa: B023
         }
-        steps = graphed._plan(grids).steps
+        steps = executor_of(graphed).plan(grids).steps
         began = time.perf_counter()
         rows.append(
             {
@@ -101,33 +107,32 @@ def run(tower: Tower, kind: str, runs: int) -> list[dict[str, Any]]:
     return rows
 
 
-def forced_replay(graphed: GraphedEncoder) -> GraphedEncoder:
-    """Another object over the same graphs, with plans of its own."""
-    forced = GraphedEncoder(graphed.encoder, backend=graphed.backend)
-    forced._target, forced._captured = graphed._target, graphed._captured
-    return forced
+def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:
+    """A call of the same graphs with plans of its own, which replay everything that fits."""
+    executor = executor_of(graphed)
+    own = Cache[Plan](executor.plans.most), replay_what_fits(executor)
 
+    def call(pixels: Tensor, grids: Grids) -> EncoderOutput:
+        kept = executor.plans, executor.graphs.packer
+        executor.plans, executor.graphs.packer = own
+        try:
+            return graphed(pixels, grids)
+        finally:
+            executor.plans, executor.graphs.packer = kept
 
-def plan_replays(forced: GraphedEncoder, grids: Grids) -> None:
-    """Make and keep a plan by which everything that fits is replayed, without looking at times."""
-    captured = forced._captured
-    assert captured is not None
-    measured = captured.packer
-    prices = Prices.unmeasured(captured.graphs.runners)
-    captured.packer = Packer(prices, measured.max_batch_size, measured.eager_tokens)
-    forced._plan(grids)
-    captured.packer = measured
+    return call
 
 
 def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, float]:
     """Host time of a decision: for a grid never seen, and for one seen before."""
+    executor = executor_of(graphed)
     new, seen = [], []
     for _ in range(5):
-        graphed._plans.clear()
+        forget_plans(executor)
         began = time.perf_counter()
-        graphed._plan(grids)
+        executor.plan(grids)
         middle = time.perf_counter()
-        graphed._plan(grids)
+        executor.plan(grids)
         new.append((middle - began) * 1e6)
         seen.append((time.perf_counter() - middle) * 1e6)
     return {"new": statistics.median(new), "seen": statistics.median(seen)}

@@ -9,8 +9,8 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import Any, SupportsIndex
+from itertools import accumulate, pairwise
+from typing import Any, SupportsIndex, TypeAlias
 
 SIGNIFICANT_BITS = 6
 """Default budgets are round: steps of 2 tokens from 64 on, of 16 from 512, of 128 from 4096."""
@@ -21,6 +21,8 @@ SQUARES = 0.25
 """How many images, clips and batches of squares there are for every other image."""
 MOST = 2**31 - 1
 """The largest number that makes sense: offsets into rows are int32."""
+_Line: TypeAlias = tuple[float, float, int]
+"""Slope, intercept, and the place of the first size that the last budget takes."""
 
 
 def default_budgets(
@@ -36,12 +38,6 @@ def default_budgets(
     and half as common at the top, where a replay gains least. One in five is assumed to be a
     square, a clip or a batch of squares (:func:`square_counts`). The budgets are the best there are
     for that, by the search of :func:`fit_budgets`.
-
-    Args:
-        low: the smallest budget, always returned unless ``count`` is 1.
-        high: the largest budget, always returned.
-        count: how many budgets at most.
-        whole: rounds token counts up to what items can make, ascending, each once.
     """
     squares = set(whole(square_counts(low, high)))
     sizes = whole(sorted({*_round_numbers(low, high), *squares}))
@@ -49,13 +45,11 @@ def default_budgets(
         return sizes[-1:]
     spread = [_commonness(a, b, sizes[0], sizes[-1]) for a, b in pairwise(sizes)]
     each_square = SQUARES * sum(spread) / max(len(squares), 1)
-    return sizes[:1] + _least_padding(
-        [
-            (size, (often + each_square * (size in squares)) / size)
-            for size, often in zip(sizes[1:], spread, strict=True)
-        ],
-        count - 1,
-    )
+    weights = [
+        (often + each_square * (size in squares)) / size
+        for size, often in zip(sizes[1:], spread, strict=True)
+    ]
+    return sizes[:1] + _least_padding(sizes[1:], weights, count - 1)
 
 
 def square_counts(low: int, high: int) -> list[int]:
@@ -83,43 +77,29 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
         ValueError: no counts, or a number that is not a positive integer.
     """
     most = positive("max_graphs", max_graphs)
-    counts = positives("token_counts", "token count", token_counts)
-    if not counts:
+    tally = Counter(positives("token_counts", "token count", token_counts))
+    if not tally:
         raise ValueError("token_counts is empty: pass the output tokens of the items you saw")
-    return _least_padding(sorted(Counter(counts).items()), most)
+    sizes = sorted(tally)
+    return _least_padding(sizes, [tally[size] for size in sizes], most)
 
 
 def positive(name: str, value: Any) -> int:
-    """Return the integer in ``value``, which may be NumPy's or torch's.
-
-    Raises:
-        ValueError: it is not a positive integer of at most 32 bits.
-    """
-    number = value if type(value) is int else _index(value)
-    if number < 1:
-        raise ValueError(f"{name}={value!r}: must be a positive integer")
-    if number > MOST:
-        raise ValueError(f"{name}={value!r}: must be at most {MOST}, offsets are 32-bit integers")
+    """Return the integer in ``value``, which may be NumPy's or torch's."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= MOST:
+        raise ValueError(
+            f"{name}={value!r}: must be a positive integer, and at most {MOST} because offsets are "
+            "32-bit integers"
+        )
     return number
 
 
-def _index(value: Any) -> int:
-    """Return the integer in ``value``; 0 for a float, a string, a truth value or an array."""
-    shape: Any = getattr(value, "shape", ())
-    if shape or "bool" in str(getattr(value, "dtype", type(value))):
-        return 0
-    try:
-        return operator.index(value)
-    except TypeError:
-        return 0
-
-
 def positives(names: str, name: str, values: Any) -> list[int]:
-    """Return the positive integers in ``values``.
-
-    Raises:
-        ValueError: a lone number instead of a list, or an entry that is no positive integer.
-    """
+    """Return the positive integers in ``values``."""
     try:
         listed = [values] if isinstance(values, (str, bytes)) else list(values)
     except TypeError as error:
@@ -143,63 +123,46 @@ def _commonness(below: int, size: int, low: int, high: int) -> float:
     return math.log(size / below) * (2 - ((place - COMMONEST) / (1 - COMMONEST)) ** 2)
 
 
-def _least_padding(tally: Sequence[tuple[int, float]], most: int) -> list[int]:
+def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) -> list[int]:
     """Return the budgets with the least sum of (budget - size) times weight.
 
-    Args:
-        tally: ascending sizes with their weights.
-        most: how many budgets at most.
+    If the last budget takes the sizes from ``start`` on, padding is a line in that budget, whose
+    slope is the weight of those sizes. For each number of budgets the lines are kept that are the
+    lowest somewhere, and the lowest one moves on as the budget grows.
     """
-    sizes = [size for size, _ in tally]
-    if len(sizes) <= most:
-        return sizes
-    weights, tokens = [0.0], [0.0]  # sums over the sizes below each place
-    for size, weight in tally:
-        weights.append(weights[-1] + weight)
-        tokens.append(tokens[-1] + weight * size)
+    weight = [0, *accumulate(weights)]  # of the sizes before each place
+    tokens = [0, *accumulate(map(operator.mul, sizes, weights))]
+    best = [0.0, *[math.inf] * len(sizes)]  # padding of the sizes before each place
+    starts: list[list[int]] = []
+    for _ in range(min(most, len(sizes))):
+        lines, lowest, row, chosen = list[_Line](), 0, [0.0], [0]
+        for place, size in enumerate(sizes):
+            line = -weight[place], best[place] + tokens[place], place
+            while len(lines) > 1 and _is_hidden(lines[-2], lines[-1], line):
+                lines.pop()
+            if best[place] < math.inf:
+                lines.append(line)
+            lowest = min(lowest, len(lines) - 1)
+            while lowest + 1 < len(lines) and _at(size, lines[lowest + 1]) < _at(
+                size, lines[lowest]
+            ):
+                lowest += 1
+            row.append(_at(size, lines[lowest]) + size * weight[place + 1] - tokens[place + 1])
+            chosen.append(lines[lowest][2])
+        best = row
+        starts.append(chosen)
+    budgets, end = [], len(sizes)
+    while end:
+        budgets.append(sizes[end - 1])
+        end = starts.pop()[end]
+    return budgets[::-1]
 
-    def padding(first: int, last: int) -> float:
-        """Return the tokens added when sizes ``first..last`` all use the budget ``sizes[last]``."""
-        return sizes[last] * (weights[last + 1] - weights[first]) - (
-            tokens[last + 1] - tokens[first]
-        )
 
-    best = [padding(0, last) for last in range(len(sizes))]
-    choices: list[list[int]] = []
-    for _ in range(most - 1):
-        best, choice = _one_more(best, padding)
-        choices.append(choice)
-    budgets, last = [], len(sizes) - 1
-    for choice in reversed(choices):
-        budgets.append(sizes[last])
-        last = choice[last] - 1
-        if last < 0:
-            return budgets[::-1]
-    return [*budgets, sizes[last]][::-1]
+def _at(size: int, line: _Line) -> float:
+    return line[0] * size + line[1]
 
 
-def _one_more(
-    previous: list[float], padding: Callable[[int, int], float]
-) -> tuple[list[float], list[int]]:
-    """Return the least padding with one more budget for each last size, and where that one starts.
-
-    The best start moves right as the last size does (padding satisfies the quadrangle inequality),
-    so each half of the sizes needs only its own part of the starts.
-    """
-    count = len(previous)
-    row, choice = list(previous), [0] * count
-    stack = [(0, count - 1, 0, count - 1)]
-    while stack:
-        low, high, first, final = stack.pop()
-        if low > high:
-            continue
-        middle = (low + high) // 2
-        best, start = padding(0, middle), 0
-        for split in range(max(first, 1), min(final, middle) + 1):
-            cost = previous[split - 1] + padding(split, middle)
-            if cost < best:
-                best, start = cost, split
-        row[middle], choice[middle] = best, start
-        stack.append((low, middle - 1, first, start))
-        stack.append((middle + 1, high, start, final))
-    return row, choice
+def _is_hidden(one: _Line, middle: _Line, new: _Line) -> bool:
+    """Return whether the middle one of three lines of falling slope is nowhere the lowest."""
+    across, rise = one[0] - new[0], new[1] - one[1]
+    return rise * (one[0] - middle[0]) <= (middle[1] - one[1]) * across

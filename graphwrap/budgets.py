@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, SupportsIndex
+from functools import partial
+from typing import Any, NamedTuple, SupportsIndex
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 
@@ -101,15 +102,8 @@ def choose_budgets(
 ) -> BudgetSet:
     """Check the settings that say which budgets to capture, and infer those that are not given.
 
-    Args:
-        encoder: says its range of budgets, and what one item of so many tokens costs.
-        budgets: output tokens in any order; inferred from the range if None.
-        max_batch_size: items per replay; inferred as min(64, smallest budget).
-        max_frames_per_batch: segments per replay, by default 8 long or 64 short ones. It has no
-            effect where segments are tiles of one length: a budget's tokens decide there.
-        min_budget: smallest inferred budget; the encoder's smallest by default.
-        max_budget: largest inferred budget; the encoder's largest by default.
-        max_graphs: how many graphs at most.
+    The settings are those of :class:`GraphedEncoder`. ``max_frames_per_batch`` has no effect where
+    segments are tiles of one length: a budget's tokens decide there.
 
     Raises:
         ValueError: a number that is not a positive integer, an empty list, bounds that cross,
@@ -122,13 +116,22 @@ def choose_budgets(
     if budgets is not None:
         if low is not None or high is not None:
             raise ValueError("budgets given: min_budget and max_budget only bound inferred ones")
-        tokens = _read_budgets(encoder, budgets, most)
+        given = sorted(set(positives("budgets", "budget", budgets)))
+        if not given:
+            raise ValueError("budgets is empty: give at least one number of output tokens, or None")
+        if len(given) > most:
+            raise ValueError(f"{len(given)} budgets, max_graphs={most}: drop some or raise it")
+        tokens = _whole(encoder, given)
+        if tokens != given:
+            warnings.warn(
+                f"budgets {given} rounded up to what items can make: {tokens}", stacklevel=3
+            )
     else:
         low, high = _bounds(encoder, low, high, items)
         few, many = _segment_counts(frames, items or min(64, low))
         two_shapes = many > few and not _is_tiled(encoder, high)
         count = most - most // SHORT_SHARE if two_shapes else most
-        tokens = default_budgets(low, high, count, lambda counts: _whole(encoder, counts))
+        tokens = default_budgets(low, high, count, partial(_whole, encoder))
     if items is None:
         items = min(64, tokens[0])
     elif items > tokens[0]:
@@ -141,6 +144,18 @@ def choose_budgets(
     return BudgetSet(tuple(sorted(shapes)), items, inferred=budgets is None)
 
 
+def budgets_by_path(budgets: Any, paths: Mapping[str, object]) -> dict[str, Any]:
+    """Return the budgets that were given for each path of an encoder."""
+    if not isinstance(budgets, Mapping) and (budgets is None or len(paths) == 1):
+        return dict.fromkeys(paths, budgets)
+    if isinstance(budgets, Mapping) and budgets.keys() == paths.keys():
+        return dict(budgets)
+    raise ValueError(
+        f"budgets={budgets!r}: this encoder has the paths {', '.join(paths)}, whose items differ "
+        "in size; give a mapping from the name of each to its budgets, or None"
+    )
+
+
 def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[EncoderItemSpec]:
     """Return what items cost, as Python's integers whichever kind the encoder counts in."""
     return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
@@ -148,20 +163,6 @@ def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[Encoder
 
 def _given(name: str, value: SupportsIndex | None) -> int | None:
     return None if value is None else positive(name, value)
-
-
-def _read_budgets(
-    encoder: GraphableEncoder, budgets: Iterable[SupportsIndex], most: int
-) -> list[int]:
-    given = sorted(set(positives("budgets", "budget", budgets)))
-    if not given:
-        raise ValueError("budgets is empty: give at least one number of output tokens, or None")
-    if len(given) > most:
-        raise ValueError(f"{len(given)} budgets, max_graphs={most}: drop some or raise it")
-    whole = _whole(encoder, given)
-    if whole != given:
-        warnings.warn(f"budgets {given} rounded up to what items can make: {whole}", stacklevel=4)
-    return whole
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
@@ -187,24 +188,18 @@ def _bounds(
     start = low if low is not None else max(smallest, items or 1)
     if high is None or start <= high:
         return start, max(largest, start) if high is None else high
-    if low is not None:
-        raise ValueError(f"min_budget={low} is above max_budget={high}: swap or widen them")
-    if smallest > high:
-        raise ValueError(
-            f"max_budget={high} is below {smallest}, where the encoder's range starts: "
-            f"use max_budget>={start}, or give a min_budget<={high} too"
-        )
+    why = f"min_budget={low}" if low is not None else f"the encoder's range starts at {smallest}"
+    if low is None and smallest <= high:
+        why = f"max_batch_size={items}, and an item makes at least one token"
     raise ValueError(
-        f"max_batch_size={items} items do not fit max_budget={high} tokens (an item makes at "
-        f"least one): use max_batch_size<={high} or max_budget>={items}"
+        f"max_budget={high} is too small: {why}; use max_budget>={start}, or lower that"
     )
 
 
 def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
     """Return the segments of the long shape and of the short one; if equal, one shape serves."""
-    if frames is not None:
-        return min(frames, LONG_SEGMENTS), frames
-    return LONG_SEGMENTS, max(items, LONG_SEGMENTS**2)
+    most = frames or max(items, LONG_SEGMENTS**2)
+    return min(most, LONG_SEGMENTS), most
 
 
 def _shapes(

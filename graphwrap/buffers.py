@@ -1,6 +1,6 @@
 """The memory of captured graphs: static buffers, and the pool that graphs compute in.
 
-The arena holds input, metadata and output buffers; every budget uses a prefix of each. The metadata
+An arena holds input, metadata and output buffers; every budget uses a prefix of each. The metadata
 of a replay is one block of bytes, laid out by the shapes that a budget's capacities give, so that a
 grid seen before is written with a single copy. Its first entry says which input rows are padding:
 the graph reads it on the device and clears those rows.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -22,126 +21,71 @@ from encoders.contract import Metadata
 ALIGN = 16
 PADDING = "__padding__"
 Handle: TypeAlias = tuple[int, int]
+StreamNumbers: TypeAlias = tuple[int, int, int]
 BROKEN: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture could not be ended, kept because torch's host allocator may ask them."""
 
 
-class _Entry(NamedTuple):
-    """Where one metadata entry lies in the block, in bytes."""
-
-    start: int
-    end: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
 class Layout:
-    """Where each metadata entry of one budget lies in the block of bytes."""
+    """Where each metadata entry of one budget lies in a block of bytes."""
 
-    entries: dict[str, _Entry]
-    constants: Metadata
-    """0-dim entries: on the host, baked into the graph, decided by the capacities alone."""
-    nbytes: int
-
-    @classmethod
-    def of(cls, metadata: Metadata, rows: int) -> Layout:
-        """Lay out what ``prepare_encoder_metadata`` gives for a budget's capacities.
-
-        Args:
-            metadata: of an empty grid.
-            rows: input rows of the budget.
-
-        Raises:
-            ValueError: an entry that is not a tensor.
-        """
-        _check_tensors(metadata)
-        constants = {name: value for name, value in metadata.items() if not value.ndim}
-        entries = {PADDING: _Entry(0, rows, (rows,), torch.bool)}
-        offset = -(-rows // ALIGN) * ALIGN
-        for name, value in metadata.items():
+    def __init__(self, metadata: Metadata, rows: int) -> None:
+        self._expected = {name: _describe(name, value) for name, value in metadata.items()}
+        self.constants = {name: value for name, value in metadata.items() if not value.ndim}
+        """0-dim entries: on the host, baked into the graph, decided by the capacities alone."""
+        self._entries: dict[str, tuple[int, Tensor]] = {}
+        self.nbytes = 0
+        padding = torch.empty(rows, dtype=torch.bool, device="meta")
+        for name, value in {PADDING: padding, **metadata}.items():
             if value.ndim:
-                end = offset + value.nbytes
-                entries[name] = _Entry(offset, end, tuple(value.shape), value.dtype)
-                offset = -(-end // ALIGN) * ALIGN
-        return cls(entries, constants, offset)
+                self._entries[name] = self.nbytes, value.to("meta")
+                self.nbytes += -(-value.nbytes // ALIGN) * ALIGN
 
     def views(self, block: Tensor) -> Metadata:
         """Return the entries as tensors inside a block of bytes."""
         return {
-            name: block[start:end].view(dtype).view(shape)
-            for name, (start, end, shape, dtype) in self.entries.items()
+            name: block[start : start + like.nbytes].view(like.dtype).view(like.shape)
+            for name, (start, like) in self._entries.items()
         }
 
-    def write(self, block: Tensor, metadata: Metadata, rows: int) -> None:
-        """Write a call's metadata into a block of bytes on the host.
-
-        Args:
-            block: the bytes.
-            metadata: of the call's grid, padded to the budget's capacities.
-            rows: real input rows of the call; those beyond are padding.
-
-        Raises:
-            ValueError: entries, or an entry's shape, dtype or constant, are not those that the
-                graph was made for.
-        """
-        views = self.views(block)
-        padding = views.pop(PADDING)
-        padding[:rows] = False
-        padding[rows:] = True
-        _check_tensors(metadata)
-        expected = {*self.constants, *views}
-        if metadata.keys() != expected:
-            raise ValueError(
-                f"prepare_encoder_metadata gave the entries {sorted(metadata)} for this grid and "
-                f"{sorted(expected)} for an empty one: they must not depend on the grid"
-            )
-        for name, constant in self.constants.items():
-            if metadata[name].shape != () or not torch.equal(metadata[name], constant):
+    def pack(self, metadata: Metadata, rows: int, *, pinned: bool = False) -> Tensor:
+        """Return a call's metadata as bytes on the host; a ValueError if it depends on the grid."""
+        for name in {**self._expected, **metadata}:
+            new, old = _describe(name, metadata.get(name)), self._expected.get(name, "nothing")
+            if new != old:
                 raise ValueError(
-                    f"prepare_encoder_metadata gave {name}={metadata[name].tolist()}: the graph "
-                    f"has {constant.item()}; it must depend on the capacities alone"
+                    f"prepare_encoder_metadata gave {name} as {new} for this grid, the graph has "
+                    f"{old}: entries, their shapes and 0-dim numbers must depend on the capacities "
+                    "alone, not on the grid"
                 )
-        for name, view in views.items():
-            value = metadata[name]
-            if value.shape != view.shape or value.dtype != view.dtype:
-                raise ValueError(
-                    f"prepare_encoder_metadata gave {name} as {value.dtype} {tuple(value.shape)}, "
-                    f"the graph has {view.dtype} {tuple(view.shape)}: shapes must depend on the "
-                    "capacities alone"
-                )
-            view.copy_(value)
+        block = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        for name, view in self.views(block).items():
+            if name == PADDING:
+                view[:rows], view[rows:] = False, True
+            else:
+                view.copy_(metadata[name])
+        return block
 
 
-def _check_tensors(metadata: Metadata) -> None:
-    for name, value in metadata.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(
-                f"prepare_encoder_metadata gave {name}={value!r}: every entry must be a tensor, a "
-                "number a 0-dim one"
-            )
+def _describe(name: str, value: object) -> str:
+    """Return what of a metadata entry is fixed in a graph: shape and dtype, or a 0-dim number."""
+    if value is None:
+        return "nothing"
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"prepare_encoder_metadata gave {name}={value!r}: every entry must be a tensor, a "
+            "number a 0-dim one"
+        )
+    return f"{value.dtype} {tuple(value.shape) if value.ndim else value.item()}"
 
 
 class Arena:
-    """Static buffers as large as the largest budget needs.
-
-    Args:
-        rows: input rows.
-        row_shape: trailing shape of the input.
-        dtype: of the input.
-        device: of all buffers.
-        block_bytes: bytes of metadata.
-    """
+    """Static buffers as large as the largest budget of a path needs."""
 
     def __init__(
-        self,
-        rows: int,
-        row_shape: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-        block_bytes: int,
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, block_bytes: int
     ) -> None:
-        self.pixels = torch.zeros(rows, *row_shape, dtype=dtype, device=device)
+        self.pixels = torch.zeros(*shape, dtype=dtype, device=device)
         self.block = torch.zeros(block_bytes, dtype=torch.uint8, device=device)
         self.outputs: dict[str, Tensor] = {}
 
@@ -161,79 +105,61 @@ class Arena:
         """Bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
-    def mark_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory from others until the work that the stream was given is done."""
-        for buffer in self.buffers:
-            if buffer.is_cuda:
-                buffer.record_stream(stream)
 
-    def poison(self) -> None:
-        """Fill everything with NaN (for tests): no result may change."""
-        for buffer in (self.pixels, *self.outputs.values()):
-            if buffer.is_floating_point():
-                buffer.fill_(float("nan"))
-        self.block.fill_(0xFF)
+class Memory:
+    """All memory that the graphs of one encoder share, and the stream that used it last.
 
+    Graphs compute in one pool and never at the same time. A capture that breaks the pool starts
+    another one.
+    """
 
-def _new_handles() -> list[Handle]:
-    return [torch.cuda.graph_pool_handle()]
-
-
-@dataclass
-class Pool:
-    """The device memory that all graphs share; a capture that breaks it starts another one."""
-
-    device: torch.device
-    handles: list[Handle] = field(default_factory=_new_handles)
-    empty: bool = True
-    """Whether nothing has been captured into it."""
-
-    def record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
-        """Capture what ``body`` launches on the current stream.
-
-        Raises:
-            RuntimeError: an error of the body or of CUDA; nothing is being captured any more.
-        """
-        with _no_collection():
-            try:
-                mode = "thread_local"
-                graph.capture_begin(pool=cast(Any, self.handles[-1]), capture_error_mode=mode)
-                body()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # the capture failed: its error is raised
-                    self._end(graph)
-                raise
-            self._end(graph)
-        self.empty = False
+    def __init__(self, device: torch.device, has_graphs: bool) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if has_graphs else None
+        """Where graphs are captured: a pool gives memory that one stream freed to no other."""
+        self.arenas: list[Arena] = []
+        self.handles: list[Handle] = []
+        self.empty = True
+        """Whether nothing has been captured into the pool."""
+        self.pool_bytes = 0
+        self._used: tuple[torch.cuda.Stream, torch.cuda.Event, StreamNumbers] | None = None
+        """The stream that used the memory last, and until when."""
+        if has_graphs:
+            self.renew()
 
     def renew(self) -> None:
         """Take another pool: torch uses one again only while a graph is using it."""
         self.handles.append(torch.cuda.graph_pool_handle())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory held."""
-        return sum(segment["total_size"] for segment in self._segments())
+    def record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
+        """Capture what ``body`` launches on the current stream.
 
-    def poison(self) -> None:
-        """Fill every page with NaN (for tests): nothing in it outlives a replay."""
-        for segment in self._segments():
-            storage = torch._C._construct_storage_from_data_pointer(
-                segment["address"], self.device, segment["total_size"]
-            )
-            torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage).fill_(0xFF)
-
-    def _segments(self) -> list[dict[str, int]]:
-        ours = set(self.handles)
-        parts = torch.cuda.memory_snapshot()
-        return [part for part in parts if tuple(part["segment_pool_id"]) in ours]
+        Garbage is not collected meanwhile: that could free tensors of the device.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            mode = "thread_local"
+            graph.capture_begin(pool=cast(Any, self.handles[-1]), capture_error_mode=mode)
+            body()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the capture failed: its error is raised
+                self._end(graph)
+            raise
+        else:
+            self._end(graph)
+            self.empty = False
+        finally:
+            if collects:
+                gc.enable()
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture.
 
         A capture that CUDA has invalidated cannot be ended: the allocators go on recording into the
         pool, and random numbers are drawn as in a capture. So what the device's allocator keeps is
-        given back by hand, the pool is not used again, and a capture that succeeds resets the rest.
+        given back by hand, the pool is not used again, and a capture that succeeds (of one fill, in
+        a pool of its own) resets the rest.
         """
         try:
             graph.capture_end()
@@ -245,25 +171,62 @@ class Pool:
             BROKEN.append(graph)
             self.renew()
             with contextlib.suppress(RuntimeError):
-                _capture_successfully()
+                graph, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+                graph.capture_begin(capture_error_mode="thread_local")
+                scratch.zero_()
+                graph.capture_end()
             raise
 
+    def growth(self) -> int:
+        """Return the bytes that the pool has taken since this was asked last."""
+        before = self.pool_bytes
+        self.pool_bytes = sum(segment["total_size"] for segment in self._segments())
+        return self.pool_bytes - before
 
-def _capture_successfully() -> None:
-    """Capture one fill, in a pool of its own."""
-    graph, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
-    graph.capture_begin(capture_error_mode="thread_local")
-    scratch.zero_()
-    graph.capture_end()
+    def _segments(self) -> list[dict[str, int]]:
+        ours = set(self.handles)
+        parts = torch.cuda.memory_snapshot() if ours else []
+        return [part for part in parts if tuple(part["segment_pool_id"]) in ours]
+
+    def wait_for_last_use(self, *, reads: bool) -> None:
+        """Wait for the last call if another stream ran it; if ``reads``, for its readers, too."""
+        if self._used is None or self._used[2] == _stream_numbers(self.device):
+            return
+        stream, event, _ = self._used
+        if reads:
+            event.record(stream)
+        torch.cuda.current_stream(self.device).wait_event(event)
+
+    def mark_use(self) -> None:
+        """Note that memory is in use by all that the current stream has been given so far."""
+        if self.device.type != "cuda":
+            return
+        numbers = _stream_numbers(self.device)
+        if self._used is None or self._used[2] != numbers:
+            event = self._used[1] if self._used is not None else torch.cuda.Event()
+            stream = torch.cuda.current_stream(self.device)
+            for buffer in [buffer for arena in self.arenas for buffer in arena.buffers]:
+                if buffer.is_cuda:
+                    buffer.record_stream(stream)
+            self._used = stream, event, numbers
+        stream, event, _ = self._used
+        event.record(stream)
+
+    def poison(self) -> None:
+        """Fill everything with NaN (for tests): no result may change."""
+        for arena in self.arenas:
+            for buffer in arena.buffers:
+                buffer.view(torch.uint8).fill_(0xFF)  # NaN in every floating dtype
+        if self.handles:
+            torch.cuda.synchronize(self.device)
+        for segment in self._segments():
+            storage = torch._C._construct_storage_from_data_pointer(
+                segment["address"], self.device, segment["total_size"]
+            )
+            torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage).fill_(0xFF)
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Switch garbage collection off: it could free tensors of the device during a capture."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
+def _stream_numbers(device: torch.device) -> StreamNumbers:
+    """Return the current stream in numbers: making the object takes several microseconds."""
+    numbers: StreamNumbers = torch._C._cuda_getCurrentStream(device.index)
+    return numbers

@@ -1,4 +1,4 @@
-"""Capturing all budgets: one arena and pool, one runner per budget, largest first, and prices."""
+"""Capturing the budgets of one path: an arena, a runner per budget, largest first, and prices."""
 
 from __future__ import annotations
 
@@ -6,185 +6,184 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
 from .budgets import Budget, BudgetSet
-from .buffers import Arena, Layout, Pool
-from .prices import Meter, Prices, Table
-from .runner import Forward, Runner, Target, capacity_metadata
-from .stats import BudgetStats, GraphStats
+from .buffers import Arena, Layout, Memory
+from .packing import Packer
+from .prices import Prices, Table, measure
+from .runner import Runner, Target, capacity_metadata, captured_forward
+from .stats import BudgetStats
 
 MEMORY_SHARE = 3
-"""Arena and pool of inferred budgets take at most one part in this many of free memory."""
+"""Arenas and pool of inferred budgets take at most one part in this many of free memory."""
 MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
 """Words of a RuntimeError without a class of its own that says that memory ran out."""
 
 
 @dataclass
 class Graphs:
-    """Everything that capture makes and release drops."""
+    """What the capture of one path makes."""
 
     arena: Arena
-    pool: Pool | None = None
-    stream: torch.cuda.Stream | None = None
+    packer: Packer
     runners: dict[Budget, Runner] = field(default_factory=dict)
     stats: dict[Budget, BudgetStats] = field(default_factory=dict)
-    prices: Prices | None = None
-    """Measured prices, None where nothing was measured."""
-    pool_bytes: int = 0
     dropped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def fresh_stats(self, backend: str) -> GraphStats:
-        """Return what capture measured, with counters at zero."""
-        return GraphStats(
-            backend,
-            [stats.fresh() for _, stats in sorted(self.stats.items())],
-            arena_bytes=self.arena.nbytes,
-            pool_bytes=self.pool_bytes,
-            capture_seconds=self.seconds,
-            dropped=list(self.dropped),
-        )
 
 
-@dataclass
+def capture_paths(
+    targets: Mapping[str, Target],
+    wanted: Mapping[str, BudgetSet],
+    tables: Mapping[str, Table],
+    memory: Memory,
+    *,
+    bounded: bool,
+    progress: bool,
+) -> dict[str, Graphs]:
+    """Capture the budgets of every path of an encoder into one pool.
+
+    If ``bounded``, inferred budgets are lowered to fit memory, of which each path gets as much.
+    """
+    share, several = MEMORY_SHARE * len(targets) * bounded, len(targets) > 1
+    capturers = {
+        name: Capturer(target, wanted[name], memory, tables.get(name), share, name * several)
+        for name, target in targets.items()
+    }
+    compiles = any(target.settings.compile for target in targets.values())
+    what = "compile and capture" if compiles else "capture"
+    with tqdm(total=0, desc=what, unit="budget", disable=not progress) as bar:
+        return {name: capturer.run(bar) for name, capturer in capturers.items()}
+
+
 class Capturer:
-    """Captures the budgets of one target."""
+    """Captures the budgets of one path.
 
-    target: Target
-    forward: Forward
-    """What is captured: the target's encoder, perhaps compiled."""
-    table: Table | None = None
-    """Prices and kernels of another process, instead of measured ones."""
-    bounded: bool = False
-    """Whether the largest budgets are left out to fit their share of memory."""
-    progress: bool = False
-    _failed: dict[Budget, Exception] = field(default_factory=dict)
+    With a ``share``, the largest inferred budgets are left out until arena and pool fit one part in
+    so many of free memory. The ``label`` is the path, where there are several.
+    """
 
-    def run(self, wanted: BudgetSet) -> Graphs:
-        """Capture every budget, largest first; those that fail are dropped with a warning each.
+    def __init__(
+        self,
+        target: Target,
+        wanted: BudgetSet,
+        memory: Memory,
+        table: Table | None = None,
+        share: int = 0,
+        label: str = "",
+    ) -> None:
+        self.target, self.memory, self.table, self.label = target, memory, table, label
+        self._forward = captured_forward(target, len(wanted.budgets))
+        self._failed: dict[Budget, Exception] = {}
+        if target.has_graphs and table is not None:
+            wanted = table.restrict(wanted)
+        if target.has_graphs and share and wanted.inferred:
+            wanted = self._fit_memory(wanted, share)
+        self._wanted = wanted
 
-        Raises:
-            RuntimeError: every budget failed, and not for want of memory: the encoder's own error.
-        """
-        began = time.perf_counter()
-        if self.target.has_graphs and self.table is not None:
-            wanted = self.table.restrict(wanted)
-        if self.target.has_graphs and self.bounded:
-            wanted = self._fit_memory(wanted)
-        layouts = self._layouts(wanted)
-        graphs = Graphs(self._largest_arena(layouts))
-        if self.target.has_graphs:
-            graphs.pool = Pool(self.target.device)
-            graphs.stream = torch.cuda.Stream(self.target.device)
-        with self._bar(len(layouts)) as bar:
-            for budget in sorted(layouts, key=lambda budget: (-budget.rows, -budget.segments)):
-                self._capture_one(graphs, budget, layouts[budget])
-                bar.set_postfix_str(f"{budget.tokens} tokens, {graphs.pool_bytes / 2**20:.0f} MiB")
-                bar.update()
+    def run(self, bar: Any) -> Graphs:
+        """Capture every budget, largest first; those that fail are dropped with a warning each."""
+        arena, layouts = self._prepare()
+        graphs = Graphs(arena, self._packer(Prices.unmeasured(())))
+        self.memory.arenas.append(graphs.arena)
+        bar.total = bar.n + len(layouts)
+        for budget in sorted(layouts, key=lambda budget: (-budget.rows, -budget.segments)):
+            self._capture(graphs, budget, layouts[budget])
+            held = self.memory.pool_bytes / 2**20
+            bar.set_postfix_str(f"{budget.tokens} tokens, {held:.0f} MiB")
+            bar.update()
         self._report(graphs)
-        if graphs.stream is not None and graphs.runners:
-            torch.cuda.current_stream(self.target.device).wait_stream(graphs.stream)
-            self._price(graphs)
+        prices = Prices.unmeasured(graphs.runners)
+        if self.memory.stream is not None and graphs.runners:
+            torch.cuda.current_stream(self.target.device).wait_stream(self.memory.stream)
+            prices = self._price(graphs.runners)
             torch.cuda.empty_cache()  # of warm-ups and timings: arena and pool are held
-        graphs.seconds = time.perf_counter() - began
+        for budget, stats in graphs.stats.items():
+            stats.replay_ms = prices.replay_ms[budget] if prices.measured else None
+        graphs.packer = self._packer(prices)
         return graphs
 
-    def _price(self, graphs: Graphs) -> None:
-        """Take prices from the table, or measure them."""
+    def _packer(self, prices: Prices) -> Packer:
+        """Return what packs by prices, with eager runs of bounded length.
+
+        That is twice what is worth a graph, so that another run costs next to nothing; where memory
+        left out the largest budgets, it is twice what fitted.
+        """
+        most = max((budget.tokens for budget in prices.replay_ms), default=0)
+        if most in (0, self._wanted.budgets[-1].tokens):
+            most = max(most, index(self.target.encoder.budget_range[1]))
+        return Packer(prices, self._wanted.max_batch_size, 2 * most)
+
+    def _price(self, runners: dict[Budget, Runner]) -> Prices:
+        """Return the prices of the table, or measured ones."""
         if self.table is not None:
-            times = self.table.prices.replay_ms
-            kept = {budget: times[budget] for budget in graphs.runners}
-            graphs.prices = replace(self.table.prices, replay_ms=kept)
-            full_ms = self.table.full_ms
-        else:
-            meter = Meter(self.target.encoder, graphs.runners, self.target.device)
-            try:
-                graphs.prices, full_ms = meter.measure()
-            except RuntimeError as error:
-                if not is_memory_error(error):
-                    raise
-                traceback.clear_frames(error.__traceback__)
-                warnings.warn(
-                    "eager runs could not be timed, there is no memory for one beside the graphs: "
-                    "all that fits a budget is replayed; give fewer tokens (max_budget, budgets) "
-                    "to have them timed",
-                    stacklevel=7,
-                )
-                return
-        for budget, stats in graphs.stats.items():
-            stats.replay_ms = full_ms[budget]
+            times = {budget: self.table.prices.replay_ms[budget] for budget in runners}
+            return replace(self.table.prices, replay_ms=times)
+        try:
+            return measure(self.target.encoder, runners, self.target.device)
+        except RuntimeError as error:
+            _raise_bugs(error)
+        warnings.warn(
+            "eager runs could not be timed, there is no memory for one beside the graphs: all that "
+            "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed",
+            stacklevel=7,
+        )
+        return Prices.unmeasured(runners)
 
     def _layout(self, budget: Budget) -> Layout:
-        return Layout.of(capacity_metadata(self.target.encoder, budget, []), budget.rows)
+        return Layout(capacity_metadata(self.target.encoder, budget, []), budget.rows)
 
-    def _layouts(self, wanted: BudgetSet) -> dict[Budget, Layout]:
-        """Return the metadata layout of every budget whose metadata the host can hold."""
+    def _prepare(self) -> tuple[Arena, dict[Budget, Layout]]:
+        """Return the arena, and the layouts of the budgets for which host and device have room."""
         layouts = {}
-        for budget in wanted.budgets:
+        for budget in self._wanted.budgets if self.target.backend != "eager" else ():
             try:
                 layouts[budget] = self._layout(budget)
             except (RuntimeError, MemoryError) as error:
                 self._drop(budget, error)
-        return layouts
-
-    def _largest_arena(self, layouts: dict[Budget, Layout]) -> Arena:
-        """Return the arena of the largest budget that memory has room for; drop larger ones."""
-        while True:
+        while layouts:
             try:
-                return self._arena(layouts)
+                return self._arena(layouts), layouts
             except RuntimeError as error:
-                if not layouts:
-                    raise
-                largest = max(layouts)
+                self._drop(largest := max(layouts), error)
                 del layouts[largest]
-                self._drop(largest, error)
+        return self._arena(layouts), layouts
 
     def _arena(self, layouts: dict[Budget, Layout]) -> Arena:
         rows = max((budget.rows for budget in layouts), default=0)
         block = max((layout.nbytes for layout in layouts.values()), default=0)
         target = self.target
-        return Arena(rows, target.encoder.row_shape, target.dtype, target.device, block)
+        return Arena((rows, *target.encoder.row_shape), target.dtype, target.device, block)
 
     def _runner(self, budget: Budget, layout: Layout, arena: Arena) -> Runner:
-        return Runner.of(self.forward, budget, layout, arena, self.target.outputs)
+        return Runner(budget, layout, self._forward, arena, self.target.outputs)
 
-    def _capture_one(self, graphs: Graphs, budget: Budget, layout: Layout) -> None:
-        began = time.perf_counter()
+    def _capture(self, graphs: Graphs, budget: Budget, layout: Layout) -> None:
+        began, memory, accelerator = time.perf_counter(), self.memory, self.target.accelerator
         runner = self._runner(budget, layout, graphs.arena)
-        empty = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
         try:
-            layout.write(empty, capacity_metadata(self.target.encoder, budget, []), rows=0)
-            if graphs.stream is not None:  # the last warm-up may still be reading its metadata
-                torch.cuda.current_stream(self.target.device).wait_stream(graphs.stream)
+            empty = layout.pack(capacity_metadata(self.target.encoder, budget, []), rows=0)
+            if memory.stream is not None:  # the last warm-up may still be reading its metadata
+                torch.cuda.current_stream(memory.device).wait_stream(memory.stream)
             runner.block.copy_(empty)
-            if graphs.pool is not None and graphs.stream is not None:
-                graphs.stream.wait_stream(torch.cuda.current_stream(self.target.device))
-                runner.capture(graphs.pool, graphs.stream)
-            else:
-                runner.body()
+            runner.capture(memory)
         except (RuntimeError, MemoryError) as error:  # or the allocator's assertion on a MIG slice
             self._drop(budget, error)
-            if graphs.pool is not None and not graphs.runners:  # none is using it
-                graphs.pool.renew()
+            if memory.stream is not None and memory.empty:  # no graph is using the pool
+                memory.renew()
             return
-        before = graphs.pool_bytes
-        graphs.pool_bytes = graphs.pool.nbytes if graphs.pool is not None else 0
         graphs.runners[budget] = runner
-        accelerator = self.target.accelerator
         graphs.stats[budget] = BudgetStats(
-            budget.tokens,
-            budget.segments,
-            budget.longest_segment,
-            budget.windows,
+            *(budget.tokens, budget.segments, budget.longest_segment, budget.windows),
+            path=self.label or "image",
             capture_seconds=time.perf_counter() - began,
-            graph_bytes=graphs.pool_bytes - before,
+            graph_bytes=memory.growth(),
             kernel=accelerator.taken if accelerator is not None else "reference",
         )
 
@@ -202,62 +201,53 @@ class Capturer:
         if bugs and not graphs.runners:
             raise bugs[-1]
         for budget, error in self._failed.items():
-            graphs.dropped.append(budget.name)
+            graphs.dropped.append(f"{self.label} {budget.name}".lstrip())
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             warnings.warn(
-                f"budget {budget.name} could not be captured and is dropped ({reason}); smaller "
-                "ones still serve, larger items run eagerly",
+                f"budget {graphs.dropped[-1]} could not be captured and is dropped ({reason}); "
+                "smaller ones still serve, larger items run eagerly",
                 stacklevel=6,
             )
         self._failed.clear()
 
-    def _fit_memory(self, wanted: BudgetSet) -> BudgetSet:
-        """Leave out the largest budgets until arena and pool fit their share of free memory."""
-        share = self._available() // MEMORY_SHARE
-        row_bytes = self._bytes_per_row(wanted.budgets)
-        kept = tuple(budget for budget in wanted.budgets if budget.rows * row_bytes <= share)
+    def _fit_memory(self, wanted: BudgetSet, share: int) -> BudgetSet:
+        """Leave out the largest budgets until arena and pool fit their share of free memory.
+
+        Free is what torch's process may take, and what it holds without using it.
+        """
+        device = self.target.device
+        free, total = torch.cuda.mem_get_info(device)
+        held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
+        most = max(min(free + reserved - held, limit - held), 0) // share
+        row_bytes = self._bytes_per_row(wanted)
+        kept = tuple(budget for budget in wanted.budgets if budget.rows * row_bytes <= most)
         if len(kept) == len(wanted.budgets):
             return wanted
-        if kept:
-            what = f"largest budget lowered from {wanted.budgets[-1].tokens} to {kept[-1].tokens}"
-        else:
+        what = f"largest budget lowered from {wanted.budgets[-1].tokens} to"
+        if not kept:
             kept = tuple(b for b in wanted.budgets if b.rows == wanted.budgets[0].rows)
-            what = f"no budget fits, only the smallest is captured: {kept[0].tokens}"
+            what = "no budget fits, only the smallest is captured:"
         warnings.warn(
-            f"{what} tokens: arena and graph pool are to fit a third of free memory "
-            f"({share / 2**20:.0f} MiB); give max_budget to choose yourself",
+            f"{what} {kept[-1].tokens} tokens: arena and graph pool are to fit a third of free "
+            f"memory ({most / 2**20:.0f} MiB); give max_budget to choose yourself",
             stacklevel=6,
         )
         return replace(wanted, budgets=kept)
 
-    def _available(self) -> int:
-        """Return the bytes that tensors could take: free or cached by torch, within its limit."""
-        device = self.target.device
-        free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_allocated(device)
-        cached = torch.cuda.memory_reserved(device) - held
-        limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
-        return max(min(free + cached, limit - held), 0)
-
-    def _bytes_per_row(self, budgets: tuple[Budget, ...]) -> float:
-        """Return the peak bytes of an eager run per row: activations grow in proportion.
+    def _bytes_per_row(self, wanted: BudgetSet) -> float:
+        """Return the peak bytes of an eager run and its arena per row: they grow in proportion.
 
         Infinite where not even the smallest budget's run fits.
         """
-        place = len(budgets) // 4
-        while True:
+        for budget in (wanted.budgets[len(wanted.budgets) // 4], wanted.budgets[0]):
             try:
-                return self._probe(budgets[place])
+                return self._probe(budget)
             except RuntimeError as error:
-                if not is_memory_error(error):
-                    raise
-                traceback.clear_frames(error.__traceback__)
-            if place == 0:
-                return math.inf
-            place //= 2
+                _raise_bugs(error)
+        return math.inf
 
     def _probe(self, budget: Budget) -> float:
-        """Return the peak bytes of one budget's eager run and arena, per row."""
         layout, device = self._layout(budget), self.target.device
         arena = self._arena({budget: layout})
         runner = self._runner(budget, layout, arena)
@@ -268,11 +258,12 @@ class Capturer:
         runner.body()
         return (torch.cuda.max_memory_allocated(device) - before + arena.nbytes) / budget.rows
 
-    @contextmanager
-    def _bar(self, count: int) -> Iterator[Any]:
-        what = "compile and capture" if self.target.settings.compile else "capture"
-        with tqdm(total=count, desc=what, unit="budget", disable=not self.progress) as bar:
-            yield bar
+
+def _raise_bugs(error: RuntimeError) -> None:
+    """Raise an error again unless memory ran out; then free what its frames hold."""
+    if not is_memory_error(error):
+        raise error
+    traceback.clear_frames(error.__traceback__)
 
 
 def is_memory_error(error: Exception) -> bool:

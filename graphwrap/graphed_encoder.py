@@ -4,45 +4,49 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import traceback
-from collections.abc import Sequence
-from typing import NoReturn, cast
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import NoReturn, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import EncoderOutput, GraphableEncoder, GridLike
+from encoders.contract import (
+    EncoderOutput,
+    GraphableEncoder,
+    GridLike,
+    MultiPathEncoder,
+    PathInputs,
+    VisionInputs,
+)
 from encoders.streams import EncodesItems, Encoding, ItemEncoder
 
-from .budgets import choose_budgets
-from .buffers import Arena
-from .capture import Capturer, Graphs
+from .budgets import budgets_by_path, choose_budgets
+from .buffers import Memory
+from .capture import capture_paths
 from .guards import (
     BACKENDS,
     WeightGuard,
     check_alone,
     check_pixels,
-    check_rows,
-    find_preprocess,
     find_weights,
+    plain_tensors,
     read_outputs,
     require_choice,
-    require_contract,
+    require_members,
     resolve_backend,
     settled,
 )
-from .packing import Group, Packer, eager_tokens
-from .plans import Cache, Plan, make_plan, quick_key, read_key, refuse_overflow
-from .prices import Prices, Table, fingerprint
-from .replay import Captured
-from .results import as_output
-from .runner import FormSettings, Target, captured_forward, choose_form
+from .prices import Table, fingerprint, read_tables, write_tables
+from .replay import Captured, Executor
+from .runner import ONLY, FormSettings, Target, choose_form, paths_of
 from .stats import GraphStats
 
 CAPTURES = threading.RLock()
 """One capture at a time in a process: waiting for the device breaks another's."""
-PLAN_ITEMS = 200_000
-"""Items of all plans kept: a call with a grid seen before costs one look-up."""
 
 
 class GraphedEncoder(EncodesItems):
@@ -52,7 +56,9 @@ class GraphedEncoder(EncodesItems):
         encoder: the module; its weights say device and dtype. Weights updated in place are seen by
             the next replay; after weights were rebound, the next call raises.
         budgets: output tokens of each graph, in any order; None infers them. A budget may be
-            captured in two shapes: few long segments, and many short ones.
+            captured in two shapes: few long segments, and many short ones. For an encoder of
+            several paths, a mapping from the name of each path to its budgets (or None); all other
+            numbers apply to each path.
         max_batch_size: items per replay; by default min(64, smallest budget).
         max_frames_per_batch: attention segments per replay; by default 8 long or 64 short ones.
         min_budget: smallest inferred budget; by default the smallest of ``encoder.budget_range``.
@@ -76,10 +82,10 @@ class GraphedEncoder(EncodesItems):
 
     Attributes:
         encoder: the module.
-        budgets: the budgets to capture, ascending.
-        max_batch_size: items per replay.
+        budgets: the budgets to capture, ascending; those of several paths one path after another.
+        max_batch_size: items per replay; of several paths the least.
         backend: what "auto" means for this encoder.
-        device, dtype: where graphs run, and in what.
+        device, dtype: where the encoder's weights were at the last call or capture, and in what.
         outputs, on_overflow, clone: as given.
 
     Raises:
@@ -90,7 +96,7 @@ class GraphedEncoder(EncodesItems):
     def __init__(
         self,
         encoder: nn.Module,
-        budgets: Sequence[int] | None = None,
+        budgets: Sequence[int] | Mapping[str, Sequence[int] | None] | None = None,
         *,
         max_batch_size: int | None = None,
         max_frames_per_batch: int | None = None,
@@ -110,30 +116,34 @@ class GraphedEncoder(EncodesItems):
         require_choice("clone", clone, (True, False))
         require_choice("compile", compile, (True, False))
         self.outputs = read_outputs(outputs)
-        require_contract(encoder)
+        paths = paths_of(encoder)
         self.encoder = encoder
-        self._contract = cast(GraphableEncoder, encoder)
-        self._wanted = choose_budgets(
-            self._contract,
-            budgets,
+        choose = partial(
+            choose_budgets,
             max_batch_size=max_batch_size,
             max_frames_per_batch=max_frames_per_batch,
             min_budget=min_budget,
             max_budget=max_budget,
             max_graphs=max_graphs,
         )
-        self.budgets, self.max_batch_size = self._wanted.budgets, self._wanted.max_batch_size
+        given = budgets_by_path(budgets, paths)
+        self._wanted = {name: choose(path, given[name]) for name, path in paths.items()}
+        self.budgets = tuple(budget for of in self._wanted.values() for budget in of.budgets)
+        self.max_batch_size = min(of.max_batch_size for of in self._wanted.values())
         self.on_overflow, self.clone = on_overflow, clone
-        self._row_shape = tuple(self._contract.row_shape)
-        self._bounded = self._wanted.inferred and max_budget is None
+        self._bounded = max_budget is None
         self._backend = backend
         self._settings = FormSettings(kernels, precision, compile)
         self._lock = threading.RLock()
-        self._table: Table | None = None
-        self._plans: Cache[Plan] = Cache(PLAN_ITEMS)
+        self._tables: dict[str, Table] = {}
+        self._targets: dict[str, Target] = {}
         self._captured: Captured | None = None
-        self._target: Target | None = None
         self._locate()
+        self._counts = GraphStats(self.backend)
+
+    backend: str
+    device: torch.device
+    dtype: torch.dtype
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
@@ -141,18 +151,18 @@ class GraphedEncoder(EncodesItems):
             "a copy of its encoder: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
         )
 
-    def _locate(self) -> Target:
-        """Return the target where the weights are now, with a form of the encoder made there."""
-        device, dtype = place = find_weights(self.encoder)
-        target = self._target
-        if target is None or (target.device, target.dtype) != place:
-            self.backend = resolve_backend(self._backend, device)
-            form, accelerator = choose_form(self.encoder, self._settings)
-            target = Target(
-                form, accelerator, device, dtype, self.outputs, self.backend, self._settings
-            )
-            self.device, self.dtype, self._target = device, dtype, target
-        return target
+    def _locate(self) -> None:
+        """Find where the weights are now, and make the forms of the encoder that run there."""
+        place = find_weights(self.encoder)
+        if not self._targets or (self.device, self.dtype) != place:
+            self._targets = {}
+            self.device, self.dtype = place
+            self.backend = resolve_backend(self._backend, self.device)
+            for name, path in paths_of(self.encoder).items():
+                form = choose_form(path, self._settings)
+                self._targets[name] = Target(
+                    *form, *place, self.outputs, self.backend, self._settings
+                )
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
         """Capture all budgets, largest first, and time them; does nothing if that is done.
@@ -179,40 +189,55 @@ class GraphedEncoder(EncodesItems):
         return self
 
     def _ready(self, progress: bool = False) -> Captured:
-        """Return what is captured, and capture it if that has not been done."""
-        if self._captured is None:
-            target = self._locate()
-            try:
-                with CAPTURES, settled(target.device):
-                    self._captured = self._capture(target, progress)
-            except BaseException as error:  # an interrupt too: leave it as it was before
-                traceback.clear_frames(error.__traceback__)  # they hold the buffers
-                self.release()
-                raise
+        """Return what is captured, and capture it if that has not been done.
+
+        Where nothing reads weights at fixed addresses, the encoder is followed wherever it goes.
+        """
+        captured = self._captured
+        if captured is not None:
+            if self.backend != "eager" or captured.guard.holds():
+                return captured
+            self._targets = {}
+        try:
+            self._locate()
+            if captured is None or self.backend != "eager":
+                self._counts = GraphStats(self.backend)
+            with CAPTURES, settled(self.device):
+                self._captured = self._capture(progress)
+        except BaseException as error:  # an interrupt too: leave it as it was before
+            traceback.clear_frames(error.__traceback__)  # they hold the buffers
+            self.release()
+            raise
         return self._captured
 
-    def _capture(self, target: Target, progress: bool) -> Captured:
-        table = self._table
-        pads = target.backend != "eager"
-        guard = WeightGuard(self.encoder, attributes=pads, hooks=target.has_graphs)
-        if not pads:
-            arena = Arena(0, self._row_shape, target.dtype, target.device, 0)
-            return self._start(target, Graphs(arena), guard)
-        if table is not None and (target.has_graphs or target.accelerator is not None):
-            table.check(fingerprint(self.encoder, target))
-            table.choose_kernels(target.accelerator)
-        forward = captured_forward(target, len(self.budgets))
-        capturer = Capturer(target, forward, table, bounded=self._bounded, progress=progress)
-        graphs = capturer.run(self._wanted)
-        guard.forget_rewritten()
-        return self._start(target, graphs, guard)
-
-    def _start(self, target: Target, graphs: Graphs, guard: WeightGuard) -> Captured:
-        """Return what calls need to run on captured graphs."""
-        prices = graphs.prices or Prices.unmeasured(graphs.runners)
-        eager = eager_tokens(graphs.runners, self.budgets, self._contract.budget_range[1])
-        packer = Packer(prices, self.max_batch_size, eager)
-        return Captured(target, graphs, packer, guard, clone=self.clone)
+    def _capture(self, progress: bool) -> Captured:
+        began, counts, pads = time.perf_counter(), self._counts, self.backend != "eager"
+        modules = {"": self.encoder}
+        if len(self._targets) > 1:
+            modules |= {f"path {k}": cast(nn.Module, t.encoder) for k, t in self._targets.items()}
+        attributes = plain_tensors(modules) if pads else []
+        for name, target in self._targets.items() if self._tables and pads else ():
+            if target.has_graphs or target.accelerator is not None:
+                self._tables[name].apply(fingerprint(self.encoder, target), target.accelerator)
+        memory = Memory(self.device, self.backend == "cudagraph")
+        made = capture_paths(
+            self._targets,
+            self._wanted,
+            self._tables,
+            memory,
+            bounded=self._bounded,
+            progress=progress and pads,
+        )
+        guard = WeightGuard(modules, attributes, hooks=memory.stream is not None)
+        paths = {}
+        for name, graphs in made.items():
+            target = self._targets[name]
+            paths[name] = Executor(target, graphs, memory, guard, counts, clone=self.clone)
+            counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
+            counts.dropped += graphs.dropped
+        memory.mark_use()
+        counts.capture_seconds = time.perf_counter() - began
+        return Captured(paths, memory, guard)
 
     def release(self) -> None:
         """Give back graphs, pool, buffers, derived weights and times; the next call captures."""
@@ -220,8 +245,9 @@ class GraphedEncoder(EncodesItems):
             on_cuda = self.device.type == "cuda"
             if on_cuda:
                 torch.cuda.synchronize(self.device)  # first: replays may be writing there
-            self._plans.clear()
-            self._captured = self._target = None  # derived weights go with the accelerated form
+            self._captured = None
+            self._targets = {}  # derived weights go with the accelerated form
+            self._counts = GraphStats(self.backend)
             if on_cuda:
                 torch.cuda.empty_cache()
 
@@ -232,15 +258,15 @@ class GraphedEncoder(EncodesItems):
             ValueError: nothing was measured (no capture yet, or a backend without graphs).
         """
         with self._lock:
-            captured = self._captured
-            graphs = captured.graphs if captured is not None else None
-            if captured is None or graphs is None or graphs.prices is None:
+            tables = {}
+            for name, one in self._captured.paths.items() if self._captured else ():
+                accelerator = one.target.accelerator
+                kernels = None if accelerator is None else dict(accelerator.choices())
+                made_on = fingerprint(self.encoder, one.target)
+                tables[name] = Table(os.fspath(path), made_on, one.graphs.packer.prices, kernels)
+            if not tables or not all(table.prices.measured for table in tables.values()):
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
-            accelerator = captured.target.accelerator
-            full_ms = {budget: stats.replay_ms or 0.0 for budget, stats in graphs.stats.items()}
-            kernels = None if accelerator is None else dict(accelerator.choices())
-            made_on = fingerprint(self.encoder, captured.target)
-            Table(os.fspath(path), made_on, graphs.prices, full_ms, kernels).write()
+            write_tables(path, tables)
 
     def load_table(self, path: str | os.PathLike[str] | None) -> None:
         """Use saved times and kernels instead of measuring; call it before capture.
@@ -259,11 +285,23 @@ class GraphedEncoder(EncodesItems):
         with self._lock:
             if self._captured is not None:
                 raise ValueError("already captured: release() first, then load_table, then capture")
-            self._table = None if path is None else Table.read(path)
+            self._tables = {} if path is None else read_tables(path, self._wanted)
 
+    @overload
+    def __call__(self, pixel_values: VisionInputs) -> list[EncoderOutput]: ...
+
+    @overload
     def __call__(
         self, pixel_values: Tensor, grid_thw: GridLike, *, out: EncoderOutput | None = None
-    ) -> EncoderOutput:
+    ) -> EncoderOutput: ...
+
+    def __call__(
+        self,
+        pixel_values: Tensor | VisionInputs,
+        grid_thw: GridLike | None = None,
+        *,
+        out: EncoderOutput | None = None,
+    ) -> EncoderOutput | list[EncoderOutput]:
         """Encode a batch of items.
 
         Runs without autocast, whatever is set around it: eager runs give what replays give.
@@ -271,90 +309,83 @@ class GraphedEncoder(EncodesItems):
         Args:
             pixel_values: the rows of all items, [P, *row_shape], any floating dtype, on the CPU or
                 the encoder's device. A pinned CPU tensor is read asynchronously: do not overwrite
-                it before the device has done the work.
+                it before the device has done the work. Or the whole result of
+                ``encoder.preprocess``, which an encoder of several paths needs.
             grid_thw: [items, 3], as the encoder takes it; read on the host.
             out: tensors to write the results into instead of new ones, each with a storage of its
-                own; None where ``outputs`` has no such field.
+                own; None where ``outputs`` has no such field. Not with the result of
+                ``preprocess``.
 
         Returns:
             :class:`EncoderOutput`, items in the caller's order; fields not in ``outputs`` are None.
+            From the result of ``preprocess``, a list with one output per item.
 
         Raises:
-            ValueError: pixels, a grid or an ``out`` that cannot be, gradients wanted, or (with
-                ``on_overflow="raise"``) an item over every budget.
+            ValueError: pixels, a grid or an ``out`` that cannot be, gradients wanted, inputs of
+                other paths, or (with ``on_overflow="raise"``) an item over every budget.
             RuntimeError: weights were rebound or (with graphs) a hook was registered after capture,
                 or this was called from inside its own encoder, or inside a CUDA graph that is being
                 captured.
         """
+        several, inputs = len(self._wanted) > 1, pixel_values
+        if not isinstance(inputs, VisionInputs):
+            if several:
+                raise ValueError(
+                    f"pixel_values is a {type(inputs).__name__}, but this encoder has the paths "
+                    f"{', '.join(self._wanted)}: pass the whole result of encoder.preprocess(...)"
+                )
+            return self._run({ONLY: PathInputs(inputs, cast(Tensor, grid_thw))}, out)[ONLY]
+        if grid_thw is not None or out is not None or inputs.paths.keys() != self._wanted.keys():
+            raise ValueError(
+                f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
+                f"{', '.join(self._wanted)}: pass what its own preprocess returned, without "
+                "grid_thw and out"
+            )
+        used = {name: path for name, path in inputs.paths.items() if len(path.grid_thw)}
+        outputs = self._run(used if several else inputs.paths)
+        with settled(self.device):
+            if isinstance(self.encoder, MultiPathEncoder):
+                return self.encoder.join(outputs, inputs)
+            return cast(GraphableEncoder, self.encoder).split(outputs[ONLY], inputs.grid_thw)
+
+    def _run(
+        self, inputs: Mapping[str, PathInputs], out: EncoderOutput | None = None
+    ) -> dict[str, EncoderOutput]:
+        """Return the output of each path that has inputs; ``out`` is for the only one."""
         check_alone(self._lock, self.device)
         with self._lock:
-            self._follow_weights()
-            check_pixels(pixel_values, self._row_shape, self.device)
             captured = self._ready()
-            captured.guard.check_gradients(pixel_values)
+            for name, (pixels, _) in inputs.items():
+                check_pixels(pixels, captured.paths[name].row_shape, self.device)
+                captured.guard.check_gradients(pixels)
             with settled(self.device):
-                plan = self._plan(grid_thw, len(pixel_values))
-                check_rows(len(pixel_values), plan.rows)
-                fields = captured.run(plan, pixel_values, out)
-            return as_output(fields, self.outputs)
-
-    def _follow_weights(self) -> None:
-        """Go where the weights are, as long as nothing is captured that reads them elsewhere."""
-        captured = self._captured
-        if captured is None:
-            self._locate()
-        elif not captured.pads and not captured.guard.holds():
-            self._plans.clear()
-            self._captured = self._target = None
-            if self._locate().backend == "eager":
-                self._ready().counts = captured.counts
+                return captured.run(inputs, out, refuses=self.on_overflow == "raise")
 
     def encoding(self) -> Encoding:
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
-        find_preprocess(self.encoder)
-        encoder = cast(ItemEncoder, self.encoder)
+        fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
+        require_members(self.encoder, ("preprocess",), fix)
         inner = self.encoder.encoding() if isinstance(self.encoder, EncodesItems) else None
         stager = inner.stager if inner else None
-        return Encoding(encoder, self, self.device, self.outputs, stager, self.clone)
+        calls = {name: partial(self._call_path, name) for name in self._wanted}
+        encoder = cast(ItemEncoder, self.encoder)
+        return Encoding(encoder, calls, self.device, self.outputs, stager, self.clone)
 
-    def _plan(self, grid_thw: GridLike, rows: int | None = None) -> Plan:
-        """Return the plan of a grid, kept since it was first seen.
-
-        Args:
-            grid_thw: of the call.
-            rows: input rows of the call, if they are known.
-        """
-        captured = self._ready()
-        plan = self._plans.get(quick_key(grid_thw))
-        if plan is None:
-            key = read_key(grid_thw)
-            plan = self._plans.get(key)
-        if plan is None:
-            specs = self._contract.item_specs(list(key))
-            if rows is not None:  # before packing, whose arrays hold no numbers of absurd sizes
-                check_rows(rows, sum([spec.input_size for spec in specs]))
-            if specs and captured.pads:
-                groups = captured.packer.pack(specs)
-            else:  # everything at once, also where there is nothing
-                groups = [
-                    Group(tuple(range(len(specs))), None, 0.0, ("eager backend",) * len(specs))
-                ]
-            plan = make_plan(key, specs, groups)
-            self._plans.put(key, plan, max(len(key), 1))
-        if self.on_overflow == "raise":
-            refuse_overflow(plan, bool(captured.graphs.runners))
-        return plan
+    def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput:
+        return self._run({name: PathInputs(pixel_values, cast(Tensor, grid_thw))})[name]
 
     def stats(self) -> GraphStats:
         """Return a copy of the counters; it prints as a table, ``.to_dict()`` is plain data."""
         with self._lock:
-            return self._captured.stats() if self._captured else GraphStats(self.backend)
+            stats = deepcopy(self._counts)
+            if self._captured is not None:
+                self._captured.measure(stats)
+            return stats
 
     def reset_stats(self) -> None:
         """Set the counters to zero; what capture measured stays."""
         with self._lock:
-            if self._captured is not None:
-                self._captured.reset_stats()
+            self._counts.reset()
 
     def _poison(self) -> None:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""

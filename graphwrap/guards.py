@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,68 +23,63 @@ MEMBERS = (
 )
 BACKENDS = ("auto", "cudagraph", "static", "eager")
 UNCHANGED = nullcontext()
+SLOTS = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+Place: TypeAlias = tuple[dict[str, Any], str, Tensor]
+"""A dict that belongs to a module, and the name of a tensor in it."""
+
+
+def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules below named roots by their paths, each module once."""
+    seen: set[nn.Module] = set()
+    return {k: v for name, root in roots.items() for k, v in root.named_modules(seen, name)}
+
+
+def plain_tensors(roots: Mapping[str, nn.Module]) -> list[Place]:
+    """Return the tensors in plain attributes of the modules below named roots."""
+    owned = [vars(module) for module in all_modules(roots).values()]
+    return [
+        (own, k, value) for own in owned for k, value in own.items() if isinstance(value, Tensor)
+    ]
 
 
 class WeightGuard:
-    """Remembers every parameter, buffer, submodule and hook of an encoder, and where weights lay.
+    """Remembers every parameter, buffer, submodule and hook of modules, and where weights lie.
 
     A graph reads addresses. Weights updated in place are seen by the next replay; weights rebound
     (``load_state_dict(assign=True)``, ``.to()``, a submodule replaced) are not, and would be
     answered with the old ones. The old storages are held, so that the check may run while a replay
-    does. Hooks registered after capture would be left out by replays.
+    does. Hooks registered or removed after capture would have no effect on replays.
 
     Args:
-        encoder: the user's module.
-        attributes: whether to look at tensors in plain attributes, too.
-        hooks: whether hooks registered later are an error.
+        roots: the user's module and, if it has several, its paths.
+        attributes: what :func:`plain_tensors` gave before the encoder ran. Those that running it
+            has set are left out: ``torch.nn.utils.prune`` and ``weight_norm`` set a layer's weight
+            in every forward, and what it is made of is guarded.
+        hooks: whether changes of hooks are an error.
     """
 
-    def __init__(self, encoder: nn.Module, *, attributes: bool = True, hooks: bool = False) -> None:
-        self._names, self._slots = [], list[dict[str, object]]()
-        self._attributes: list[tuple[dict[str, object], str, object]] = []
-        self._hooks: list[dict[int, Any]] = []
-        for path, module in encoder.named_modules():
-            for slots in (module._parameters, module._buffers, module._modules):
-                self._names.append(path)
-                self._slots.append(slots)
-            if attributes:
-                self._attributes += [
-                    (vars(module), name, value)
-                    for name, value in vars(module).items()
-                    if isinstance(value, Tensor)
-                ]
-            if hooks:
-                self._hooks += [module._forward_hooks, module._forward_pre_hooks]
+    def __init__(
+        self, roots: Mapping[str, nn.Module], attributes: Sequence[Place] = (), *, hooks: bool
+    ) -> None:
+        modules = all_modules(roots)
+        self._names = [
+            (path, kind) for path in modules for kind in (SLOTS + HOOKS if hooks else SLOTS)
+        ]
+        self._slots = [vars(modules[path])[kind] for path, kind in self._names]
         self._kept = [dict(slots) for slots in self._slots]
-        self._kept_hooks = {number for number, _ in self._current_hooks()}
-        self._parameters = list(encoder.parameters())
-        self._hold()
-
-    def _hold(self) -> None:
-        """Note where every tensor lies, and hold its storage."""
-        tensors = [value for kept in self._kept for value in kept.values()]
-        tensors += [value for _, _, value in self._attributes]
-        self._tensors = [value for value in tensors if isinstance(value, Tensor)]
+        everything = [(slots, name, slots[name]) for slots in self._slots for name in slots]
+        tensors = [place for place in everything if isinstance(place[2], Tensor)]
+        plain = [place for place in attributes if place[0].get(place[1]) is place[2]]
+        # Other tensors of one element may compare equal to these: each is compared by identity.
+        self._alone = [place for place in tensors if place[2].numel() == 1] + plain
+        self._tensors = [value for _, _, value in tensors + plain]
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        self._held = [tensor.detach() for tensor in self._tensors]
+        read = [slots.get(name) for slots, name, _ in attributes]
+        self._held = [t.detach() for t in (*self._tensors, *read) if isinstance(t, Tensor)]
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
         """Where weights lie: a result there would not be the caller's own."""
-        # Other tensors of one element may compare equal to these: each is compared by identity.
-        self._plain = self._attributes + [
-            (slots, name, value)
-            for slots in self._slots
-            for name, value in slots.items()
-            if isinstance(value, Tensor) and value.numel() == 1
-        ]
-
-    def forget_rewritten(self) -> None:
-        """Drop the attributes that running the encoder has set: what they are made of is guarded.
-
-        ``torch.nn.utils.prune`` and ``weight_norm`` set a layer's weight in every forward.
-        """
-        self._read_by_graphs = [slots.get(name) for slots, name, _ in self._attributes]
-        self._attributes = [each for each in self._attributes if each[0].get(each[1]) is each[2]]
-        self._hold()
+        self._parameters = [t for t in self._tensors if isinstance(t, nn.Parameter)]
 
     def holds(self) -> bool:
         """Return whether every weight is where it was, in tens of microseconds for thirty blocks.
@@ -99,53 +94,36 @@ class WeightGuard:
         return (
             same
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-            and all(slots.get(name) is value for slots, name, value in self._plain)
+            and all(slots.get(name) is value for slots, name, value in self._alone)
         )
 
     def check(self) -> None:
-        """Raise if replays would not do what the encoder does now.
-
-        Raises:
-            RuntimeError: a parameter, buffer or submodule was replaced or moved, or a hook was
-                registered, after capture.
-        """
+        """Raise a RuntimeError if replays would not do what the encoder does now."""
         if not self.holds():
             raise RuntimeError(
-                f"{self._changed()} was rebound or moved after capture (load_state_dict with "
-                "assign=True, .to(), .half(), a module or tensor assigned): its graphs still read "
-                "the old one; call release() and capture() again"
+                f"{self._changed()} after capture, and replays would go on as before: undo it, or "
+                'call release() and capture() again; backend="eager" follows such changes (they '
+                "come from load_state_dict with assign=True, .to(), .half(), a module, tensor or "
+                "hook set)"
             )
-        for number, hook in self._current_hooks():
-            if number not in self._kept_hooks:
-                raise RuntimeError(
-                    f"forward hook {hook!r} was registered after capture, and replays would leave "
-                    "it out: remove it, call release() and capture() again, or use "
-                    'backend="static" or "eager"'
-                )
-
-    def _current_hooks(self) -> Iterator[tuple[int, Any]]:
-        """Return the number and the function of every forward hook that is registered now."""
-        return chain.from_iterable(hooks.items() for hooks in filter(None, self._hooks))
 
     def _changed(self) -> str:
-        """Return the first slot that is not as it was, in words."""
-        addresses = dict(zip(map(id, self._tensors), self._addresses, strict=True))
-        for path, slots, kept in zip(self._names, self._slots, self._kept, strict=True):
+        """Return the first thing that is not as it was, in words."""
+        now = zip(self._tensors, self._addresses, strict=True)
+        moved = {id(tensor) for tensor, address in now if tensor.data_ptr() != address}
+        for (path, kind), slots, kept in zip(self._names, self._slots, self._kept, strict=True):
             for name in {**kept, **slots}:
-                value, old = slots.get(name), kept.get(name)
-                moved = isinstance(old, Tensor) and old.data_ptr() != addresses[id(old)]
-                if value is not old or moved:
-                    there = value if old is None else old
-                    kind = "module" if isinstance(there, nn.Module) else "weight"
-                    return f"{kind} {f'{path}.{name}'.lstrip('.')!r}"
-        return f"tensor {next((n for s, n, v in self._plain if s.get(n) is not v), 'attribute')!r}"
+                new, old = slots.get(name), kept.get(name)
+                if kind in HOOKS and new is not old:
+                    return f"forward hook {new or old!r} was registered or removed"
+                if new is not old or id(old) in moved:
+                    what = "module" if kind == "_modules" else "weight"
+                    return f"{what} {f'{path}.{name}'.lstrip('.')!r} was rebound or moved"
+        names = [name for slots, name, value in self._alone if slots.get(name) is not value]
+        return f"tensor {[*names, 'attribute'][0]!r} was rebound or moved"
 
     def check_gradients(self, pixel_values: Tensor) -> None:
-        """Raise if somebody expects gradients: a graph records none.
-
-        Raises:
-            ValueError: a parameter or the pixels require grad while grad mode is on.
-        """
+        """Raise a ValueError if somebody expects gradients: a graph records none."""
         if not torch.is_grad_enabled():
             return
         wanted = pixel_values.requires_grad
@@ -188,54 +166,25 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
     return stack
 
 
-def require_contract(encoder: object) -> None:
-    """Raise unless an object is a module with the members that graphs use.
-
-    Raises:
-        TypeError: it is not.
-    """
+def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
+    """Raise a TypeError unless a module has members, perhaps those of a module it wraps."""
     if not isinstance(encoder, nn.Module):
         raise TypeError(
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
             "weights.load_encoder(repo_id) does"
         )
-    missing = [name for name in MEMBERS if not _has(encoder, name)]
+    missing = []
+    for name in names:
+        try:
+            getattr(encoder, name)
+        except AttributeError:
+            missing.append(name)
     if missing:
-        raise TypeError(
-            f"{type(encoder).__name__} has no {', '.join(missing)}: an encoder that replays graphs "
-            "keeps encoders.contract.GraphableEncoder"
-        )
-
-
-def _has(encoder: nn.Module, name: str) -> bool:
-    """Return whether there is such a member, perhaps of a module that this one wraps."""
-    try:
-        getattr(encoder, name)
-    except AttributeError:
-        return False
-    return True
-
-
-def find_preprocess(encoder: nn.Module) -> Callable[..., Any]:
-    """Return the encoder's ``preprocess``, which the contract does not ask for.
-
-    Raises:
-        TypeError: it has none.
-    """
-    if not _has(encoder, "preprocess"):
-        raise TypeError(
-            f"{type(encoder).__name__} has no preprocess, which encode() calls: prepare the pixels "
-            "yourself and call graphed(pixel_values, grid_thw)"
-        )
-    return cast(Callable[..., Any], encoder.preprocess)
+        raise TypeError(f"{type(encoder).__name__} has no {', '.join(missing)}: {fix}")
 
 
 def check_alone(lock: threading.RLock, device: torch.device) -> None:
-    """Raise where a call would disturb one that is under way.
-
-    Raises:
-        RuntimeError: this thread is inside a call already, or is capturing a graph of its own.
-    """
+    """Raise a RuntimeError inside a call that is under way, and while the user captures a graph."""
     if lock._is_owned():  # type: ignore[attr-defined]
         raise RuntimeError(
             "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
@@ -249,12 +198,9 @@ def check_alone(lock: threading.RLock, device: torch.device) -> None:
 
 
 def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype of the first floating-point parameter of 16 bits or more.
+    """Return device and dtype of the first floating-point weight of 16 bits or more.
 
-    Without such a parameter, the first such buffer counts.
-
-    Raises:
-        ValueError: the module has neither.
+    Parameters come before buffers; a ValueError is raised where there is neither.
     """
     for tensor in chain(encoder.parameters(), encoder.buffers()):
         if tensor.is_floating_point() and tensor.dtype.itemsize > 1:  # 8 bits hold no pixels
@@ -266,11 +212,7 @@ def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:
-    """Return the backend that a setting means on a device.
-
-    Raises:
-        ValueError: graphs were asked for elsewhere than on CUDA, or the allocator has no pools.
-    """
+    """Return the backend that a setting means on a device; a ValueError if it has no graphs."""
     if backend == "cudagraph" and device.type != "cuda":
         raise ValueError(
             f'backend="cudagraph" needs the encoder on CUDA, it is on {device}: move it, or use '
@@ -287,67 +229,35 @@ def resolve_backend(backend: str, device: torch.device) -> str:
 
 
 def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise unless a setting is one of its choices.
-
-    Raises:
-        ValueError: it is none of them.
-    """
+    """Raise a ValueError unless a setting is one of its choices."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
 
 
 def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return the fields asked for, each once.
-
-    Raises:
-        ValueError: no list of fields, an empty one, or an unknown field.
-    """
-    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
-        raise ValueError(f"outputs={outputs!r}: give a tuple of fields, as ('pooler_output',)")
-    names = tuple(outputs)
-    for name in names:
-        require_choice("outputs entry", name, FIELDS)
-    if not names:
-        raise ValueError(f"outputs is empty: name at least one of {', '.join(FIELDS)}")
+    """Return the fields asked for, each once; a ValueError if there is none or an unknown one."""
+    listed = isinstance(outputs, Iterable) and not isinstance(outputs, str)
+    names = tuple(outputs) if listed else ()
+    if not names or any(name not in FIELDS for name in names):
+        raise ValueError(
+            f"outputs={names or outputs!r}: give a tuple of one or more of {', '.join(FIELDS)}, as "
+            "('pooler_output',)"
+        )
     return tuple(dict.fromkeys(names))
 
 
 def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch.device) -> None:
-    """Raise on pixels that the graphs cannot take.
-
-    Raises:
-        ValueError: not a tensor, integer pixels, a wrong trailing shape, or another accelerator.
-    """
-    if not isinstance(pixel_values, Tensor):
-        raise ValueError(
-            f"pixel_values is a {type(pixel_values).__name__}, not a tensor: pass "
-            "torch.as_tensor(pixel_values), or what encoder.preprocess returns"
-        )
-    if not pixel_values.is_floating_point():
-        raise ValueError(
-            f"pixel_values are {pixel_values.dtype}: the encoder takes normalised floating-point "
-            "pixels; call encoder.preprocess on the images"
-        )
-    if pixel_values.shape[1:] != row_shape or not pixel_values.ndim:
-        raise ValueError(
-            f"pixel_values of shape {tuple(pixel_values.shape)}: the graphs take rows of shape "
-            f"{row_shape}; call encoder.preprocess on the images"
-        )
-    if pixel_values.device != device and pixel_values.device.type != "cpu":
-        raise ValueError(
-            f"pixel_values are on {pixel_values.device}, the graphs on {device}: pass them on the "
-            "CPU or move them there"
-        )
-
-
-def check_rows(rows: int, expected: int) -> None:
-    """Raise on a grid that does not belong to the pixels.
-
-    Raises:
-        ValueError: it makes another number of rows.
-    """
-    if rows != expected:
-        raise ValueError(
-            f"pixel_values has {rows} rows but the grid makes {expected}: pass the grid_thw that "
-            "belongs to these pixels"
-        )
+    """Raise a ValueError on pixels that the graphs cannot take."""
+    what = f"a {type(pixel_values).__name__}, not a tensor"
+    if isinstance(pixel_values, Tensor):
+        here = pixel_values.device == device or pixel_values.device.type == "cpu"
+        fits = pixel_values.ndim and pixel_values.shape[1:] == row_shape
+        if here and fits and pixel_values.is_floating_point():
+            return
+        shape = tuple(pixel_values.shape)
+        what = f"{pixel_values.dtype} of shape {shape} on {pixel_values.device}"
+    raise ValueError(
+        f"pixel_values is {what}: the graphs take normalised floating-point rows of shape "
+        f"{row_shape}, on the CPU or {device}; pass what encoder.preprocess returns, or a tensor "
+        "like that (torch.as_tensor, .to)"
+    )

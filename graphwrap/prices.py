@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,8 @@ from .runner import Runner, Target, capacity_metadata
 
 RUN_ROWS = 64
 """What one more replay costs, in rows, where nothing is measured: fewer replays win ties."""
+NEVER = 1e12
+"""What a row costs eagerly where nothing is measured: more than any budget per row of an item."""
 SLOW_MS = 8.0
 """A run of more milliseconds is timed twice, a faster one seven times."""
 MOST_MS = 1e12
@@ -46,120 +45,39 @@ class Prices:
     """Intercept of the line for eager runs."""
     eager_row_ms: float
     """Slope of the line for eager runs, per row."""
+    measured: bool = True
 
     @classmethod
     def unmeasured(cls, budgets: Iterable[Budget]) -> Prices:
         """Return prices by which all that fits a budget is replayed, with few padded rows."""
-        return cls({budget: budget.rows + RUN_ROWS for budget in budgets}, math.inf, 0.0)
+        return cls({budget: budget.rows + RUN_ROWS for budget in budgets}, NEVER, NEVER, False)
 
     def eager(self, rows: int) -> float:
         """Return the price of one eager run."""
         return self.eager_ms + self.eager_row_ms * rows
 
-    def cheapest(self, batch: Batch) -> Budget | None:
-        """Return the cheapest budget that holds a batch, or None if no budget does."""
-        budgets, tokens = self._by_price
-        for place in range(bisect_left(tokens, batch.tokens), len(budgets)):
-            if budgets[place].exceeded_by(batch) is None:
-                return budgets[place]
-        return None
-
-    def least(self, replays: int, rows: int) -> float:
-        """Return the least that so many replays or more can cost for so many rows together."""
-        start, slope = self._lower_line
-        return replays * start + slope * rows
-
-    @cached_property
-    def _by_price(self) -> tuple[list[Budget], list[int]]:
-        """Budgets by ascending price, and the most tokens of any up to each: for bisection."""
-        budgets = sorted(self.replay_ms, key=lambda budget: (self.replay_ms[budget], budget))
-        most = [max(budget.tokens for budget in budgets[: k + 1]) for k in range(len(budgets))]
-        return budgets, most
-
-    @cached_property
-    def _lower_line(self) -> tuple[float, float]:
-        """Intercept and slope of a line that no budget's price lies below."""
-        small, large = min(self.replay_ms), max(self.replay_ms)
-        rise = self.replay_ms[large] - self.replay_ms[small]
-        slope = max(rise / max(large.rows - small.rows, 1), 0.0)
-        start = min(ms - slope * budget.rows for budget, ms in self.replay_ms.items())
-        return start, slope
-
 
 # --- measuring ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Meter:
-    """Times runners on a CUDA device.
-
-    Args:
-        encoder: the form that was captured.
-        runners: with their graphs.
-        device: of the encoder.
-    """
-
-    encoder: GraphableEncoder
-    runners: Mapping[Budget, Runner]
-    device: torch.device
-
-    def measure(self) -> tuple[Prices, dict[Budget, float]]:
-        """Return the prices, and the milliseconds of a full replay of each budget.
-
-        Raises:
-            RuntimeError: an eager run failed, perhaps for want of memory.
-        """
-        large = max(self.runners, key=lambda budget: (budget.rows, budget.longest_segment))
-        dice = torch.Generator(self.device).manual_seed(0)  # the caller's draws go on as they would
-        pixels = torch.empty_like(self.runners[large].pixels)
-        pixels.normal_(generator=dice)  # zeros would run faster
-        by_rows = {budget.rows: budget for budget in self.runners}
-        padding_ms = {rows: self._replay_ms(one, [], pixels) for rows, one in by_rows.items()}
-        replay_ms = {budget: padding_ms[budget.rows] for budget in self.runners}
-        full = {budget: full_grids(self.encoder, budget) for budget in self.runners}
-        full_ms = {budget: self._replay_ms(budget, full[budget], pixels) for budget in full}
-        few = [self.encoder.grid_for(min(self.encoder.budget_range[0], min(self.runners).tokens))]
-        start = self._eager_ms(few, pixels)
-        end = self._eager_ms(full[large], pixels) + replay_ms[large] - full_ms[large]
-        rows = self._rows(few)
-        slope = max(end - start, 0.0) / max(self._rows(full[large]) - rows, 1)
-        return Prices(replay_ms, start - slope * rows, slope), full_ms
-
-    def _rows(self, grids: Sequence[Grid]) -> int:
-        return Batch.of(read_specs(self.encoder, grids)).rows
-
-    def _replay_ms(self, budget: Budget, grids: Sequence[Grid], pixels: Tensor) -> float:
-        """Return the milliseconds of a call of a budget, its copies in and out included."""
-        runner = self.runners[budget]
-        block = torch.zeros(runner.layout.nbytes, dtype=torch.uint8, device="cpu")
-        metadata = capacity_metadata(self.encoder, budget, grids)
-        runner.layout.write(block, metadata, self._rows(grids))
-        runner.block.copy_(block)
-
-        def call() -> None:
-            runner.pixels.copy_(pixels[: budget.rows])
-            runner.run()
-            for field in runner.outputs.values():
-                field.clone()
-
-        return self._milliseconds(call)
-
-    def _eager_ms(self, grids: Sequence[Grid], pixels: Tensor) -> float:
-        """Return the milliseconds of an eager run, its metadata included."""
-        rows = pixels[: self._rows(grids)]
-        self.encoder(rows, list(grids))  # the first run may choose kernels
-        return self._milliseconds(lambda: self.encoder(rows, list(grids)))
-
-    def _milliseconds(self, call: Callable[[], object]) -> float:
-        """Return the least wall time of a few calls: what disturbs one only makes it longer."""
-        times: list[float] = []
-        while len(times) < 2 or (len(times) < 7 and min(times) < SLOW_MS):
-            torch.cuda.synchronize(self.device)
-            began = time.perf_counter()
-            call()
-            torch.cuda.synchronize(self.device)
-            times.append((time.perf_counter() - began) * 1e3)
-        return min(times)
+def measure(
+    encoder: GraphableEncoder, runners: Mapping[Budget, Runner], device: torch.device
+) -> Prices:
+    """Time every budget, and eager runs of few rows and of many, on a CUDA device."""
+    large = max(runners, key=lambda budget: (budget.rows, budget.longest_segment))
+    dice = torch.Generator(device).manual_seed(0)  # the caller's draws go on as they would
+    pixels = torch.empty_like(runners[large].pixels)
+    pixels.normal_(generator=dice)  # zeros would run faster
+    by_rows = {budget.rows: runner for budget, runner in runners.items()}
+    times = {rows: _replay_ms(encoder, one, [], pixels) for rows, one in by_rows.items()}
+    few = [encoder.grid_for(min(encoder.budget_range[0], min(runners).tokens))]
+    many = full_grids(encoder, large)
+    few_rows, many_rows = _rows(encoder, few), _rows(encoder, many)
+    attention = _replay_ms(encoder, runners[large], many, pixels) - times[large.rows]
+    start = _eager_ms(encoder, few, pixels[:few_rows])
+    end = _eager_ms(encoder, many, pixels[:many_rows]) - attention
+    slope = max(end - start, 0.0) / max(many_rows - few_rows, 1)
+    return Prices({one: times[one.rows] for one in runners}, start - slope * few_rows, slope)
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
@@ -177,16 +95,49 @@ def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
     return []
 
 
+def _rows(encoder: GraphableEncoder, grids: Sequence[Grid]) -> int:
+    return Batch.of(read_specs(encoder, grids)).rows
+
+
+def _replay_ms(
+    encoder: GraphableEncoder, runner: Runner, grids: Sequence[Grid], pixels: Tensor
+) -> float:
+    """Return the milliseconds of a call of a budget, its copies in and out included."""
+    metadata = capacity_metadata(encoder, runner.budget, grids)
+    runner.block.copy_(runner.layout.pack(metadata, _rows(encoder, grids)))
+
+    def call() -> None:
+        runner.pixels.copy_(pixels[: runner.budget.rows])
+        runner.run()
+        for output in runner.outputs.values():
+            output.clone()
+
+    return _milliseconds(call, pixels.device)
+
+
+def _eager_ms(encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor) -> float:
+    """Return the milliseconds of an eager run, its metadata included."""
+    encoder(pixels, list(grids))  # the first run may choose kernels
+    return _milliseconds(lambda: encoder(pixels, list(grids)), pixels.device)
+
+
+def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the least wall time of a few calls: what disturbs one only makes it longer."""
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < 7 and min(times) < SLOW_MS):
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize(device)
+        times.append((time.perf_counter() - began) * 1e3)
+    return min(times)
+
+
 # --- saving and loading ---------------------------------------------------------------------------
 
 
 def fingerprint(encoder: nn.Module, target: Target) -> dict[str, str]:
-    """Return all that times depend on and that may differ between two processes.
-
-    Args:
-        encoder: the user's module.
-        target: what is captured of it.
-    """
+    """Return all that times of a target depend on and that may differ between two processes."""
     weights = [*encoder.named_parameters(), *encoder.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(weight.shape)}" for name, weight in weights)
     device = target.device
@@ -204,86 +155,33 @@ def fingerprint(encoder: nn.Module, target: Target) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """Prices and kernel choices as a file holds them."""
+    """Prices and kernel choices of one path of an encoder, as a file holds them."""
 
-    path: str
+    file: str
     made_on: Mapping[str, str]
     """The fingerprint of what was measured."""
     prices: Prices
-    full_ms: Mapping[Budget, float]
-    """Milliseconds of a full replay of each budget."""
     kernels: dict[str, Any] | None
     """Choices of the accelerator, None where there was none."""
 
-    def write(self) -> None:
-        """Write the table as JSON."""
-        prices = self.prices
-        budgets = [
-            {**budget._asdict(), "ms": ms, "full_ms": self.full_ms[budget]}
-            for budget, ms in sorted(prices.replay_ms.items())
-        ]
-        body = {
-            "fingerprint": self.made_on,
-            "eager_ms": prices.eager_ms,
-            "eager_row_ms": prices.eager_row_ms,
-            "budgets": budgets,
-            "kernels": self.kernels,
-        }
-        Path(self.path).write_text(json.dumps(body, indent=1) + "\n")
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Table:
-        """Read a table that :meth:`write` wrote.
-
-        Raises:
-            ValueError: the file cannot be read or is not such a table.
-        """
-        try:
-            body = json.loads(Path(path).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{path} cannot be read as a table ({error}): give a file that save_table wrote"
-            ) from error
-        try:
-            return _parse(os.fspath(path), body)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} is no table that save_table wrote ({error}): {REMEDY}"
-            ) from error
-
-    def check(self, made_on: Mapping[str, str]) -> None:
-        """Raise unless the table was measured on this.
-
-        Raises:
-            ValueError: the first difference.
-        """
+    def apply(self, made_on: Mapping[str, str], accelerator: Accelerator | None) -> None:
+        """Have an accelerator take the kernels of a table that was measured on the same."""
         for key, value in made_on.items():
             if self.made_on.get(key) != value:
                 raise ValueError(
-                    f"{self.path} was measured with {key}={self.made_on.get(key)!r}, this is "
+                    f"{self.file} was measured with {key}={self.made_on.get(key)!r}, this is "
                     f"{value!r}: {REMEDY}, or load_table(None) to measure"
                 )
-
-    def choose_kernels(self, accelerator: Accelerator | None) -> None:
-        """Have an accelerator take the kernels that were chosen where the table was measured.
-
-        Raises:
-            ValueError: the table names a kernel that cannot run here.
-        """
-        if accelerator is None or self.kernels is None:
-            return
-        try:
-            accelerator.load_choices(self.kernels)
-        except ValueError as error:
-            raise ValueError(f"kernels of {self.path}: {error}") from error
+        if accelerator is not None and self.kernels is not None:
+            try:
+                accelerator.load_choices(self.kernels)
+            except ValueError as error:
+                raise ValueError(f"kernels of {self.file}: {error}") from error
 
     def restrict(self, wanted: BudgetSet) -> BudgetSet:
         """Return the budgets to capture: inferred ones end where the table does.
 
         (Memory, or a capture that failed, had lowered them where the table was measured.)
-
-        Raises:
-            ValueError: a budget that the table has no time for.
         """
         times = self.prices.replay_ms
         most = max(budget.rows for budget in times)
@@ -291,39 +189,56 @@ class Table:
         missing = [budget.name for budget in budgets or wanted.budgets if budget not in times]
         if missing:
             raise ValueError(
-                f"{self.path} has no times for budgets {missing}: use the budgets it was measured "
+                f"{self.file} has no times for budgets {missing}: use the budgets it was measured "
                 f"for, or {REMEDY}"
             )
         return replace(wanted, budgets=budgets)
 
 
-def _parse(path: str, body: Any) -> Table:
-    """Return the table in what a file holds; a ValueError says what is wrong with it."""
-    if type(body) is not dict:
-        raise ValueError("it has no fingerprint")
-    for name, kind in (("fingerprint", dict), ("budgets", list)):
-        if type(body.get(name)) is not kind:
-            raise ValueError(f"it has no {name}")
-    if not body["budgets"]:
+def write_tables(file: str | os.PathLike[str], tables: Mapping[str, Table]) -> None:
+    """Write the table of each path of an encoder as JSON."""
+    body = {}
+    for path, table in tables.items():
+        prices = table.prices
+        body[path] = {
+            "fingerprint": table.made_on,
+            "eager_ms": prices.eager_ms,
+            "eager_row_ms": prices.eager_row_ms,
+            "budgets": [{**one._asdict(), "ms": ms} for one, ms in prices.replay_ms.items()],
+            "kernels": table.kernels,
+        }
+    Path(file).write_text(json.dumps(body, indent=1) + "\n")
+
+
+def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, Table]:
+    """Read the table of each path that :func:`write_tables` wrote."""
+    try:
+        body = json.loads(Path(file).read_text())
+        if body.keys() != set(paths):
+            raise ValueError(f"it has the paths {list(body)}, this encoder has {list(paths)}")
+        return {path: _parse(os.fspath(file), body[path]) for path in paths}
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is no table that save_table wrote ({type(error).__name__}: {error}): {REMEDY}"
+        ) from error
+
+
+def _parse(file: str, body: Any) -> Table:
+    """Return the table in a part of a file; an error says what is missing or wrong."""
+    times = {
+        Budget(*[_number(row, name, kinds=(int,)) for name in Budget._fields]): _number(row, "ms")
+        for row in body["budgets"]
+    }
+    if not times:
         raise ValueError("it has no budgets")
-    kernels = body.get("kernels", "")
-    if kernels is not None and type(kernels) is not dict:
-        missing = "kernels" not in body
-        raise ValueError("it has no kernels" if missing else f"kernels is {kernels!r}, not choices")
-    times, full = dict[Budget, float](), dict[Budget, float]()
-    for row in body["budgets"]:
-        held = [row.get(name) for name in Budget._fields] if type(row) is dict else [None]
-        if any(type(value) is not int or value < 0 for value in held):
-            raise ValueError(f"{row!r} is no budget with {', '.join(Budget._fields)}")
-        budget = Budget(*held)
-        times[budget] = _number(f"ms of {budget.name}", row.get("ms"))
-        full[budget] = _number(f"full_ms of {budget.name}", row.get("full_ms"))
-    start = _number("eager_ms", body.get("eager_ms"), least=-MOST_MS)
-    prices = Prices(times, start, _number("eager_row_ms", body.get("eager_row_ms")))
-    return Table(path, body["fingerprint"], prices, full, kernels)
+    eager_ms = _number(body, "eager_ms", least=-MOST_MS)
+    prices = Prices(times, eager_ms, _number(body, "eager_row_ms"))
+    kernels = body["kernels"]
+    return Table(file, {**body["fingerprint"]}, prices, None if kernels is None else {**kernels})
 
 
-def _number(what: str, value: Any, least: float = 0.0) -> float:
-    if type(value) not in (int, float) or not least <= value < MOST_MS:
-        raise ValueError(f"{what} is {value!r}, not a number of milliseconds")
-    return float(value)
+def _number(row: Any, name: str, kinds: tuple[type, ...] = (int, float), least: float = 0.0) -> Any:
+    value = row[name]
+    if type(value) not in kinds or not least <= value < MOST_MS:
+        raise ValueError(f"{name} is {value!r}, not a number from {least} to {MOST_MS}")
+    return value

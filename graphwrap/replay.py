@@ -1,109 +1,126 @@
-"""Running plans on what was captured: inputs into the arena, replay, results out to the caller."""
+"""Running calls on what was captured: inputs into the arena, replay, results out to the caller."""
 
 from __future__ import annotations
 
-from copy import deepcopy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, Metadata
+from encoders.contract import EncoderOutput, GridLike, Metadata, PathInputs
+from encoders.inputs.grids import read_grid
 
-from .budgets import Batch, Budget, read_specs
+from .budgets import Batch, read_specs
+from .buffers import Memory
 from .capture import Graphs
 from .guards import WeightGuard
-from .packing import Packer
-from .plans import Cache, Plan, Step, gather, scatter, views_of
-from .results import is_per_row, output_fields, owned, read_out, share_storage
-from .runner import Runner, Target, capacity_metadata
-from .stats import BudgetStats, GraphStats
+from .packing import Group
+from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter, views_of
+from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
+from .runner import Target, capacity_metadata
+from .stats import GraphStats
 
-METADATA_BYTES = 64 * 2**20
-"""Bytes kept for grids seen before, for replays and for eager runs each."""
+PLAN_ITEMS = 200_000
+"""Items of all plans kept: a call with a grid seen before costs one look-up."""
+METADATA_BYTES = 128 * 2**20
+"""Bytes of metadata kept for grids seen before."""
 VIEW_BYTES = 1024
 """Host bytes of a view of the arena; views are kept because making one takes microseconds."""
 
 
-class _Use(NamedTuple):
-    """Which stream used the arena last, and until when."""
-
-    stream: torch.cuda.Stream
-    event: torch.cuda.Event
-    numbers: tuple[int, int, int]
-    """The stream's numbers: comparing them needs no stream object."""
-
-
 class _Prepared(NamedTuple):
-    """A step seen before: its metadata on the device, and the places of its rows in the arena."""
+    """A step seen before: its metadata, as one block of bytes for a replay, and the places of its
+    rows in the arena."""
 
-    block: Tensor
+    metadata: Metadata
     views: list[Tensor]
 
 
-class Captured:
-    """Everything that capture makes and calls need; ``release()`` drops it whole.
+class Executor:
+    """Runs the calls of one encoder, or of one path of it, on what was captured.
 
     Args:
         target: what was captured, where and with which outputs.
-        graphs: the runners and their memory; none on the eager backend.
-        packer: decides what runs with what.
+        graphs: the runners, their arena and what packs; no runners on the eager backend.
+        memory: of all graphs.
         guard: notices weights that moved.
+        counts: where eager runs are counted.
         clone: whether results are the caller's own.
     """
 
     def __init__(
-        self, target: Target, graphs: Graphs, packer: Packer, guard: WeightGuard, *, clone: bool
+        self,
+        target: Target,
+        graphs: Graphs,
+        memory: Memory,
+        guard: WeightGuard,
+        counts: GraphStats,
+        *,
+        clone: bool,
     ) -> None:
-        self.target, self.graphs, self.packer, self.guard = target, graphs, packer, guard
-        self.clone = clone
-        self._blocks: Cache[_Prepared] = Cache(METADATA_BYTES)
-        self._eager: Cache[Metadata] = Cache(METADATA_BYTES)
-        self._written: object = None
-        self._used: _Use | None = None
-        self._like: dict[str, Tensor] | None = None
-        self.reset_stats()
-        self._mark_stream()
-
-    @property
-    def pads(self) -> bool:
+        self.target, self.graphs, self.memory = target, graphs, memory
+        self.guard, self.counts, self.clone = guard, counts, clone
+        self.pads = target.backend != "eager"
         """Whether there are budgets at all, or everything runs eagerly as it is."""
-        return self.target.backend != "eager"
+        self.row_shape = tuple(graphs.arena.pixels.shape[1:])
+        self.plans: Cache[Plan] = Cache(PLAN_ITEMS)
+        self.prepared: Cache[_Prepared] = Cache(METADATA_BYTES)
+        self.written: object = None
+        """The key of the step whose metadata lie in the arena."""
+        self._like: dict[str, Tensor] = {}
+
+    def plan(self, grid_thw: GridLike | None, rows: int | None = None) -> Plan:
+        """Return the plan of a grid for so many pixel rows, kept since it was first seen."""
+        plan = self._seen(grid_thw)
+        if plan is None:
+            if grid_thw is None:
+                raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
+            key = tuple(read_grid(grid_thw))
+            specs = self.target.encoder.item_specs(list(key))
+            made = sum([spec.input_size for spec in specs])
+        else:
+            made = plan.rows
+        if rows is not None and rows != made:  # before packing, which takes no absurd numbers
+            raise ValueError(
+                f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
+                "belongs to these pixels"
+            )
+        if plan is None:
+            everything, why = tuple(range(len(specs))), ("eager backend",) * len(specs)
+            groups = [Group(everything, None, 0.0, why)]  # also where there is nothing
+            if specs and self.pads:
+                groups = self.graphs.packer.pack(specs)
+            plan = make_plan(key, specs, groups)
+            self.plans.put(key, plan, max(len(key), 1))
+        return plan
+
+    def _seen(self, grid_thw: GridLike | None) -> Plan | None:
+        """Return the plan of a grid that is found by its numbers, unchecked.
+
+        Equal numbers find the same plan, and a grid that was refused has no plan to find.
+        """
+        rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
+        try:
+            return (
+                self.plans.get(tuple(map(tuple, rows))) if isinstance(rows, list | tuple) else None
+            )
+        except TypeError:  # flat, or nested too deeply: the encoder says so
+            return None
 
     def run(self, plan: Plan, pixels: Tensor, out: EncoderOutput | None) -> dict[str, Tensor]:
-        """Run every group of a plan.
-
-        Args:
-            plan: of the call.
-            pixels: the rows of all items.
-            out: tensors to write the results into, or None.
-
-        Returns:
-            The wanted fields by name, items in the caller's order.
-        """
-        given = self._read_out(plan, pixels, out) if out is not None else None
-        if len(plan.steps) > 1 and any(share_storage(pixels, held) for held in self._lent()):
+        """Run every group of a plan; return the wanted fields by name, in the caller's order."""
+        lent = [] if self.clone else list(self.graphs.arena.outputs.values())
+        results = self._read_out(plan, pixels, lent, out) if out is not None else {}
+        alone = len(plan.steps) == 1 and out is None  # no place beside others' results
+        if len(plan.steps) > 1 and any(share_storage(pixels, view) for view in lent):
             pixels = pixels.clone()  # what one group writes must not be what the next one reads
-        self._order_streams()
-        try:
-            if self.target.accelerator is not None:
-                self.target.accelerator.refresh()  # on this stream: graphs read derived weights
-            return self._run(plan, pixels, given)
-        finally:  # a call that failed half-way has used the arena, too
-            self._mark_stream()
-
-    def _run(
-        self, plan: Plan, pixels: Tensor, given: dict[str, Tensor] | None
-    ) -> dict[str, Tensor]:
-        alone = len(plan.steps) == 1 and given is None  # no place beside others' results
-        results = given or {}
+        if self.target.accelerator is not None:
+            self.target.accelerator.refresh()  # on this stream: graphs read derived weights
         for step in plan.steps:
-            if step.budget is None:
-                fields = self._run_eagerly(step, pixels, own=alone and self.clone)
-            else:
-                fields = self._replay(step, step.budget, pixels)
-                if alone and self.clone:
-                    fields = {name: field.clone() for name, field in fields.items()}
+            run = self._replay if step.budget else self._run_eagerly
+            fields = run(step, pixels, own=alone and self.clone)
             if alone:
                 return fields
             for name, field in fields.items():
@@ -114,90 +131,58 @@ class Captured:
                 scatter(field, results[name], step.rows if rows else step.tokens)
         return results
 
-    def _read_out(self, plan: Plan, pixels: Tensor, out: EncoderOutput) -> dict[str, Tensor]:
+    def _read_out(
+        self, plan: Plan, pixels: Tensor, lent: list[Tensor], out: EncoderOutput
+    ) -> dict[str, Tensor]:
         """Return the caller's tensors, checked before anything runs."""
-        if self._like is None:
-            self._like = self._example(pixels)
-        lent = self._lent()
-        if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
-            lent.append(pixels)
-        return read_out(out, self.target.outputs, self._like, plan.rows, plan.tokens, lent)
-
-    def _lent(self) -> list[Tensor]:
-        """Return the buffers that earlier results are views of."""
-        return [] if self.clone else list(self.graphs.arena.outputs.values())
-
-    def _example(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Return fields as they come back, but for their length: captured, or of an empty run."""
         for runner in self.graphs.runners.values():
-            return runner.outputs
-        encoder = self.target.encoder
-        metadata = encoder.prepare_encoder_metadata([], device=self.target.device)
-        output = encoder(pixels[:0], encoder_metadata=metadata)
-        return output_fields(output, self.target.outputs)
+            self._like = runner.outputs
+        if not self._like:  # the fields of an empty run are like those of any other
+            encoder, device = self.target.encoder, self.target.device
+            metadata = encoder.prepare_encoder_metadata([], device=device)
+            output = encoder(pixels[:0], encoder_metadata=metadata)
+            self._like = output_fields(output, self.target.outputs)
+        if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
+            lent = [*lent, pixels]
+        return read_out(out, self._like, plan.rows, plan.tokens, lent)
 
-    def _replay(self, step: Step, budget: Budget, pixels: Tensor) -> dict[str, Tensor]:
-        runner = self.graphs.runners[budget]
-        views = self._write_metadata(step, runner)
-        gather(pixels, step.rows, views)
+    def _replay(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
+        """Return the results of a replay, copied out of the arena if ``own``."""
+        assert step.budget is not None
+        runner, key = self.graphs.runners[step.budget], (step.budget, step.grids, step.rows)
+        prepared = self._prepare(key, step)
+        if self.written != key:
+            block = prepared.metadata["block"]
+            self._keep_for_stream(block)
+            self.written = None  # an interrupt may come after the copy and before the next line
+            runner.block.copy_(block, non_blocking=True)
+            self.written = key
+        gather(pixels, step.rows, prepared.views)
         if runner.graph is None:  # a body would trip over what has changed
             self.guard.check()
             runner.run()
         else:  # the device works meanwhile, and no result has left the arena yet
             runner.run()
             self.guard.check()
-        self._entries[budget].count(len(step.grids), step.token_count)
-        return {
-            name: field[: step.row_count if is_per_row(name) else step.token_count]
-            for name, field in runner.outputs.items()
+        rows, tokens = step.row_count, step.token_count
+        self.graphs.stats[step.budget].count(len(step.grids), tokens)
+        views = {
+            name: x[: rows if is_per_row(name) else tokens] for name, x in runner.outputs.items()
         }
-
-    def _write_metadata(self, step: Step, runner: Runner) -> list[Tensor]:
-        """Write a step's metadata into the arena; return the places of its rows there."""
-        key = (runner.budget, step.grids, step.rows)
-        prepared = self._blocks.get(key)
-        if prepared is None:
-            self.guard.check()  # metadata in another dtype would be an error of another kind
-            prepared = self._prepare(step, runner)
-            size = prepared.block.numel() + VIEW_BYTES * len(prepared.views)
-            self._blocks.put(key, prepared, size)
-        if self._written != key:
-            block = prepared.block
-            if block.is_cuda:  # it may be kept since a call on another stream, and dropped any time
-                block.record_stream(torch.cuda.current_stream(self.target.device))
-            self._written = None  # an interrupt may come after the copy and before the next line
-            runner.block.copy_(block, non_blocking=True)
-            self._written = key
-        return prepared.views
-
-    def _prepare(self, step: Step, runner: Runner) -> _Prepared:
-        target, budget, grids = self.target, runner.budget, list(step.grids)
-        batch = Batch.of(read_specs(target.encoder, grids))
-        exceeded = budget.exceeded_by(batch)
-        assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
-        host = torch.empty(
-            runner.layout.nbytes,
-            dtype=torch.uint8,
-            device="cpu",
-            pin_memory=target.device.type == "cuda",
-        )
-        metadata = capacity_metadata(target.encoder, budget, grids)
-        runner.layout.write(host, metadata, step.row_count)
-        block = host.to(target.device, non_blocking=True)
-        return _Prepared(block, views_of(runner.pixels, step.rows))
+        return {name: view.clone() for name, view in views.items()} if own else views
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
-        """Run a step without a graph, its results in memory of their own if ``own``."""
-        target = self.target
+        """Return the results of an eager run, in memory of their own if ``own``."""
+        target, rows = self.target, pixels
         if self.pads:  # without budgets the encoder is followed wherever it goes
             self.guard.check()
-        rows = pixels
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             gather(pixels, step.rows, views_of(rows, step.rows))
         if self.pads:  # as the copy into the arena does
             rows = rows.to(target.device, target.dtype, non_blocking=True)
-        metadata = self._eager_metadata(step)
+        metadata = self._prepare(step.grids, step).metadata
+        self._keep_for_stream(*metadata.values())
         output = target.encoder(rows, encoder_metadata=metadata)
         fields = output_fields(output, target.outputs)
         fields = {name: field.contiguous() for name, field in fields.items()}
@@ -208,66 +193,73 @@ class Captured:
         lent = [pixels, *metadata.values()]
         return owned(fields, lent, self.guard.storages) if own else fields
 
-    def _eager_metadata(self, step: Step) -> Metadata:
-        """Return the metadata of an eager step, kept since it was first seen."""
-        metadata = self._eager.get(step.grids)
-        if metadata is None:
-            encoder, device = self.target.encoder, self.target.device
-            metadata = encoder.prepare_encoder_metadata(list(step.grids), device=device)
-            self._eager.put(step.grids, metadata, sum(value.nbytes for value in metadata.values()))
-            return metadata
-        for value in metadata.values():
-            if value.is_cuda:  # as in _write_metadata
-                value.record_stream(torch.cuda.current_stream(self.target.device))
-        return metadata
+    def _prepare(self, key: object, step: Step) -> _Prepared:
+        """Return what a step needs besides its pixels, kept since it was first seen."""
+        prepared = self.prepared.get(key)
+        if prepared is None:
+            encoder, device, grids = self.target.encoder, self.target.device, list(step.grids)
+            if step.budget is None:
+                prepared = _Prepared(encoder.prepare_encoder_metadata(grids, device=device), [])
+            else:
+                self.guard.check()  # metadata in another dtype would be an error of another kind
+                budget, runner = step.budget, self.graphs.runners[step.budget]
+                batch = Batch.of(read_specs(encoder, grids))
+                exceeded = budget.exceeded_by(batch)
+                assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
+                metadata = capacity_metadata(encoder, budget, grids)
+                host = runner.layout.pack(metadata, step.row_count, pinned=device.type == "cuda")
+                block = host.to(device, non_blocking=True)
+                prepared = _Prepared({"block": block}, views_of(runner.pixels, step.rows))
+            size = sum(value.nbytes for value in prepared.metadata.values())
+            self.prepared.put(key, prepared, size + VIEW_BYTES * len(prepared.views))
+        return prepared
 
-    def _order_streams(self) -> None:
-        """Wait for the last call if it ran on another stream: the arena is shared."""
-        if self._used is None or self._used.numbers == _stream_numbers(self.target.device):
-            return
-        if not self.clone:  # and for what was done with its results since
-            self._used.event.record(self._used.stream)
-        torch.cuda.current_stream(self.target.device).wait_event(self._used.event)
+    def _keep_for_stream(self, *tensors: Tensor) -> None:
+        """Note that this stream reads tensors that may be of another one, and dropped any time."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(self.target.device))
 
-    def _mark_stream(self) -> None:
-        """Note that the arena is in use by all that this stream has been given so far."""
-        if self.target.device.type != "cuda":
-            return
-        numbers = _stream_numbers(self.target.device)
-        if self._used is None or self._used.numbers != numbers:
-            event = self._used.event if self._used is not None else torch.cuda.Event()
-            stream = torch.cuda.current_stream(self.target.device)
-            self.graphs.arena.mark_stream(stream)
-            self._used = _Use(stream, event, numbers)
-        self._used.event.record(self._used.stream)
 
-    def reset_stats(self) -> None:
-        """Set the counters to zero."""
-        self.counts = self.graphs.fresh_stats(self.target.backend)
-        self._entries: dict[Budget, BudgetStats] = dict(
-            zip(sorted(self.graphs.stats), self.counts.budgets, strict=True)
-        )
+@dataclass(frozen=True)
+class Captured:
+    """Everything that capture makes and calls need; ``release()`` drops it whole."""
 
-    def stats(self) -> GraphStats:
-        """Return a copy of the counters, with what is held now."""
-        stats = deepcopy(self.counts)
-        stats.cache_bytes = self._blocks.held + self._eager.held
-        accelerator = self.target.accelerator
-        if accelerator is not None:
-            stats.derived_bytes = accelerator.nbytes
-            stats.note = accelerator.choices().get("reference_because") or ""
-        return stats
+    paths: dict[str, Executor]
+    """By the names of the encoder's paths, of which most encoders have one."""
+    memory: Memory
+    guard: WeightGuard
+
+    def run(
+        self, inputs: Mapping[str, PathInputs], out: EncoderOutput | None, *, refuses: bool
+    ) -> dict[str, EncoderOutput]:
+        """Return the outputs of the paths that have inputs."""
+        plans = {k: self.paths[k].plan(grid, len(pixels)) for k, (pixels, grid) in inputs.items()}
+        for plan in plans.values() if refuses else ():
+            refuse_overflow(plan)
+        outputs = {}
+        self.memory.wait_for_last_use(reads=any(not path.clone for path in self.paths.values()))
+        try:
+            for name, plan in plans.items():
+                path = self.paths[name]
+                fields = path.run(plan, inputs[name].pixel_values, out)
+                outputs[name] = as_output(fields, path.target.outputs)
+        finally:  # a call that failed half-way has used the memory, too
+            self.memory.mark_use()
+        return outputs
+
+    def measure(self, stats: GraphStats) -> None:
+        """Add the bytes that are held now, and why an accelerator runs the reference."""
+        stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
+        stats.pool_bytes = self.memory.pool_bytes
+        stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())
+        for accelerator in {path.target.accelerator for path in self.paths.values()}:
+            if accelerator is not None:
+                stats.derived_bytes += accelerator.nbytes
+                stats.note = accelerator.choices().get("reference_because") or ""
 
     def poison(self) -> None:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""
-        self._written = None
-        self.graphs.arena.poison()
-        if self.graphs.pool is not None:
-            torch.cuda.synchronize(self.target.device)
-            self.graphs.pool.poison()
-
-
-def _stream_numbers(device: torch.device) -> tuple[int, int, int]:
-    """Return the current stream in numbers: making the object takes several microseconds."""
-    numbers: tuple[int, int, int] = torch._C._cuda_getCurrentStream(device.index)
-    return numbers
+        self.memory.poison()
+        for path in self.paths.values():
+            path.written = None

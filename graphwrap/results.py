@@ -17,23 +17,20 @@ def is_per_row(name: str) -> bool:
     return name == "last_hidden_state"
 
 
-def output_fields(output: EncoderOutput, wanted: Sequence[str]) -> dict[str, Tensor]:
-    """Return the wanted tensors of an output by name; DeepStack layers are numbered.
-
-    Raises:
-        TypeError: the encoder returned something else than an :class:`EncoderOutput`.
-    """
+def output_fields(output: EncoderOutput, wanted: Sequence[str] = FIELDS) -> dict[str, Tensor]:
+    """Return the wanted tensors of an output by name; DeepStack layers are numbered."""
     if not isinstance(output, EncoderOutput):
         raise TypeError(
             f"the encoder returned a {type(output).__name__}: a forward returns "
             "encoders.contract.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
         )
-    hidden, pooled, layers = FIELDS
-    values = {hidden: output.last_hidden_state, pooled: output.pooler_output}
-    fields = {name: x for name, x in values.items() if x is not None and name in wanted}
-    if output.deepstack_features is not None and layers in wanted:
-        for number, layer in enumerate(output.deepstack_features):
-            fields[f"{layers}.{number}"] = layer
+    fields: dict[str, Tensor] = {}
+    value: Any
+    for name, value in zip(FIELDS, output, strict=True):
+        if name in wanted and isinstance(value, tuple | list):
+            fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
+        elif name in wanted and value is not None:
+            fields[name] = value
     return fields
 
 
@@ -48,13 +45,7 @@ def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> EncoderOut
 def owned(
     fields: Mapping[str, Tensor], lent: Iterable[Tensor], weights: frozenset[int]
 ) -> dict[str, Tensor]:
-    """Return fields in memory of their own, which an encoder's results need not be.
-
-    Args:
-        fields: what an encoder returned: perhaps its input or a weight, or one tensor twice.
-        lent: tensors whose memory others use.
-        weights: addresses at which the storages of weights start.
-    """
+    """Return fields in memory of their own, which an encoder's results need not be."""
     seen, kept = {tensor.untyped_storage().data_ptr() for tensor in lent}, {}
     for name, field in fields.items():
         start = field.untyped_storage().data_ptr()
@@ -65,7 +56,6 @@ def owned(
 
 def read_out(
     out: EncoderOutput,
-    wanted: Sequence[str],
     like: Mapping[str, Tensor],
     rows: int,
     tokens: int,
@@ -75,7 +65,6 @@ def read_out(
 
     Args:
         out: a tensor for every field that will be returned, None for the others.
-        wanted: the fields asked for.
         like: fields of the right trailing shapes, dtypes and devices.
         rows: input rows of the call.
         tokens: output tokens of the call.
@@ -90,25 +79,20 @@ def read_out(
             f"out is a {type(out).__name__}: pass EncoderOutput(last_hidden_state, pooler_output, "
             "deepstack_features), None for what is not returned"
         )
-    layers: Any = out.deepstack_features
-    if not isinstance(layers, tuple | list | None):
-        raise ValueError(
-            f"out.deepstack_features is a {type(layers).__name__}: pass a tuple of tensors"
-        )
-    given = output_fields(out, FIELDS)
+    given: dict[str, Any] = output_fields(out)
+    for name in given:
+        if name not in like:
+            raise ValueError(
+                f"out.{name} would not be written: outputs are {', '.join(like)}; pass a tensor "
+                "for each of these, DeepStack layers in a tuple, and None for others"
+            )
+    taken = [("the pixels or buffers of this call", tensor) for tensor in lent]
     for name, field in like.items():
         shape = (rows if is_per_row(name) else tokens, *field.shape[1:])
         if name not in given:
             raise ValueError(f"out has no {name}: pass a tensor of shape {shape} for it")
-        _check_target(name, given[name], shape, field)
-    for name in given:
-        if name not in like:
-            raise ValueError(
-                f"out.{name} would not be written: outputs are {', '.join(wanted)} (fields "
-                f"{', '.join(like)}); pass None for it"
-            )
-    taken = [("the pixels or buffers of this call", tensor) for tensor in lent]
-    for name, target in given.items():
+        target = given[name]
+        _check_target(name, target, shape, field)
         for other, tensor in taken:
             if share_storage(target, tensor):
                 raise ValueError(
@@ -120,23 +104,18 @@ def read_out(
 
 
 def _check_target(name: str, target: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
-    """Raise unless a field's results can be written into a tensor."""
+    """Raise a ValueError unless a field's results can be written into a tensor."""
     if not isinstance(target, Tensor):
         raise ValueError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
-    if tuple(target.shape) != shape or target.dtype != like.dtype or target.device != like.device:
+    kind = f"{target.dtype} {tuple(target.shape)} on {target.device}"
+    wanted = f"{like.dtype} {shape} on {like.device}"
+    if kind != wanted:
+        raise ValueError(f"out.{name} is {kind}: must be {wanted}")
+    if target.is_inference() or _overlaps_itself(target):
         raise ValueError(
-            f"out.{name} is {target.dtype} {tuple(target.shape)} on {target.device}: must be "
-            f"{like.dtype} {shape} on {like.device}"
-        )
-    if _overlaps_itself(target):
-        raise ValueError(
-            f"out.{name} is expanded or unfolded: several of its entries are one place in memory; "
-            "pass a tensor of its own (.contiguous())"
-        )
-    if target.is_inference():
-        raise ValueError(
-            f"out.{name} was made in inference mode and cannot be written outside: make it under "
-            "torch.no_grad(), or pass its clone()"
+            f"out.{name} was made in inference mode, or is expanded or unfolded (several of its "
+            "entries are one place in memory), and cannot be written: pass its clone(), made under "
+            "torch.no_grad()"
         )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeGuard, cast
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,17 @@ from encoders.contract import (
     GraphableEncoder,
     Grid,
     Metadata,
+    MultiPathEncoder,
 )
 
 from .budgets import Budget
-from .buffers import PADDING, Arena, Layout, Pool
+from .buffers import PADDING, Arena, Layout, Memory
+from .guards import MEMBERS, require_members
 from .results import output_fields
 
+ONLY = "image"
+"""The name of the path of an encoder that has one."""
 Forward: TypeAlias = Callable[..., EncoderOutput]
-PRECISION = "bf16"
-"""The encoder's own half or full precision, the only one that a reference runs in."""
 
 
 class FormSettings(NamedTuple):
@@ -32,8 +34,9 @@ class FormSettings(NamedTuple):
 
     kernels: str = "auto"
     """"reference" for the module as it is, else what ``accelerated`` is asked for."""
-    precision: str = PRECISION
-    """What ``accelerated`` is asked for."""
+    precision: str = "bf16"
+    """What ``accelerated`` is asked for; the default is the encoder's own half or full precision,
+    the only one that a reference runs in."""
     compile: bool = False
     """Whether the module as it is will be compiled."""
 
@@ -57,80 +60,51 @@ class Target:
         return self.backend == "cudagraph"
 
 
+def paths_of(encoder: nn.Module) -> dict[str, GraphableEncoder]:
+    """Return the paths of an encoder by name; an encoder that has none is its own only path."""
+    paths = dict(encoder.paths) if isinstance(encoder, MultiPathEncoder) else {ONLY: encoder}
+    for path in paths.values():
+        require_members(path, MEMBERS, "see encoders.contract.GraphableEncoder")
+    return cast(dict[str, GraphableEncoder], paths)
+
+
 def choose_form(
-    encoder: nn.Module, settings: FormSettings
+    encoder: GraphableEncoder, settings: FormSettings
 ) -> tuple[GraphableEncoder, Accelerator | None]:
-    """Return the form of an encoder that is captured and that runs eagerly beside the graphs.
-
-    Args:
-        encoder: the user's module.
-        settings: the user's settings.
-
-    Returns:
-        The accelerated form with its accelerator where the encoder has one. Otherwise the module,
-        with an accelerator only if the user has accelerated it already.
-
-    Raises:
-        ValueError: settings that this encoder cannot follow.
-    """
+    """Return the form of an encoder that is captured and that runs eagerly beside the graphs."""
     accelerator = _find_accelerator(encoder)
+    # A wrapper that passes on its module's attributes has no faster form of itself: that of its
+    # module would leave out what the wrapper's own forward adds.
+    own = any("accelerated" in vars(kind) for kind in type(encoder).__mro__)
     if accelerator is not None:
-        for name, value in settings._asdict().items():
-            default = FormSettings._field_defaults[name]
-            if value != default:
-                raise ValueError(
-                    f"{name}={value!r}, but this encoder is accelerated already and runs as it is: "
-                    f"leave {name}={default!r}, or pass the encoder that accelerated() was called "
-                    "on"
-                )
-    elif _is_accelerable(encoder) and settings.kernels != "reference" and not settings.compile:
-        form = encoder.accelerated(settings.kernels, settings.precision)
-        return form, _find_accelerator(cast(nn.Module, form))
+        why = "this encoder is accelerated already (pass the one accelerated() was called on)"
+    elif not (own and isinstance(encoder, Accelerable)):
+        why = f"{type(encoder).__name__} has no accelerated form"
+    elif settings.compile or settings.kernels == "reference":
+        why = 'compile=True and kernels="reference" take the encoder as it is'
     else:
-        _check_reference(encoder, settings)
-    return cast(GraphableEncoder, encoder), accelerator
+        form = encoder.accelerated(settings.kernels, settings.precision)
+        return form, _find_accelerator(form)
+    for name, value in settings._asdict().items():
+        default = FormSettings._field_defaults[name]
+        allowed = accelerator is None and (name == "compile" or value == "reference")
+        if value != default and not allowed:
+            raise ValueError(
+                f"{name}={value!r}: {why}, there is no choice: leave {name}={default!r}"
+            )
+    return encoder, accelerator
 
 
-def _find_accelerator(encoder: nn.Module) -> Accelerator | None:
+def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
     """Return the accelerator of an encoder, or of the encoder that a module wraps."""
-    for module in encoder.modules():
+    for module in cast(nn.Module, encoder).modules():
         if isinstance(module, Accelerable) and module.accelerator is not None:
             return module.accelerator
     return None
 
 
-def _is_accelerable(encoder: nn.Module) -> TypeGuard[Accelerable]:
-    """Return whether an encoder has a faster form of itself.
-
-    A wrapper that passes on its module's attributes has none: the faster form would leave out what
-    the wrapper's own forward adds.
-    """
-    own = any("accelerated" in vars(kind) for kind in type(encoder).__mro__)
-    return own and isinstance(encoder, Accelerable)
-
-
-def _check_reference(encoder: nn.Module, settings: FormSettings) -> None:
-    """Raise on kernels or a precision asked of an encoder that runs as it is."""
-    if settings.kernels not in ("auto", "reference"):
-        if settings.compile and _is_accelerable(encoder):
-            why, fix = "compile=True compiles the encoder as it is", " or compile=False"
-        else:
-            why, fix = f"{type(encoder).__name__} has no accelerated form to choose them for", ""
-        raise ValueError(f'kernels={settings.kernels!r}: {why}; leave kernels="auto"{fix}')
-    if settings.precision != PRECISION:
-        raise ValueError(
-            f"precision={settings.precision!r}: this encoder runs as it is, in the dtype of its "
-            f'weights, only an accelerated one has a choice; leave precision="{PRECISION}"'
-        )
-
-
 def captured_forward(target: Target, budgets: int) -> Forward:
-    """Return what graphs are captured from: the form, or what ``torch.compile`` makes of it.
-
-    Args:
-        target: says the form, and whether to compile it, anew for each budget.
-        budgets: how many budgets there are.
-    """
+    """Return what graphs are captured from: the form, or what ``torch.compile`` makes of it."""
     if not target.settings.compile:
         return target.encoder
     many = 2 * budgets  # torch gives up compiling one function after eight times
@@ -151,62 +125,36 @@ def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence
     )
 
 
-@dataclass(frozen=True)
-class Body:
-    """What a graph captures: clear the padding, run the encoder, put results into the arena.
-
-    It does not refer to its runner: a cycle would outlive ``release()`` until garbage is collected,
-    and the arena and the graphs' pool with it. It is not a closure either: an error that somebody
-    holds keeps the closures of its frames.
-    """
-
-    forward: Forward
-    arena: Arena
-    wanted: tuple[str, ...]
-    pixels: Tensor
-    padding: Tensor
-    metadata: Metadata
-    outputs: dict[str, Tensor]
-
-    def __call__(self) -> None:
-        padding = self.padding.view(-1, *[1] * (self.pixels.ndim - 1))
-        self.pixels.masked_fill_(padding, 0.0)  # rows of an earlier call, whatever they held
-        output = self.forward(self.pixels, encoder_metadata=self.metadata)
-        for name, field in output_fields(output, self.wanted).items():
-            self.outputs[name] = self.arena.output(name, field)
-            self.outputs[name].copy_(field)
-
-
 @dataclass
 class Runner:
-    """Runs one budget on what lies in the arena; results lie in the arena afterwards."""
+    """Runs one budget on what lies in the arena; results lie in the arena afterwards.
+
+    It refers to nothing that refers to it: a cycle would outlive ``release()`` until garbage is
+    collected, and the arena and the graphs' pool with it.
+    """
 
     budget: Budget
     layout: Layout
-    pixels: Tensor
-    block: Tensor
-    body: Callable[[], None]
-    outputs: dict[str, Tensor]
+    forward: Forward
+    arena: Arena
+    wanted: tuple[str, ...]
+    outputs: dict[str, Tensor] = field(default_factory=dict)
     """Output buffers of this budget by field name, filled by the first run of the body."""
     graph: torch.cuda.CUDAGraph | None = None
 
-    @classmethod
-    def of(
-        cls,
-        forward: Forward,
-        budget: Budget,
-        layout: Layout,
-        arena: Arena,
-        wanted: tuple[str, ...],
-    ) -> Runner:
-        """Return a runner whose buffers are prefixes of the arena's."""
-        block = arena.block[: layout.nbytes]
-        metadata = layout.views(block)
-        padding = metadata.pop(PADDING)
-        metadata.update(layout.constants)
-        pixels = arena.pixels[: budget.rows]
-        body = Body(forward, arena, wanted, pixels, padding, metadata, {})
-        return cls(budget, layout, pixels, block, body, body.outputs)
+    def __post_init__(self) -> None:
+        self.pixels = self.arena.pixels[: self.budget.rows]
+        self.block = self.arena.block[: self.layout.nbytes]
+        self._metadata = {**self.layout.views(self.block), **self.layout.constants}
+        self._padding = self._metadata.pop(PADDING).view(-1, *[1] * (self.pixels.ndim - 1))
+
+    def body(self) -> None:
+        """Clear the padding, run the encoder, and put results into the arena."""
+        self.pixels.masked_fill_(self._padding, 0.0)  # rows of an earlier call, whatever they held
+        output = self.forward(self.pixels, encoder_metadata=self._metadata)
+        for name, value in output_fields(output, self.wanted).items():
+            self.outputs[name] = self.arena.output(name, value)
+            self.outputs[name].copy_(value)
 
     def run(self) -> None:
         """Replay the graph, or run the body where there is none."""
@@ -215,8 +163,8 @@ class Runner:
         else:
             self.body()
 
-    def capture(self, pool: Pool, stream: torch.cuda.Stream) -> None:
-        """Run the body once, then capture it into ``pool``.
+    def capture(self, memory: Memory) -> None:
+        """Run the body once, then capture it; without graphs, run it once.
 
         ``torch.cuda.graph`` is not used: it collects garbage and empties the cache for every graph.
         Here the cache is emptied once, after the first run of the largest graph, because a capture
@@ -226,14 +174,18 @@ class Runner:
         is dropped before capture, so that the graph's workspace lies in its pool and holds nobody
         else's work, and after capture, so that the next graph reuses it and ``release()`` frees it.
         """
+        if memory.stream is None:
+            return self.body()
+        memory.stream.wait_stream(torch.cuda.current_stream(memory.device))
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(memory.stream):
                 self.body()
                 torch._C._cuda_clearCublasWorkspaces()
-                if pool.empty:
+                if memory.empty:
                     torch.cuda.empty_cache()
-                pool.record(graph, self.body)
+                memory.record(graph, self.body)
         finally:
             torch._C._cuda_clearCublasWorkspaces()
         self.graph = graph
+        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -15,9 +15,11 @@ class BudgetStats:
     segments: int
     longest_segment: int
     windows: int
+    path: str = "image"
+    """The path of the encoder that the budget is for."""
     capture_seconds: float = 0.0
     replay_ms: float | None = None
-    """Milliseconds of a full replay, measured at capture or in the table loaded; else None."""
+    """Milliseconds of a replay, without the attention of its items; None if not measured."""
     graph_bytes: int = 0
     """Bytes that capturing this budget added to the pool (smaller budgets reuse the largest's)."""
     kernel: str = "reference"
@@ -27,9 +29,9 @@ class BudgetStats:
     real_tokens: int = 0
     padded_tokens: int = 0
 
-    def fresh(self) -> BudgetStats:
-        """Return the same budget with counters at zero."""
-        return replace(self, hits=0, items=0, real_tokens=0, padded_tokens=0)
+    def reset(self) -> None:
+        """Set the counters to zero."""
+        self.hits = self.items = self.real_tokens = self.padded_tokens = 0
 
     def count(self, items: int, tokens: int) -> None:
         """Count one replay of so many items and real tokens."""
@@ -61,6 +63,13 @@ class GraphStats:
     dropped: list[str] = field(default_factory=list)
     """Budgets whose capture failed."""
 
+    def reset(self) -> None:
+        """Set the counters to zero; what capture measured stays."""
+        self.eager_calls = self.eager_items = 0
+        self.eager_reasons = Counter()
+        for budget in self.budgets:
+            budget.reset()
+
     @property
     def padding(self) -> float:
         """Padded tokens over real tokens, minus one, of everything replayed."""
@@ -74,26 +83,25 @@ class GraphStats:
         return {**asdict(self), "eager_reasons": reasons, "padding": self.padding}
 
     def __str__(self) -> str:
-        head = f"{'tokens':>7} {'segments':>13} {'hits':>7} {'items':>7} {'real':>9} {'padded':>9} "
-        lines = [head + f"{'ms':>8} {'capture s':>9} {'MiB':>7} kernel"]
-        for budget in self.budgets:
-            shape = f"{budget.segments}x{budget.longest_segment}"
-            ms = "-" if budget.replay_ms is None else f"{budget.replay_ms:.2f}"
+        row = "{:>7} {:>13} {:>7} {:>7} {:>9} {:>9} {:>8} {:>9} {:>7} {}".format
+        head = "tokens segments hits items real padded ms capture_s MiB kernel"
+        lines = [row(*head.split()).replace("_", " ")]
+        several = len({budget.path for budget in self.budgets}) > 1
+        for one in self.budgets:
+            shape, ms = f"{one.segments}x{one.longest_segment}", one.replay_ms
+            counts = one.hits, one.items, one.real_tokens, one.padded_tokens
+            cost = "-" if ms is None else f"{ms:.2f}", f"{one.capture_seconds:.2f}"
+            kernel = one.kernel + f", {one.path} path" * several
             lines.append(
-                f"{budget.tokens:>7} {shape:>13} {budget.hits:>7} {budget.items:>7} "
-                f"{budget.real_tokens:>9} {budget.padded_tokens:>9} {ms:>8} "
-                f"{budget.capture_seconds:>9.2f} {budget.graph_bytes / 2**20:>7.1f} {budget.kernel}"
+                row(one.tokens, shape, *counts, *cost, f"{one.graph_bytes / 2**20:.1f}", kernel)
             )
         reasons = ", ".join(f"{why}: {count}" for why, count in sorted(self.eager_reasons.items()))
-        lines.append(
-            f"eager: {self.eager_items} items in {self.eager_calls} runs ({reasons or '-'})"
-        )
-        lines.append(
-            f"{self.backend}: arena {self.arena_bytes / 2**20:.1f}, pool "
-            f"{self.pool_bytes / 2**20:.1f}, metadata {self.cache_bytes / 2**20:.1f}, "
-            f"derived {self.derived_bytes / 2**20:.1f} MiB; captured in "
-            f"{self.capture_seconds:.2f} s; padding {self.padding:.1%}"
-        )
+        mib = [self.arena_bytes, self.pool_bytes, self.cache_bytes, self.derived_bytes]
+        arena, pool, metadata, derived = [f"{held / 2**20:.1f}" for held in mib]
+        lines += [
+            f"eager: {self.eager_items} items in {self.eager_calls} runs ({reasons or '-'})",
+            f"{self.backend}: arena {arena}, pool {pool}, metadata {metadata}, derived {derived} "
+            f"MiB; captured in {self.capture_seconds:.2f} s; padding {self.padding:.1%}",
+        ]
         lines += [f"accelerated encoder runs the reference: {self.note}"] * bool(self.note)
-        lines += [f"dropped: {name}" for name in self.dropped]
-        return "\n".join(lines)
+        return "\n".join([*lines, *[f"dropped: {name}" for name in self.dropped]])

@@ -13,6 +13,7 @@ from torch import Tensor
 from encoders.vision_encoder import VisionEncoder
 from graph_outputs import EVERY_FIELD
 from graphwrap import Budget, GraphedEncoder, GraphStats
+from graphwrap.replay import Executor
 from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels
 from toy_encoder import WIDTH, ToyEncoder
 
@@ -78,6 +79,13 @@ def static(
 ) -> GraphedEncoder:
     """The backend under which CPU tests exercise all of the bookkeeping."""
     return GraphedEncoder(encoder, budgets, backend="static", **settings)
+
+
+def executor_of(graphed: GraphedEncoder) -> Executor:
+    """What runs the calls of an encoder with one path, captured if it is not yet."""
+    captured = graphed.capture(progress=False)._captured
+    assert captured is not None
+    return captured.paths["image"]
 
 
 def toy(budgets: Sequence[int] | None = (4, 8, 16, 32), **settings: Any) -> GraphedEncoder:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from graph_cases import mixes, pixels_for, static, tower, toy
+from graph_cases import executor_of, mixes, pixels_for, static, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, worst_distance
 from graphwrap import GraphedEncoder
 from oracles import Grids
@@ -161,7 +161,7 @@ def test_a_call_interrupted_when_its_metadata_are_written_leaves_none_behind(
     one, other = [[1, 1, 8], [1, 1, 4]], [[1, 1, 4], [1, 1, 8]]
     pixels = pixels_for(graphed.encoder, one)
     expected = copy_of(graphed(pixels, one))
-    block, copy = graphed._captured.graphs.arena.block, Tensor.copy_
+    block, copy = executor_of(graphed).graphs.arena.block, Tensor.copy_
 
     def interrupted(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copy(target, *args, **kwargs)
@@ -292,11 +292,9 @@ def test_release_gives_everything_back_and_the_next_call_captures_again() -> Non
 def test_release_frees_the_buffers_at_once_not_when_garbage_is_collected() -> None:
     graphed = toy()
     graphed(pixels_for(graphed.encoder, MANY), MANY)
-    assert graphed._captured is not None
-    buffers = [
-        weakref.ref(graphed._captured.graphs.arena.pixels),
-        weakref.ref(graphed._captured.graphs.arena),
-    ]
+    arena = executor_of(graphed).graphs.arena
+    buffers = [weakref.ref(arena.pixels), weakref.ref(arena)]
+    del arena
     gc.disable()
     try:
         graphed.release()

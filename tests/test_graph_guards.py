@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from encoders import Qwen2_5VLEncoder
 from encoders.contract import EncoderOutput
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
-from graph_cases import new_tower, pixels_for, single, static, tower
+from graph_cases import executor_of, new_tower, pixels_for, single, static, tower
 from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.guards import WeightGuard
@@ -116,7 +116,7 @@ def test_weights_changed_in_place_are_no_rebinding() -> None:
 def test_a_replay_is_checked_too_and_old_weights_stay_while_it_may_run() -> None:
     """The check of a graph comes after its launch: what it reads must not be freed before."""
     graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
-    for runner in graphed._captured.graphs.runners.values():
+    for runner in executor_of(graphed).graphs.runners.values():
         runner.graph = SimpleNamespace(replay=runner.body)
     pixels = pixels_for(graphed.encoder, SMALL)
     assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
@@ -135,7 +135,7 @@ def test_checking_thirty_two_blocks_costs_some_tens_of_microseconds() -> None:
     with torch.device("meta"):
         encoder = Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf({"hidden_size": 1280, "depth": 32,
             "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}))  # fmt: skip
-    guard = WeightGuard(encoder)
+    guard = WeightGuard({"": encoder}, hooks=False)
     best = float("inf")
     for _ in range(300):
         began = time.perf_counter()
@@ -163,30 +163,32 @@ REGISTER: dict[str, Callable[[nn.Module], Any]] = {
 def test_a_hook_registered_after_capture_is_refused_until_removed(where: str) -> None:
     encoder = DeepToy()
     before = encoder.register_forward_hook(hook)
-    guard = WeightGuard(encoder, hooks=True)
+    guard = WeightGuard({"": encoder}, hooks=True)
     guard.check()
     handle = REGISTER[where](encoder)
-    with pytest.raises(RuntimeError, match=r"hook .* was registered after capture.*remove it"):
+    with pytest.raises(
+        RuntimeError, match=r"hook .* was registered or removed after capture.*undo it"
+    ):
         guard.check()
     handle.remove()
     guard.check()
-    before.remove()
-    guard.check()
+    before.remove()  # replays would go on as if it were there
+    with pytest.raises(RuntimeError, match="registered or removed"):
+        guard.check()
 
 
 @pytest.mark.parametrize("grids", [SMALL, OVER], ids=["replay", "eager"])
 def test_calls_with_graphs_check_hooks(grids: list[list[int]]) -> None:
     graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
-    captured = graphed._captured
-    assert captured is not None
-    captured.guard = WeightGuard(graphed.encoder, hooks=True)  # as on the cudagraph backend
+    captured = executor_of(graphed)
+    captured.guard = WeightGuard({"": graphed.encoder}, hooks=True)  # as on the cudagraph backend
     for runner in captured.graphs.runners.values():
         runner.graph = SimpleNamespace(replay=runner.body)
     pixels = pixels_for(graphed.encoder, grids)
     expected = graphed(pixels, grids)
     handle = graphed.encoder.inner.register_forward_hook(hook)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="was registered after capture"):
+        with pytest.raises(RuntimeError, match="was registered or removed after capture"):
             graphed(pixels, grids)
     handle.remove()
     assert_same_bits(graphed(pixels, grids), expected)

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from encoders.contract import Accelerable, EncoderOutput, GridLike, Metadata
-from graph_cases import pixels_for, static, tower
+from graph_cases import executor_of, pixels_for, static, tower
 from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
-from graphwrap.replay import Captured
 from test_graph_packing import measured
 from toy_encoder import ToyEncoder
 
@@ -87,8 +86,9 @@ def graphed_of(encoder: nn.Module, backend: str = "static", **settings: Any) -> 
 
 
 def accelerator_of(graphed: GraphedEncoder) -> FakeAccelerator:
-    assert isinstance(graphed._target.accelerator, FakeAccelerator)
-    return graphed._target.accelerator
+    accelerator = graphed._targets["image"].accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    return accelerator
 
 
 def assert_runs(graphed: GraphedEncoder, encoder: ToyEncoder, grids: Any = MIXED) -> None:
@@ -127,7 +127,7 @@ def test_kernels_and_precision_reach_the_accelerated_form() -> None:
 def test_an_accelerated_encoder_is_captured_as_it_is() -> None:
     encoder = FastToy().accelerated("triton")
     graphed = graphed_of(encoder)
-    assert graphed._target.encoder is encoder
+    assert graphed._targets["image"].encoder is encoder
     assert_runs(graphed, encoder)
     graphed.release()
     assert_runs(graphed, encoder)
@@ -193,7 +193,7 @@ def test_release_gives_back_the_accelerated_form() -> None:
     graphed = graphed_of(encoder).capture(progress=False)
     held = accelerator_of(graphed)
     graphed.release()
-    assert graphed._target is None
+    assert not graphed._targets
     assert_runs(graphed, encoder.accelerated())
     assert accelerator_of(graphed) is not held
 
@@ -204,17 +204,17 @@ ACCELERATED = FastToy().accelerated()
 REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "unknown": (FastToy(), {"kernels": "fast"}, "kernels='fast': must be one of auto, triton"),
     "no kernels": (ToyEncoder(), {"kernels": "triton"}, "ToyEncoder has no accelerated form"),
-    "no precision": (ToyEncoder(), {"precision": "fp8"}, "precision='fp8': this encoder runs as"),
+    "no precision": (ToyEncoder(), {"precision": "fp8"}, "precision='fp8': ToyEncoder has no acc"),
     "the reference's precision": (
-        FastToy(), {"kernels": "reference", "precision": "fp8"}, 'leave precision="bf16"',
+        FastToy(), {"kernels": "reference", "precision": "fp8"}, "leave precision='bf16'",
     ),
-    "kernels again": (ACCELERATED, {"kernels": "triton"}, "kernels='triton', but this encoder is"),
-    "reference again": (ACCELERATED, {"kernels": "reference"}, "pass the encoder that accelerated"),
+    "kernels again": (ACCELERATED, {"kernels": "triton"}, "kernels='triton': this encoder is acc"),
+    "reference again": (ACCELERATED, {"kernels": "reference"}, r"\(pass the one accelerated\(\)"),
     "precision again": (ACCELERATED, {"precision": "fp8"}, "leave precision='bf16'"),
     "compiled again": (ACCELERATED, {"compile": True}, "leave compile=False"),
     "compiled kernels": (
         FastToy(), {"kernels": "triton", "compile": True},
-        'compile=True compiles the encoder as it is; leave kernels="auto" or compile=False',
+        "compile=True .* take the encoder as it is.* leave kernels='auto'",
     ),
 }  # fmt: skip
 
@@ -269,19 +269,22 @@ def test_derived_weights_are_refreshed_after_streams_are_ordered(
     """The last call may still be reading them on another stream."""
     graphed = graphed_of(FastToy()).capture(progress=False)
     order: list[str] = []
-    assert graphed._captured is not None
+    executor = executor_of(graphed)
     for owner, name in (
-        (graphed._captured, "_order_streams"),
+        (executor.memory, "wait_for_last_use"),
         (accelerator_of(graphed), "refresh"),
-        (graphed._captured, "_run"),
-        (graphed._captured, "_mark_stream"),
+        (executor, "_replay"),
+        (executor.memory, "mark_use"),
     ):
         call = getattr(owner, name)
-        monkeypatch.setattr(
-            owner, name, lambda *args, name=name, call=call: order.append(name) or call(*args)
-        )
+
+        def noted(*args: Any, name: str = name, call: Any = call, **settings: Any) -> Any:
+            order.append(name)
+            return call(*args, **settings)
+
+        monkeypatch.setattr(owner, name, noted)
     assert_runs(graphed, graphed.encoder.accelerated(), FITS)
-    assert order == ["_order_streams", "refresh", "_run", "_mark_stream"]
+    assert order == ["wait_for_last_use", "refresh", "_replay", "mark_use"]
 
 
 # --- stats ----------------------------------------------------------------------------------------
@@ -333,9 +336,8 @@ def test_a_tower_on_the_cpu_says_why_the_reference_runs() -> None:
 
 def saved(path: Path, encoder: nn.Module, **settings: Any) -> Path:
     """A table as a capture on CUDA would write it."""
-    graphed = graphed_of(encoder, **settings).capture(progress=False)
-    assert isinstance(graphed._captured, Captured)
-    graphed._captured.graphs.prices = measured(list(graphed._captured.graphs.runners))
+    graphed = graphed_of(encoder, **settings)
+    executor_of(graphed).graphs.packer.prices = measured(graphed.budgets)
     graphed.save_table(path)
     return path
 
@@ -355,7 +357,7 @@ def test_choices_saved_are_loaded_before_capture(tmp_path: Path) -> None:
 
 def test_a_table_without_an_accelerator_holds_no_choices(tmp_path: Path) -> None:
     path = saved(tmp_path / "table.json", ToyEncoder())
-    assert json.loads(path.read_text())["kernels"] is None
+    assert json.loads(path.read_text())["image"]["kernels"] is None
     graphed_of(ToyEncoder()).load_table(path)
 
 
@@ -375,7 +377,9 @@ def test_a_table_made_with_other_kernels_is_refused(
 
 def test_choices_that_cannot_run_here_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "table.json", FastToy())
-    path.write_text(json.dumps({**json.loads(path.read_text()), "kernels": {"kernels": "x"}}))
+    body = json.loads(path.read_text())
+    body["image"]["kernels"] = {"kernels": "x"}
+    path.write_text(json.dumps(body))
     graphed = graphed_of(FastToy())
     graphed.load_table(path)
     with pytest.raises(ValueError, match=r"kernels of .*table.json: kernel 'x' is not installed"):

@@ -6,8 +6,6 @@ import dataclasses
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +13,11 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, Metadata
-from graph_cases import pixels_for, static, toy
+from graph_cases import executor_of, pixels_for, static, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits
-from graphwrap import GraphedEncoder, capture
+from graphwrap import GraphedEncoder, capture, prices
 from graphwrap.budgets import BudgetSet, choose_budgets
-from graphwrap.buffers import Arena
+from graphwrap.buffers import Arena, Memory
 from graphwrap.capture import Capturer
 from graphwrap.runner import FormSettings, Target
 from test_graph_failures import ERRORS, FailingEncoder, failing
@@ -57,8 +55,7 @@ def lowered(
     monkeypatch.setattr(encoder, "forward", counted)
     wanted = choose_budgets(encoder, max_frames_per_batch=2)
     target = Target(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
-    capturer = Capturer(target, encoder, bounded=True)
-    return wanted, capturer._fit_memory(wanted)
+    return wanted, Capturer(target, wanted, Memory(CPU, False), share=3)._wanted
 
 
 # --- a third of free memory -----------------------------------------------------------------------
@@ -137,9 +134,26 @@ def test_a_trial_that_never_fits_leaves_the_smallest_and_a_bug_is_raised(
     [({}, True), ({"min_budget": 8}, True), ({"max_budget": 32}, False), ({"budgets": [8]}, False)],
 )
 def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
-    settings: dict[str, Any], bounded: bool
+    settings: dict[str, Any], bounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert GraphedEncoder(ToyEncoder(), **settings)._bounded is bounded
+    shares: list[int] = []
+
+    def fit(self: Capturer, wanted: BudgetSet, share: int) -> BudgetSet:
+        shares.append(share)
+        return wanted
+
+    monkeypatch.setattr(Capturer, "_fit_memory", fit)
+    graphed = GraphedEncoder(ToyEncoder(), backend="static", **settings)
+    target = dataclasses.replace(graphed._targets["image"], backend="cudagraph")
+    capture.capture_paths(
+        {"image": target},
+        graphed._wanted,
+        {},
+        Memory(CPU, False),
+        bounded=graphed._bounded,
+        progress=False,
+    )
+    assert shares == [3] * bounded
 
 
 # --- budgets that cannot be -----------------------------------------------------------------------
@@ -221,7 +235,10 @@ def test_with_every_budget_lost_an_overflow_error_says_so() -> None:
     with pytest.warns(UserWarning, match="is dropped"):
         graphed.capture(progress=False)
     graphed.encoder.fails = lambda rows: False
-    with pytest.raises(ValueError, match=r"\(1, 1, 6\) has no graph: no budget could be captured"):
+    with pytest.raises(
+        ValueError,
+        match=r"\(1, 1, 6\) is over every budget that was captured \(every budget.*warnings",
+    ):
         graphed(pixels_for(graphed.encoder, [[1, 1, 6]]), [[1, 1, 6]])
 
 
@@ -254,127 +271,7 @@ def test_an_error_held_keeps_no_buffers(
     assert held.traceback[-1].name == "forward"
 
 
-# --- our own invariants ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("capacity", "name"),
-    [("tokens", "tokens"), ("segments", "segments"), ("longest_segment", "longest segment"),
-     ("windows", "windows")],
-)  # fmt: skip
-def test_what_does_not_fit_a_budget_is_never_written_there(
-    monkeypatch: pytest.MonkeyPatch, capacity: str, name: str
-) -> None:
-    """As if packing were wrong: a graph would cut it off without a word."""
-    graphed = toy([8], max_frames_per_batch=4).capture(progress=False)
-    grids = [[2, 1, 6]]
-    pixels = pixels_for(graphed.encoder, grids)
-    specs = graphed.encoder.item_specs
-    graphed._plan(grids)  # packed before anything is wrong
-    field = {"tokens": "output_tokens"}.get(capacity, capacity)
-    monkeypatch.setattr(
-        graphed.encoder,
-        "item_specs",
-        lambda grid: [spec._replace(**{field: 1000}) for spec in specs(grid)],
-    )
-    with pytest.raises(AssertionError, match=rf"packing put Batch\(.*\) into .*: over its {name}"):
-        graphed(pixels, grids)
-
-
-class Fickle(ToyEncoder):
-    """Metadata of a call that differ from the empty grid's in one way."""
-
-    def __init__(self, change: Callable[[Metadata], object]) -> None:
-        super().__init__()
-        self.change = change
-
-    def prepare_encoder_metadata(self, grid_thw: Any, **capacities: Any) -> Metadata:
-        metadata = super().prepare_encoder_metadata(grid_thw, **capacities)
-        if len(grid_thw):
-            self.change(metadata)
-        return metadata
-
-
-FICKLE: dict[str, tuple[Callable[[Any], object], str]] = {
-    "an entry less": (
-        lambda m: m.pop("first"),
-        r"gave the entries \['max_seqlen'\] for this grid and",
-    ),
-    "an entry more": (lambda m: m.update(extra=torch.zeros(2)), r"'extra'.* must not depend on"),
-    "a number": (lambda m: m.update(first=3), "gave first=3: every entry must be"),
-    "a shape": (lambda m: m.update(first=m["first"][:2]), r"gave first as torch.int64 \(2,\)"),
-    "a constant": (lambda m: m["max_seqlen"].add_(1), "gave max_seqlen=17: the graph has 16"),
-    "a constant's shape": (lambda m: m.update(max_seqlen=torch.tensor([16])), r"gave max_seqlen="),
-}
-
-
-@pytest.mark.parametrize("how", FICKLE)
-def test_metadata_that_depend_on_more_than_capacities_are_refused(how: str) -> None:
-    change, message = FICKLE[how]
-    graphed = static(Fickle(change), [8], max_frames_per_batch=1)
-    with pytest.raises(ValueError, match=rf"prepare_encoder_metadata .*{message}"):
-        graphed(torch.zeros(6, 3), [[1, 1, 6]])
-
-
-def test_metadata_that_are_no_tensors_are_refused_at_capture() -> None:
-    class Plain(ToyEncoder):
-        def prepare_encoder_metadata(self, grid_thw: Any, **capacities: Any) -> Any:
-            return {**super().prepare_encoder_metadata(grid_thw, **capacities), "n": 3}
-
-    with pytest.raises(ValueError, match="prepare_encoder_metadata gave n=3: every entry must be"):
-        static(Plain(), [8]).capture(progress=False)
-
-
-# --- streams --------------------------------------------------------------------------------------
-
-
-class Stream:
-    """Stands in for a CUDA stream: notes which events it waits for."""
-
-    device_index, device_type = 0, 1
-
-    def __init__(self, stream_id: int) -> None:
-        self.stream_id = stream_id
-        self.waits: list[object] = []
-
-    def wait_event(self, event: object) -> None:
-        self.waits.append(event)
-
-
-class Event:
-    def __init__(self) -> None:
-        self.recorded: list[object] = []
-
-    def record(self, stream: object) -> None:
-        self.recorded.append(stream)
-
-
-def test_a_call_on_another_stream_waits_for_capture_and_for_calls_that_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    streams = [Stream(number) for number in range(3)]
-    current = [streams[0]]
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
-    numbers = "_cuda_getCurrentStream"  # torch without CUDA has no such function
-    monkeypatch.setattr(
-        torch._C, numbers, lambda index: (current[0].stream_id, index, 1), raising=False
-    )
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    graphed = toy().capture(progress=False)
-    plan = graphed._plan([[1, 1, 6]])
-    graphed.device = torch.device("cuda", 0)
-    captured = graphed._captured
-    target = dataclasses.replace(captured.target, device=graphed.device)
-    executor = graphed._start(target, captured.graphs, captured.guard)  # as capture ends
-    (event,) = {executor._used.event}
-    assert event.recorded == streams[:1]
-    monkeypatch.setattr(executor, "_run", lambda *args: 1 / 0)
-    for stream in streams[1:]:
-        current[0] = stream
-        with pytest.raises(ZeroDivisionError):
-            executor.run(plan, torch.zeros(6, 3), None)
-        assert stream.waits == [event]
-    assert event.recorded == streams
+# --- no memory to measure in ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory", "a shape is wrong"])
@@ -383,17 +280,16 @@ def test_with_no_memory_to_time_an_eager_run_all_that_fits_is_replayed(
 ) -> None:
     encoder = ToyEncoder()
     target = Target(encoder, None, CPU, torch.float32, (), "static", FormSettings())
-    capturer = Capturer(target, encoder)
-    captured = capturer.run(choose_budgets(encoder, [8, 16]))
+    capturer = Capturer(target, choose_budgets(encoder, [8, 16]), Memory(CPU, False))
+    runners = executor_of(toy([8, 16])).graphs.runners
 
-    def measure() -> None:
+    def measure(*_: object) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(capture, "Meter", lambda *_: SimpleNamespace(measure=measure))
+    monkeypatch.setattr(capture, "measure", measure)
     if "memory" in message:
         with pytest.warns(UserWarning, match="could not be timed.*all that fits a budget is repl"):
-            capturer._price(captured)
-        assert captured.prices is None
+            assert capturer._price(runners) == prices.Prices.unmeasured(runners)
     else:
         with pytest.raises(RuntimeError, match="a shape is wrong"):
-            capturer._price(captured)
+            capturer._price(runners)

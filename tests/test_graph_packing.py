@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from encoders.contract import EncoderItemSpec
 from exact_packing import cost_of, least_cost
-from graph_cases import toy
+from graph_cases import executor_of, toy
 from graphwrap.budgets import Batch, Budget, choose_budgets
 from graphwrap.packing import Group, Packer
 from graphwrap.prices import Prices
@@ -125,8 +124,7 @@ def test_packing_costs_at_most_three_percent_over_the_optimum(tower: str) -> Non
         ratios.append(cost_of(packer, specs, groups) / least_cost(packer, specs))
     assert min(ratios) >= 1 - 1e-9
     assert sum(ratios) / len(ratios) <= 1.005
-    assert sum(ratio <= 1.03 for ratio in ratios) >= 59
-    assert max(ratios) <= 1.05
+    assert max(ratios) <= 1.03
 
 
 def test_many_small_items_are_not_filled_into_the_widest_budget() -> None:
@@ -223,7 +221,7 @@ def test_items_that_no_budget_holds_share_one_eager_run(prices: str, count: int)
         check_groups(packer, specs, groups)
         assert sum(group.budget is None for group in groups) == 1
         cost = cost_of(packer, specs, groups)
-        assert math.isinf(cost) or cost <= packer.prices.eager(Batch.of(specs).rows)
+        assert cost <= packer.prices.eager(Batch.of(specs).rows)
 
 
 # --- any items, any budgets -----------------------------------------------------------------------
@@ -313,12 +311,12 @@ def test_ten_thousand_items_are_packed_in_a_moment(traffic: str, prices: str) ->
 
 def test_a_decision_costs_microseconds() -> None:
     """20 us for a grid seen before, 200 us for eight new items; CI is given five times that."""
-    graphed = toy(None).capture(progress=False)
+    executor = executor_of(toy(None))
     seen = [[1, 2, 2 * n] for n in range(1, 9)]
-    graphed._plan(seen)
-    again = best_of(200, lambda: graphed._plan(seen))
+    executor.plan(seen)
+    again = best_of(200, lambda: executor.plan(seen))
     fresh = iter([[[1, 2, 2 * (n + k)] for n in range(1, 9)] for k in range(1, 60)])
-    new = best_of(50, lambda: graphed._plan(next(fresh)))
+    new = best_of(50, lambda: executor.plan(next(fresh)))
     print(f"seen before: {again * 1e6:.1f} us, new: {new * 1e6:.1f} us")
     assert again < 100e-6
     assert new < 1000e-6

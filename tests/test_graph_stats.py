@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from encoders.contract import EncoderItemSpec, GridLike
-from graph_cases import is_tiled, pixels_for, static, tower, toy
+from graph_cases import executor_of, is_tiled, pixels_for, static, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
-from graphwrap import BudgetStats, GraphedEncoder, GraphStats, graphed_encoder, plans, replay
+from graphwrap import BudgetStats, GraphedEncoder, GraphStats, plans, replay
 from oracles import Grids
 from photographs import china, flower, panning_clip
 from toy_encoder import ToyEncoder
@@ -116,11 +116,11 @@ def test_what_is_kept_of_grids_seen_is_bounded_in_bytes_and_in_number(
         grids = [[1, 1, 2 * number]]
         pixels = pixels_for(encoder, grids)
         assert_same_bits(graphed(pixels, grids), encoder(pixels, grids))
-        runs = graphed._captured
-        held = [len(cache._values) for cache in (runs._blocks, runs._eager, graphed._plans)]
+        runs = executor_of(graphed)
+        held = [len(cache._values) for cache in (runs.prepared, runs.plans)]
         assert graphed.stats().cache_bytes <= bytes_
         assert max(held) <= entries
-        assert max(held[:2]) >= 1
+        assert min(held) >= 1
 
 
 def test_views_kept_count_towards_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_views_kept_count_towards_the_bound(monkeypatch: pytest.MonkeyPatch) -> 
         grids = [[1, 1, 2 * number], [1, 2, 4], [1, 1, 2], [1, 2, 6], [1, 1, 4], [1, 2, 8]]
         pixels = pixels_for(graphed.encoder, grids)
         assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
-        kept = [len(one.views) for one, _ in graphed._captured._blocks._values.values()]
+        kept = [len(one.views) for one, _ in executor_of(graphed).prepared._values.values()]
         assert sum(kept) * replay.VIEW_BYTES <= 8000
         most = max(most, *kept)
     assert most >= 2
@@ -141,15 +141,15 @@ def test_views_kept_count_towards_the_bound(monkeypatch: pytest.MonkeyPatch) -> 
 def test_plans_are_bounded_by_their_items_and_those_used_last_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graphed_encoder, "PLAN_ITEMS", 6)
+    monkeypatch.setattr(replay, "PLAN_ITEMS", 6)
     graphed = toy()
     often, large = [[1, 1, 2]], [[1, 1, 2], [1, 1, 4], [1, 1, 6]]
     call(graphed, often)
-    kept = graphed._plan(often)
+    kept = executor_of(graphed).plan(often)
     for number in range(1, 9):
         call(graphed, [*large, [1, 1, 2 * number]])
-        assert graphed._plan(often) is kept
-        assert graphed._plans.held == 5
+        assert executor_of(graphed).plan(often) is kept
+        assert executor_of(graphed).plans.held == 5
 
 
 def test_counters_start_again_and_what_capture_measured_stays() -> None:

@@ -122,10 +122,11 @@ def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> Graph
     """Captured graphs, routed as the static backend routes: everything that fits is replayed."""
     settings = {"outputs": EVERY_FIELD, "backend": "cudagraph", **settings}
     graphed = GraphedEncoder(encoder, budgets, **settings).capture(progress=False)
-    captured = graphed._captured
-    assert captured is not None
-    prices = Prices.unmeasured(captured.graphs.runners)
-    captured.packer = Packer(prices, graphed.max_batch_size, captured.packer.eager_tokens)
+    assert graphed._captured is not None
+    for path in graphed._captured.paths.values():
+        measured = path.graphs.packer
+        prices = Prices.unmeasured(path.graphs.runners)
+        path.graphs.packer = Packer(prices, measured.max_batch_size, measured.eager_tokens)
     return graphed
 
 

@@ -47,8 +47,10 @@ def test_buffers_dropped_while_a_stream_is_using_them_go_to_nobody_else() -> Non
     pixels = on_gpu(encoder, IMAGES)
     expected = copy_of(graphed(pixels, IMAGES))
     assert graphed._captured is not None
-    sizes = [buffer.shape for buffer in graphed._captured.graphs.arena.buffers]
-    kinds = [buffer.dtype for buffer in graphed._captured.graphs.arena.buffers]
+    (arena,) = graphed._captured.memory.arenas
+    sizes = [buffer.shape for buffer in arena.buffers]
+    kinds = [buffer.dtype for buffer in arena.buffers]
+    del arena
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         busy()
