@@ -19,7 +19,7 @@ Deliberate differences:
 - The width of the MLP and the bias of the projector are read from the tensors, since the published
   config may not state them. A stride of the first convolution other than 2 is refused: only 2 makes
   the 169 and 81 tokens that the checkpoint's own processor expects.
-- ``accelerated()`` calls the blocks as modules: no kernel has a norm on the branch.
+- ``accelerated()`` runs the reference: no kernel adds a normalised branch.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from accelerated_cases import (
     small,
 )
 from encoders.contract import EncoderOutput
-from oracles import BY_NAME, build_encoder, distances, draw_pixels, fields_of, tiny
+from oracles import BY_NAME, COMPILED, build_encoder, distances, draw_pixels, fields_of, tiny
 
 pytestmark = [
     needs_triton,
@@ -296,7 +296,7 @@ def test_pixels_that_require_gradients_get_the_references(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_tower_is_the_reference_in_one_graph(name: str) -> None:
     torch.compiler.reset()
     encoder, grids = tiny(name), grids_for(name)

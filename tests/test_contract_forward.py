@@ -13,6 +13,7 @@ from encoders.contract import EncoderOutput, Metadata
 from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
+    COMPILED,
     TOWERS,
     LiftFloat32,
     build_pair,
@@ -97,7 +98,7 @@ def compiled_matches(name: str, backend: str) -> None:
     assert max(distances(output, encoder(pixels, grids)).values()) <= 2e-6
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", COMPILED)
 def test_forward_with_metadata_traces_into_one_graph(name: str) -> None:
     compiled_matches(name, "aot_eager")
 
@@ -154,7 +155,7 @@ def gradients_of(encoder: VisionEncoder, loss: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(loss, weights), strict=True))
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", COMPILED)
 def test_the_compiled_backward_gives_the_eager_gradients(name: str) -> None:
     torch.compiler.reset()
     encoder, grids = fresh(name, torch.float64).requires_grad_(True), grids_for(name)

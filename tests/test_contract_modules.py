@@ -20,6 +20,7 @@ from encoders.layers import is_plain, patch_product
 from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
+    COMPILED,
     TOWERS,
     WHOLE,
     build_encoder,
@@ -189,7 +190,7 @@ def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
     assert worst(run(encoder, name), run(fresh(name), name)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", COMPILED)
 def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
     torch.compiler.reset()
     encoder, grids = fresh(name), grids_for(name)

@@ -206,8 +206,10 @@ def parameters(model: PublishedModel) -> tuple[int, int]:
     """Count the parameters of the tower and of the projector that a config makes."""
     family = FAMILIES[model.family]
     encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
+    layout = find_layout(model.family, model.layout)
     sizes = {name: value.numel() for name, value in encoder.state_dict().items()}
-    projector = sum(size for name, size in sizes.items() if name.startswith("mlp1."))
+    beside = {name for name in sizes if to_published(layout, name)[0].startswith(layout.projector)}
+    projector = sum(sizes[name] for name in beside) if model.projector_parameters else 0
     return sum(sizes.values()) - projector, projector
 
 
@@ -273,5 +275,5 @@ def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
 def test_a_shared_model_type_with_other_tensors_is_refused() -> None:
     names = ["model.sam_model.net_3.weight", "model.qwen2_model.query_768.weight"]
     config = {"model_type": "deepseek_vl_v2", "vision_config": {"model_type": "vision"}}
-    with pytest.raises(CheckpointError, match="model_type 'vision' with tensors of no known tower"):
+    with pytest.raises(CheckpointError, match="'vision', with tensors of no known tower"):
         find_family(config, names, "deepseek-ai/DeepSeek-OCR-2", None, lambda _: False)

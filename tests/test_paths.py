@@ -14,6 +14,8 @@ from torch import Tensor
 from encoders import Encoder, PathsEncoder, Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from encoders.contract import EncoderOutput, MultiPathEncoder, PathInputs, VisionInputs
 from encoders.streams import ItemResults, join_inputs, split_inputs
+from encoders.streams.calls import FIELDS
+from graphwrap import GraphedEncoder
 from oracles import distance, draw_weights
 
 SIZES = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4}
@@ -306,12 +308,26 @@ def test_the_accelerated_form_accelerates_every_path() -> None:
 
 
 @pytest.mark.usefixtures("fused")
-def test_blocks_with_norms_on_their_branches_are_called_as_modules() -> None:
+def test_blocks_with_norms_on_their_branches_run_as_the_reference() -> None:
     encoder = shared("step3")
     fast = encoder.accelerated()
     for one, other in zip(fast.encode(IMAGES), encoder.encode(IMAGES), strict=True):
         assert torch.equal(tokens(one), tokens(other))
-    assert fast.kernel_choices()["image"]["layers_called"] == encoder.config.depth
+    assert "norms on its branches" in fast.kernel_choices()["image"]["reference_because"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graphs_of_both_paths_give_the_items_of_encode(name: str) -> None:
+    encoder = shared(name)
+    graphed = GraphedEncoder(
+        encoder, {"image": [4, 16], "tiles": [16, 48]}, outputs=FIELDS, backend="static"
+    )
+    expected = encoder.encode(IMAGES)
+    inputs = encoder.preprocess(IMAGES)
+    for results in (graphed.encode(IMAGES), graphed(inputs)):
+        for one, other in zip(results, expected, strict=True):
+            assert distance(tokens(one), tokens(other)) <= 2e-6
+    assert {budget.path for budget in graphed.stats().budgets} == {"image", "tiles"}
 
 
 def test_tiling_can_be_off_by_the_config() -> None:

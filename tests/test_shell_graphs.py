@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graphwrap.budgets import Batch
 from vitgraph.benching import figures as bench
@@ -30,12 +31,20 @@ from vitgraph.graphs import (
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import FAMILIES, LAYOUTS, PUBLISHED, load_encoder
+from weights.families.family import NO_VIDEO
 
 SEEDED = {
     family.name: next(name for name, small in family.small.items() if small.title)
     for family in FAMILIES.values()
 }
 ROOT = Path(__file__).parents[1]
+
+
+def has_paths(family: str) -> bool:
+    """Whether the encoder of a family takes several inputs per item."""
+    return issubclass(FAMILIES[family].encoder, PathsEncoder)
+
+
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -82,16 +91,20 @@ def distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in pairs if a is not None)
 
 
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.slow if has_paths(name) else ()) for name in SEEDED],
+)
 def test_encode_through_graphs_writes_what_encode_without_writes(
     cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path, family: str
 ) -> None:
-    files = (media / "a.png", media / "b.png", "--video", media / "clip.mp4")
-    common = [checkpoints[family], *files, "--dtype", "float64"]
+    files = [media / "a.png", media / "b.png"]
+    clips = [] if FAMILIES[family].video == NO_VIDEO else ["--video", media / "clip.mp4"]
+    common = [checkpoints[family], *files, *clips, "--dtype", "float64"]
     common += ["--max-tiles", 2] if family == "intern_vit" else []
     for name, options in (
         ("plain", ["--no-graph"]),
-        ("graphed", ["--graph", "--budgets", "512,2048"]),
+        ("graphed", ["--graph", *([] if has_paths(family) else ["--budgets", "512,2048"])]),
     ):
         features = tmp_path / f"{name}.safetensors"
         code, out, err = cli("encode", *common, *options, "--out", features)
@@ -102,7 +115,19 @@ def test_encode_through_graphs_writes_what_encode_without_writes(
     for ours, theirs in zip(graphed.outputs, plain.outputs, strict=True):
         assert len(ours.deepstack_features or ()) == len(theirs.deepstack_features or ())
         assert distance(ours, theirs) < 1e-10
-    assert re.search(r"^graphs: 3 items in [23] replays with .* padding, 0 eagerly$", out, re.M)
+    count = len(plain.items)
+    if not has_paths(family):  # items and replays are those of all paths
+        said = rf"^graphs: {count} items in [123] replays with .* padding, 0 eagerly$"
+        assert re.search(said, out, re.M)
+    assert re.search(r"^graphs: .*, 0 eagerly$", out, re.M)
+
+
+def test_budgets_for_an_encoder_of_several_paths_are_refused(
+    cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path
+) -> None:
+    arguments = (checkpoints["step3_vl"], media / "a.png", "--out", tmp_path / "f.safetensors")
+    err = refusal(cli("encode", *arguments, "--graph", "--budgets", "512"))
+    assert "Step3VLEncoder has the paths image, tiles, whose items differ in size" in err
 
 
 def test_without_cuda_the_trial_is_said_to_be_one(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from encoders.paths import PathsEncoder
 from encoders.streams import ItemResults, join_inputs
 from encoders.vision_encoder import Encoder
 from graphwrap import GraphedEncoder, GraphStats
@@ -140,6 +141,11 @@ def graph_encoder(encoder: Encoder, options: GraphOptions) -> GraphedEncoder:
     Raises:
         ValueError: budgets that cannot work, or no memory for any.
     """
+    if options.budgets is not None and isinstance(encoder, PathsEncoder):
+        raise ValueError(
+            f"--budgets: {type(encoder).__name__} has the paths {', '.join(encoder.paths)}, whose "
+            "items differ in size; leave --budgets out, and each path gets its own"
+        )
     device = next(encoder.parameters()).device
     on_cuda = device.type == "cuda"
     trial = not on_cuda and options.budgets is None

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 ALIGNED = 64
 """Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
 
-NO_PARTS = "the blocks of this tower do not name their parts (windows with relative positions)"
+NO_PARTS = (
+    "no block of this tower names its parts: it has relative positions or norms on its branches, "
+    "or was replaced"
+)
 
 
 class FusedBlocks:
@@ -84,7 +87,7 @@ class FusedBlocks:
     ) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted`` (ascending block numbers)."""
         self.reference_because = obstacle(hidden.device, hidden.dtype) or obstacle_now()
-        if self.reference_because is None and not isinstance(encoder.blocks[0], NamesItsParts):
+        if self.reference_because is None and not any(map(_names_its_parts, encoder.blocks)):
             self.reference_because = NO_PARTS
         if self.reference_because is not None or not len(hidden) or not wanted:
             self.taken = "reference"
@@ -347,6 +350,10 @@ class Forward:
         """Apply a linear layer; the result may be overwritten, because no hook holds it."""
         out = self._linear(layer, rows)
         return out if is_plain(layer) else out.clone(memory_format=torch.contiguous_format)
+
+
+def _names_its_parts(block: nn.Module) -> bool:
+    return isinstance(block, NamesItsParts)
 
 
 def fusible(block: nn.Module) -> BlockParts | None:

@@ -21,6 +21,7 @@ from .drawn import (
 )
 from .families import (
     BY_NAME,
+    COMPILED,
     FAMILIES,
     PATCH_TOWERS,
     TILE_TOWERS,
@@ -35,6 +36,7 @@ from .references import Grids, window_walk
 
 __all__ = [
     "BY_NAME",
+    "COMPILED",
     "FAMILIES",
     "NO_LIFT",
     "PATCH_TOWERS",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from torch import Tensor, nn
 from transformers.models.exaone4_5 import configuration_exaone4_5 as exaone_config
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
@@ -303,6 +304,8 @@ TOWERS = [family.name for family in FAMILIES if not family.twin]
 """Names of the towers whose maths differ; most tests run over these."""
 WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].encoder_class]
 """Names of the towers that are encoders by themselves and not a path of one."""
+COMPILED = [pytest.param(name, marks=() if name in WHOLE else pytest.mark.slow) for name in TOWERS]
+"""The towers for tests that compile them; those that are a path of an encoder are slow tests."""
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
 

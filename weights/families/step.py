@@ -39,7 +39,7 @@ _STEP3_VL = Layout(  # as published; StepFun's own code has the values of the pr
 )
 _STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries and keys permuted
     name="step3-vl-hf",
-    places=(Place("model.", "vision_model."), *_PLACES),
+    places=_PLACES,
     marks=("embeddings.patch_embedding.", "layers.0.layernorm_before."),
     projector=("multi_modal_projector.",),
     joins={
