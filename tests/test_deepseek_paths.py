@@ -243,7 +243,8 @@ def test_accelerated_paths_agree_and_say_what_runs(name: str) -> None:
     assert torch.equal(tokens_of(fast(inputs)), tokens_of(encoder(inputs)))
     choices: dict[str, dict[str, Any]] = fast.kernel_choices()
     assert choices.keys() == encoder.paths.keys()
-    assert ("sam_model" in choices["image"]) == (name == "deepseek_ocr")
+    with_sam = {"deepseek_ocr": {"image", "tiles"}, "deepseek_vl_hybrid": {"high"}}.get(name, set())
+    assert {path for path in choices if choices[path].get("sam") == "reference"} == with_sam
     fast.load_kernel_choices(choices)
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 ALIGNED = 64
 """Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
 
-NO_PARTS = "the blocks of this tower do not name their parts (windows with relative positions)"
-
 
 class FusedBlocks:
     """The accelerator of one encoder: it implements :class:`encoders.contract.Accelerator`."""
@@ -84,8 +82,6 @@ class FusedBlocks:
     ) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted`` (ascending block numbers)."""
         self.reference_because = obstacle(hidden.device, hidden.dtype) or obstacle_now()
-        if self.reference_because is None and not isinstance(encoder.blocks[0], NamesItsParts):
-            self.reference_because = NO_PARTS
         if self.reference_because is not None or not len(hidden) or not wanted:
             self.taken = "reference"
             return encoder.reference_blocks(hidden, metadata, wanted)
