@@ -318,12 +318,11 @@ class DeepseekOCRTower(TileEncoder):
     def kernel_choices(self) -> dict[str, Any]:
         """Return the kernels that CLIP's blocks chose; those of SAM run the reference."""
         choices = super().kernel_choices()
-        return choices if self.accelerator is None else {**choices, "sam_model": "reference"}
+        return choices if self.accelerator is None else {**choices, "sam": "reference"}
 
     def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
         """Use the kernels that another process chose for CLIP's blocks."""
-        mine = {name: value for name, value in choices.items() if name != "sam_model"}
-        super().load_kernel_choices(mine)
+        super().load_kernel_choices({key: choices[key] for key in choices if key != "sam"})
 
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the offsets and padding that every block of CLIP reads."""

@@ -1,4 +1,4 @@
-"""Capturing the budgets of one path: an arena, a runner per budget, largest first, and prices."""
+"""Capturing budgets: an arena per path, a runner per budget, largest first, and prices."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
 from .budgets import Budget, BudgetSet
 from .buffers import Arena, Layout, Memory
+from .guards import WeightGuard, plain_tensors
 from .packing import Packer
-from .prices import Prices, Table, measure
+from .prices import Prices, Table, fingerprint, measure
+from .replay import Captured, Executor, Graphs
 from .runner import Runner, Target, capacity_metadata, captured_forward
-from .stats import BudgetStats
+from .stats import BudgetStats, GraphStats
 
 MEMORY_SHARE = 3
 """Arenas and pool of inferred budgets take at most one part in this many of free memory."""
@@ -27,39 +30,46 @@ MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML
 """Words of a RuntimeError without a class of its own that says that memory ran out."""
 
 
-@dataclass
-class Graphs:
-    """What the capture of one path makes."""
-
-    arena: Arena
-    packer: Packer
-    runners: dict[Budget, Runner] = field(default_factory=dict)
-    stats: dict[Budget, BudgetStats] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
-
-
-def capture_paths(
+def capture_encoder(
+    encoder: nn.Module,
     targets: Mapping[str, Target],
     wanted: Mapping[str, BudgetSet],
     tables: Mapping[str, Table],
-    memory: Memory,
+    counts: GraphStats,
     *,
     bounded: bool,
+    clone: bool,
     progress: bool,
-) -> dict[str, Graphs]:
-    """Capture the budgets of every path of an encoder into one pool.
+) -> Captured:
+    """Capture the budgets of every path of an encoder into one pool, and say so in ``counts``.
 
     If ``bounded``, inferred budgets are lowered to fit memory, of which each path gets as much.
     """
-    share, several = MEMORY_SHARE * len(targets) * bounded, len(targets) > 1
+    began, several = time.perf_counter(), len(targets) > 1
+    target = next(iter(targets.values()))
+    pads, roots = target.backend != "eager", {"": encoder}
+    if several:
+        roots |= {f"path {name}": cast(nn.Module, one.encoder) for name, one in targets.items()}
+    attributes = plain_tensors(roots) if pads else []
+    for name, one in targets.items() if tables and pads else ():
+        if one.has_graphs or one.accelerator is not None:
+            tables[name].apply(fingerprint(encoder, one), one.accelerator)
+    memory, share = Memory(target.device, target.has_graphs), MEMORY_SHARE * len(targets) * bounded
     capturers = {
-        name: Capturer(target, wanted[name], memory, tables.get(name), share, name * several)
-        for name, target in targets.items()
+        name: Capturer(one, wanted[name], memory, tables.get(name), share, name * several)
+        for name, one in targets.items()
     }
-    compiles = any(target.settings.compile for target in targets.values())
-    what = "compile and capture" if compiles else "capture"
-    with tqdm(total=0, desc=what, unit="budget", disable=not progress) as bar:
-        return {name: capturer.run(bar) for name, capturer in capturers.items()}
+    what = "compile and capture" if target.settings.compile else "capture"
+    with tqdm(total=0, desc=what, unit="budget", disable=not (progress and pads)) as bar:
+        made = {name: capturer.run(bar) for name, capturer in capturers.items()}
+    guard, paths = WeightGuard(roots, attributes, hooks=target.has_graphs), {}
+    for name, graphs in made.items():
+        paths[name] = Executor(targets[name], graphs, memory, guard, counts, clone=clone)
+        counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
+        counts.dropped += graphs.dropped
+    memory.mark_use()
+    counts.capture_seconds = time.perf_counter() - began
+    return Captured(paths, memory, guard)
 
 
 class Capturer:

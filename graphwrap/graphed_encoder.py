@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -25,15 +24,12 @@ from encoders.contract import (
 from encoders.streams import EncodesItems, Encoding, ItemEncoder
 
 from .budgets import budgets_by_path, choose_budgets
-from .buffers import Memory
-from .capture import capture_paths
+from .capture import capture_encoder
 from .guards import (
     BACKENDS,
-    WeightGuard,
     check_alone,
     check_pixels,
     find_weights,
-    plain_tensors,
     read_outputs,
     require_choice,
     require_members,
@@ -41,7 +37,7 @@ from .guards import (
     settled,
 )
 from .prices import Table, fingerprint, read_tables, write_tables
-from .replay import Captured, Executor
+from .replay import Captured
 from .runner import ONLY, FormSettings, Target, choose_form, paths_of
 from .stats import GraphStats
 
@@ -203,41 +199,21 @@ class GraphedEncoder(EncodesItems):
             if captured is None or self.backend != "eager":
                 self._counts = GraphStats(self.backend)
             with CAPTURES, settled(self.device):
-                self._captured = self._capture(progress)
+                self._captured = capture_encoder(
+                    self.encoder,
+                    self._targets,
+                    self._wanted,
+                    self._tables,
+                    self._counts,
+                    bounded=self._bounded,
+                    clone=self.clone,
+                    progress=progress,
+                )
         except BaseException as error:  # an interrupt too: leave it as it was before
             traceback.clear_frames(error.__traceback__)  # they hold the buffers
             self.release()
             raise
         return self._captured
-
-    def _capture(self, progress: bool) -> Captured:
-        began, counts, pads = time.perf_counter(), self._counts, self.backend != "eager"
-        modules = {"": self.encoder}
-        if len(self._targets) > 1:
-            modules |= {f"path {k}": cast(nn.Module, t.encoder) for k, t in self._targets.items()}
-        attributes = plain_tensors(modules) if pads else []
-        for name, target in self._targets.items() if self._tables and pads else ():
-            if target.has_graphs or target.accelerator is not None:
-                self._tables[name].apply(fingerprint(self.encoder, target), target.accelerator)
-        memory = Memory(self.device, self.backend == "cudagraph")
-        made = capture_paths(
-            self._targets,
-            self._wanted,
-            self._tables,
-            memory,
-            bounded=self._bounded,
-            progress=progress and pads,
-        )
-        guard = WeightGuard(modules, attributes, hooks=memory.stream is not None)
-        paths = {}
-        for name, graphs in made.items():
-            target = self._targets[name]
-            paths[name] = Executor(target, graphs, memory, guard, counts, clone=self.clone)
-            counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
-            counts.dropped += graphs.dropped
-        memory.mark_use()
-        counts.capture_seconds = time.perf_counter() - began
-        return Captured(paths, memory, guard)
 
     def release(self) -> None:
         """Give back graphs, pool, buffers, derived weights and times; the next call captures."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -12,15 +12,14 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, GridLike, Metadata, PathInputs
 from encoders.inputs.grids import read_grid
 
-from .budgets import Batch, read_specs
-from .buffers import Memory
-from .capture import Graphs
+from .budgets import Batch, Budget, read_specs
+from .buffers import Arena, Memory
 from .guards import WeightGuard
-from .packing import Group
+from .packing import Group, Packer
 from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter, views_of
 from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
-from .runner import Target, capacity_metadata
-from .stats import GraphStats
+from .runner import Runner, Target, capacity_metadata
+from .stats import BudgetStats, GraphStats
 
 PLAN_ITEMS = 200_000
 """Items of all plans kept: a call with a grid seen before costs one look-up."""
@@ -28,6 +27,17 @@ METADATA_BYTES = 128 * 2**20
 """Bytes of metadata kept for grids seen before."""
 VIEW_BYTES = 1024
 """Host bytes of a view of the arena; views are kept because making one takes microseconds."""
+
+
+@dataclass
+class Graphs:
+    """What the capture of one path makes."""
+
+    arena: Arena
+    packer: Packer
+    runners: dict[Budget, Runner] = field(default_factory=dict)
+    stats: dict[Budget, BudgetStats] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
 
 
 class _Prepared(NamedTuple):
@@ -123,12 +133,12 @@ class Executor:
             fields = run(step, pixels, own=alone and self.clone)
             if alone:
                 return fields
-            for name, field in fields.items():
+            for name, value in fields.items():
                 rows = is_per_row(name)
                 if name not in results:
                     length = plan.rows if rows else plan.tokens
-                    results[name] = field.new_empty(length, *field.shape[1:])
-                scatter(field, results[name], step.rows if rows else step.tokens)
+                    results[name] = value.new_empty(length, *value.shape[1:])
+                scatter(value, results[name], step.rows if rows else step.tokens)
         return results
 
     def _read_out(
@@ -185,7 +195,7 @@ class Executor:
         self._keep_for_stream(*metadata.values())
         output = target.encoder(rows, encoder_metadata=metadata)
         fields = output_fields(output, target.outputs)
-        fields = {name: field.contiguous() for name, field in fields.items()}
+        fields = {name: value.contiguous() for name, value in fields.items()}
         if step.grids:
             self.counts.eager_calls += 1
             self.counts.eager_items += len(step.grids)

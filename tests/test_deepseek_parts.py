@@ -12,12 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from deepseek_cases import build
-from encoders.accelerated import accelerate
-from encoders.accelerated.fused_blocks import NO_PARTS, FusedBlocks
 from encoders.parts import Sam, SamSizes
 from encoders.parts.blocks import activate, resize_table
 from encoders.parts.sam import SamAttention, in_windows, relative_columns, relative_rows
-from oracles import distance, draw_weights
+from oracles import distance, distances, draw_pixels, draw_weights
 
 
 class LargestTensor(TorchDispatchMode):
@@ -127,17 +125,25 @@ def test_activations_are_those_of_their_names(kind: str) -> None:
     assert distance(activate(x, kind), expected) <= 1e-12
 
 
-def test_an_accelerated_sam_says_why_it_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU nothing else stands in the way, which is played here."""
-    from encoders.accelerated import fused_blocks
-
-    monkeypatch.setattr(fused_blocks, "obstacle", lambda device, dtype: None)
-    monkeypatch.setattr(fused_blocks, "obstacle_now", lambda: None)
-    path = build("deepseek_vl_hybrid").paths["high"]
-    pixels = torch.randn(1, *path.row_shape)
-    grid = [path.grid_for(1)]
-    expected = path(pixels, grid).pooler_output
-    path.accelerator = accelerate("auto", "bf16", torch.device("cpu"), torch.float32)
-    assert isinstance(path.accelerator, FusedBlocks)
-    assert torch.equal(path(pixels, grid).pooler_output, expected)
-    assert path.kernel_choices()["reference_because"] == NO_PARTS
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize(
+    ("name", "path", "called"),
+    [
+        ("deepseek_vl_hybrid", "high", 3),
+        ("deepseek_vl_hybrid", "image", 0),
+        ("deepseek_ocr", "tiles", 0),
+    ],
+)
+@torch.no_grad()
+def test_fused_paths_agree_and_blocks_of_sam_are_called(name: str, path: str, called: int) -> None:
+    """The fused steps run in torch; SAM's blocks are modules, those of SigLIP and CLIP are not."""
+    encoder = build(name).paths[path]
+    grid = [encoder.grid_for(1)]
+    pixels = draw_pixels(encoder, [list(grid[0])])
+    fast = encoder.accelerated()
+    expected = encoder(pixels, grid)
+    assert max(distances(fast(pixels, grid), expected).values()) <= 1e-5
+    choices = fast.kernel_choices()
+    assert choices["reference_because"] is None
+    assert choices["layers_called"] == called
+    assert (choices.get("sam") == "reference") == (path != "image")

@@ -14,6 +14,7 @@ from encoders import DeepseekOCRConfig, DeepseekOCREncoder, VisionInputs
 from encoders.deepseek_ocr import MODES
 from encoders.parts import take_apart
 from encoders.streams import split_inputs
+from graphwrap import GraphedEncoder
 from oracles import NO_LIFT, LiftFloat32, distance
 from oracles.deepseek import VL2Twin
 
@@ -243,7 +244,8 @@ def test_accelerated_paths_agree_and_say_what_runs(name: str) -> None:
     assert torch.equal(tokens_of(fast(inputs)), tokens_of(encoder(inputs)))
     choices: dict[str, dict[str, Any]] = fast.kernel_choices()
     assert choices.keys() == encoder.paths.keys()
-    assert ("sam_model" in choices["image"]) == (name == "deepseek_ocr")
+    with_sam = {"deepseek_ocr": {"image", "tiles"}, "deepseek_vl_hybrid": {"high"}}.get(name, set())
+    assert {path for path in choices if choices[path].get("sam") == "reference"} == with_sam
     fast.load_kernel_choices(choices)
 
 
@@ -290,3 +292,18 @@ def test_a_stream_and_a_limit_give_what_one_call_gives(name: str) -> None:
     ):
         for one, other in zip(found, expected, strict=True):
             assert distance(one, other) <= 2e-6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_graphs_of_all_paths_join_the_tokens_of_eager_paths(name: str) -> None:
+    """Packed and padded in static buffers, path by path."""
+    encoder = build(name)
+    inputs = draw_inputs(encoder, TILES[name])
+    budgets = {}
+    for path, tower in encoder.paths.items():
+        (one,) = tower.item_specs([tower.grid_for(1)])
+        budgets[path] = [2 * one.output_tokens, 8 * one.output_tokens]
+    graphed = GraphedEncoder(encoder, budgets=budgets, max_batch_size=2, backend="static")
+    pairs = zip(as_rows(graphed(inputs)), as_rows(encoder(inputs)), strict=True)
+    assert max(distance(ours, theirs) for ours, theirs in pairs) <= 2e-6

@@ -145,12 +145,15 @@ def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
     monkeypatch.setattr(Capturer, "_fit_memory", fit)
     graphed = GraphedEncoder(ToyEncoder(), backend="static", **settings)
     target = dataclasses.replace(graphed._targets["image"], backend="cudagraph")
-    capture.capture_paths(
+    monkeypatch.setattr(capture, "Memory", lambda device, has_graphs: Memory(device, False))
+    capture.capture_encoder(
+        graphed.encoder,
         {"image": target},
         graphed._wanted,
         {},
-        Memory(CPU, False),
+        graphed.stats(),
         bounded=graphed._bounded,
+        clone=True,
         progress=False,
     )
     assert shares == [3] * bounded

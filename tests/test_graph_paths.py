@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deepseek_cases import build
 from encoders.contract import EncoderOutput, VisionInputs
 from graph_cases import static, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
 from test_graph_packing import measured
+from test_paths import IMAGES, NAMES, shared
 from toy_encoder import ToyEncoder
 from toy_paths import Item, TwoPaths, inputs_of, with_pixels
 
@@ -103,6 +105,39 @@ def test_an_encoder_of_one_path_takes_its_inputs_whole_too() -> None:
         assert_same_bits(ours, theirs)
     empty = inputs_of([])._replace(other_paths={})
     assert graphed(empty) == []
+
+
+# --- the families ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("name", [*NAMES, "deepseek_vl_hybrid", "deepseek_ocr"])
+def test_images_of_a_family_of_paths_are_encoded_as_the_encoder_does(
+    name: str, backend: str
+) -> None:
+    encoder = shared(name) if name in NAMES else build(name)
+    graphed = GraphedEncoder(encoder, backend=backend, max_graphs=6, outputs=EVERY_FIELD)
+    inputs, expected = encoder.preprocess(IMAGES), encoder.encode(IMAGES)
+    ways = {
+        "whole": graphed(inputs),
+        "encode": graphed.encode(IMAGES),
+        "in parts": graphed.encode(IMAGES, max_tokens_per_call=9),
+        "a stream": list(graphed.encode_many(IMAGES, batch_tokens=20, progress=False)),
+    }
+    for way, outputs in ways.items():
+        for ours, theirs in zip(outputs, expected, strict=True):
+            assert worst_distance(ours, theirs) <= 2e-6, way
+    stats = graphed.stats()
+    assert stats.eager_items == 0 if backend == "static" else stats.eager_items > 0
+
+
+def test_views_of_two_paths_are_joined_before_the_next_call_overwrites_them() -> None:
+    encoder = shared("step3_vl")
+    graphed = GraphedEncoder(encoder, backend="static", max_graphs=6, clone=False)
+    for images in (IMAGES, IMAGES[::-1]):
+        expected = [output._replace(last_hidden_state=None) for output in encoder.encode(images)]
+        for ours, theirs in zip(graphed.encode(images), expected, strict=True):
+            assert worst_distance(ours, theirs) <= 2e-6
 
 
 # --- what is refused ------------------------------------------------------------------------------

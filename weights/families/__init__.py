@@ -110,7 +110,7 @@ def find_family(
         )
     if found or wanted is not None:
         return found[0] if found else FAMILIES[wanted or ""]
-    kinds = ", ".join(kind for family in FAMILIES.values() for kind in family.model_types)
+    kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
     like = "".join(
         f"; its config and tensors fit the {family.title} tower: pass family={family.name!r} "
@@ -119,7 +119,7 @@ def find_family(
         if fits(family)
     )
     raise CheckpointError(
-        f"{label}: {what} is not supported{like}; supported model types: {kinds}; "
+        f"{label}: {what} is not supported{like}; supported model types: {', '.join(kinds)}; "
         f"timm architectures: {timm}"
     )
 
