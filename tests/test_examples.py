@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def test_ray_data_writes_the_vectors_of_encode(
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
     options = ("--actors", 2, "--gpus", 0, "--cpus", 0.5, "--batch-size", 2)
     command = (sys.executable, EXAMPLES / "ray_data.py", repo, photos, out, *options)
-    run(*command, **quiet, RAY_TMPDIR=short_folder(tmp_path))
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as sockets:
+        run(*command, **quiet, RAY_TMPDIR=sockets)
     from pyarrow import parquet
 
     rows = sorted(parquet.read_table(out).to_pylist(), key=lambda row: row["path"])
@@ -97,12 +99,6 @@ def test_ray_data_writes_the_vectors_of_encode(
     assert all(row["error"] == "" for row in rows)
     found = np.array([row["embedding"] for row in rows], np.float32)
     assert np.allclose(found, wanted, atol=2e-2)  # batches of bfloat16
-
-
-def short_folder(folder: Path) -> str:
-    """A folder whose name is short enough for the sockets in it."""
-    path = Path("/tmp") / f"ray-{os.getpid()}"
-    return str(path if path.parent.is_dir() else folder)
 
 
 @pytest.mark.integrations

@@ -147,7 +147,7 @@ def test_without_a_group_the_error_says_how_to_make_one() -> None:
         DataParallelEncoder(ToyEncoder())
 
 
-def test_a_field_that_the_graphs_leave_out_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
     graphed = GraphedEncoder(ToyEncoder(), [4], outputs=["pooler_output"], backend="static")
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
@@ -155,8 +155,10 @@ def test_a_field_that_the_graphs_leave_out_is_refused(tmp_path: Path) -> None:
     try:
         with pytest.raises(ValueError, match="the graphs leave out deepstack_features"):
             DataParallelEncoder(graphed)
-        with pytest.raises(ValueError, match="outputs entry"):
+        with pytest.raises(ValueError, match="'tokens'"):
             DataParallelEncoder(ToyEncoder(), outputs=["tokens"])
+        with pytest.raises(ValueError, match="DeepseekOCREncoder has several inputs per item"):
+            DataParallelEncoder(tower("deepseek_ocr"))
         alone = DataParallelEncoder(graphed, outputs=["pooler_output"])
         with pytest.raises(ValueError, match="pixel_values has 3 rows, grid_thw describes 4"):
             alone(torch.zeros(3, 3), [(1, 2, 2)])

@@ -133,7 +133,7 @@ class Job:
             with torch.no_grad():
                 (one,) = encoder.encode([blank], **limits)
             self.empty = {name: array[:0] for name, array in self._arrays(one).items()}
-            total, what = self._estimate(encoder, limits)
+            total, what = self._estimate(encoding, limits)
         else:
             encoder.preprocess([blank], **limits)
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
@@ -165,20 +165,18 @@ class Job:
                 "float16"
             )
 
-    def _estimate(
-        self, encoder: VisionEncoder | PathsEncoder, limits: Mapping[str, Any]
-    ) -> tuple[float, str]:
+    def _estimate(self, encoding: Encoding, limits: Mapping[str, Any]) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
         for file in self.files[:: -(-len(self.files) // SAMPLED)]:
             try:
-                inputs = encoder.preprocess([file.item()], **limits)
+                inputs = encoding.encoder.preprocess([file.item()], **limits)
             except ValueError:
                 continue  # the job itself says what is wrong with it
             specs = [
                 spec
                 for name, path in inputs.paths.items()
-                for spec in encoder.paths[name].item_specs(path.grid_thw)
+                for spec in encoding.paths[name].item_specs(path.grid_thw)
             ]
             rows = dict.fromkeys(self.empty, sum(spec.output_tokens for spec in specs))
             if "last_hidden_state" in rows:
