@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
 from .inputs import OcrPreprocessor, Preprocessor, require_features
+from .layers import convolve
 from .parts import (
     SEPARATOR,
     BlockSizes,
@@ -359,7 +360,7 @@ class Compressor(Sam):
 
     def compress(self, hidden: Tensor) -> Tensor:
         """Return [B, h/4, w/4, D of CLIP] of what the last block makes, [B, h, w, D of SAM]."""
-        return self.net_3(self.net_2(self.neck(hidden))).permute(0, 2, 3, 1)
+        return convolve(self.net_3, convolve(self.net_2, self.neck(hidden))).permute(0, 2, 3, 1)
 
 
 class Projector(nn.Module):

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
 from .hf_config import find_section, read_size, require_value
 from .inputs import HybridPreprocessor, Preprocessor, SquarePreprocessor
+from .layers import convolve
 from .parts import BlockSizes, Context, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels
 from .paths import PathPreprocessor, PathsEncoder
 from .tile_encoder import TileEncoder
@@ -319,7 +320,10 @@ class HighResolution(TileEncoder):
         wide = maps.to(torch.promote_types(maps.dtype, torch.float32))
         side = 4 * self.grid
         wide = F.interpolate(wide, size=(side, side), mode="bilinear", align_corners=False)
-        return self.downsamples(wide.to(maps.dtype))
+        maps = wide.to(maps.dtype)
+        for layer in self.downsamples:
+            maps = convolve(layer, maps)
+        return maps
 
     @property
     def blocks(self) -> nn.ModuleList:  # type: ignore[override]

@@ -68,6 +68,30 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
     return out.flatten(1).unflatten(0, rows.shape[:-1])
 
 
+def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
+    """Apply a Conv2d to maps in the full precision of their dtype.
+
+    cuDNN rounds the inputs of float32 convolutions to TF32 by default (torch 2.11,
+    ``torch.backends.cudnn.conv.fp32_precision``), which makes errors of 1e-4. Matrix products are
+    exact by default, so a plain layer is computed as one in float32.
+
+    Args:
+        layer: Conv2d without groups and dilation, or a module that wraps or replaces it.
+        maps: [B, C, H, W].
+
+    Returns:
+        [B, D, h, w].
+    """
+    if maps.dtype != torch.float32 or not isinstance(layer, nn.Conv2d) or not is_plain(layer):
+        out: Tensor = layer(maps)
+        return out
+    kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
+    columns = F.unfold(maps, kernel, padding=pad, stride=stride)
+    rows = F.linear(columns.mT, layer.weight.flatten(1), layer.bias)
+    height = (maps.shape[2] + 2 * pad - kernel) // stride + 1
+    return rows.mT.unflatten(2, (height, -1))
+
+
 def add_weighted_rows(rows: Tensor, table: nn.Module, index: Tensor, weight: Tensor) -> Tensor:
     """Add to each row a weighted sum of rows of a table.
 

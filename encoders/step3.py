@@ -44,7 +44,7 @@ from .hf_config import (
     require_value,
 )
 from .inputs import Preprocessor, WindowPreprocessor
-from .layers import patch_product
+from .layers import convolve, patch_product
 from .paths import PathPreprocessor, TilesThenImage
 from .tile_encoder import TileEncoder
 
@@ -159,7 +159,7 @@ class Step3Tower(TileEncoder):
         hidden = self.hidden_after(hidden, metadata, self.config.depth)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         maps = hidden[:, PREFIX_ROWS:].mT.unflatten(2, (h, w))
-        maps = self.vit_downsampler2(self.vit_downsampler(maps))
+        maps = convolve(self.vit_downsampler2, convolve(self.vit_downsampler, maps))
         tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
         return EncoderOutput(hidden, tokens, ())
 

@@ -30,6 +30,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..hf_config import read_blocks, read_size, require_divisible
+from ..layers import convolve
 from .blocks import MLP, resize_table
 from .siglip import PatchEmbed
 
@@ -182,7 +183,7 @@ class Neck(nn.Sequential):
         """Return [B, C, h, w] of [B, h, w, D]."""
         maps = hidden.permute(0, 3, 1, 2)
         for layer in self:
-            maps = layer(maps)
+            maps = convolve(layer, maps)
         return maps
 
 

@@ -304,7 +304,7 @@ def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
             f"a call of {tokens:,} output tokens ran out of memory on {device}: pass "
             f"max_tokens_per_call={max(tokens // 2, 1)} or less to encode in more calls (an item "
             "is cut between its frames or tiles); one image that is too large needs a smaller "
-            "max_pixels"
+            "max_pixels, pixels of a batch that do not fit need a smaller batch_tokens"
         ) from error
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..contract import Grid, VisionInputs
 from ..inputs import StagedItem, is_one_item, read_grid, read_item
-from .calls import Encoding, ItemResults, is_out_of_memory, join_inputs
+from .calls import Encoding, ItemResults, advising_limit, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch
 
@@ -229,7 +229,9 @@ class _Stream:
         if not entries:
             return
         try:
-            values = self.encoding.run(self._inputs(entries), self.wanted)
+            with advising_limit(sum(entry.tokens for entry in entries), self.encoding.device):
+                inputs = self._inputs(entries)
+            values = self.encoding.run(inputs, self.wanted)
             if not self.encoding.owned and self.wanted.pool == "none":
                 values = [value.clone() for value in values]  # the next batch may run before
         except torch.AcceleratorError:

@@ -156,6 +156,7 @@ def test_two_objects_may_be_captured_in_two_threads_at_once() -> None:
 
 def test_capture_leaves_nothing_cached_beside_arena_and_pool() -> None:
     """Warm-ups and timings need as much again: it lay idle, and in no statistics."""
+    gc.collect()  # what earlier tests left would be freed in between
     graphed = replaying(tower("qwen3_vl"), [64, 1024])
     held = torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
