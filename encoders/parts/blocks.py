@@ -144,6 +144,9 @@ def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
         return table
     wide = table.to(torch.promote_types(table.dtype, torch.float32))
     grid = rearrange(wide, "(h w) d -> 1 d h w", h=side)
+    # torch 2.15 antialiases planes of floats to one column wrongly on the CPU. With the channels
+    # side by side in memory it agrees with PIL; the copy has a batch stride that shows that.
+    grid = grid.clone(memory_format=torch.channels_last)
     grid = F.interpolate(
         grid, size=(h, w), mode="bicubic", antialias=antialias, align_corners=False
     )
