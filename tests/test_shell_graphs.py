@@ -37,14 +37,10 @@ SEEDED = {
     family.name: next(name for name, small in family.small.items() if small.title)
     for family in FAMILIES.values()
 }
+ONE_PATH = [
+    name for name, family in FAMILIES.items() if not issubclass(family.encoder, PathsEncoder)
+]
 ROOT = Path(__file__).parents[1]
-
-
-def has_paths(family: str) -> bool:
-    """Whether the encoder of a family takes several inputs per item."""
-    return issubclass(FAMILIES[family].encoder, PathsEncoder)
-
-
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -91,10 +87,7 @@ def distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in pairs if a is not None)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=pytest.mark.slow if has_paths(name) else ()) for name in SEEDED],
-)
+@pytest.mark.parametrize("family", ONE_PATH)
 def test_encode_through_graphs_writes_what_encode_without_writes(
     cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path, family: str
 ) -> None:
@@ -104,7 +97,7 @@ def test_encode_through_graphs_writes_what_encode_without_writes(
     common += ["--max-tiles", 2] if family == "intern_vit" else []
     for name, options in (
         ("plain", ["--no-graph"]),
-        ("graphed", ["--graph", *([] if has_paths(family) else ["--budgets", "512,2048"])]),
+        ("graphed", ["--graph", "--budgets", "512,2048"]),
     ):
         features = tmp_path / f"{name}.safetensors"
         code, out, err = cli("encode", *common, *options, "--out", features)
@@ -116,18 +109,8 @@ def test_encode_through_graphs_writes_what_encode_without_writes(
         assert len(ours.deepstack_features or ()) == len(theirs.deepstack_features or ())
         assert distance(ours, theirs) < 1e-10
     count = len(plain.items)
-    if not has_paths(family):  # items and replays are those of all paths
-        said = rf"^graphs: {count} items in [123] replays with .* padding, 0 eagerly$"
-        assert re.search(said, out, re.M)
-    assert re.search(r"^graphs: .*, 0 eagerly$", out, re.M)
-
-
-def test_budgets_for_an_encoder_of_several_paths_are_refused(
-    cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path
-) -> None:
-    arguments = (checkpoints["step3_vl"], media / "a.png", "--out", tmp_path / "f.safetensors")
-    err = refusal(cli("encode", *arguments, "--graph", "--budgets", "512"))
-    assert "Step3VLEncoder has the paths image, tiles, whose items differ in size" in err
+    said = rf"^graphs: {count} items in [123] replays with .* padding, 0 eagerly$"
+    assert re.search(said, out, re.M)
 
 
 def test_without_cuda_the_trial_is_said_to_be_one(
