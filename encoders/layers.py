@@ -87,9 +87,11 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
         return out
     kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
     columns = F.unfold(maps, kernel, padding=pad, stride=stride)
-    rows = F.linear(columns.mT, layer.weight.flatten(1), layer.bias)
-    height = (maps.shape[2] + 2 * pad - kernel) // stride + 1
-    return rows.mT.unflatten(2, (height, -1))
+    # As one matrix of rows: of a transposed batch, torch makes another product for weights that
+    # require gradients, whose bits differ.
+    rows = F.linear(columns.mT.flatten(0, 1), layer.weight.flatten(1), layer.bias)
+    height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
+    return rows.unflatten(0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)
 
 
 def add_weighted_rows(rows: Tensor, table: nn.Module, index: Tensor, weight: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .attention import attention, check_equal_segments, padding_rows
-from .contract import EncoderOutput, GridLike, Metadata
+from .contract import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -180,6 +180,16 @@ class Step3Tower(TileEncoder):
     def token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 4x4 patches: halves of a side, rounded down, then rounded up."""
         return -(-(h // 2) // 2), -(-(w // 2) // 2)
+
+    def _read(self, grid_thw: GridLike) -> list[Grid]:
+        grids = super()._read(grid_thw)
+        for _, h, w in grids:
+            if min(h, w) < 2:
+                raise ValueError(
+                    f"grid {h}x{w}: the first convolution joins 2x2 patches; resize the view to at "
+                    "least two patches per side"
+                )
+        return grids
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding

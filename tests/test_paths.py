@@ -288,6 +288,13 @@ def test_views_of_two_sizes_in_one_call_are_refused() -> None:
         path.prepare_encoder_metadata([[1, 8, 8]], max_input_size=4)
 
 
+def test_a_view_too_small_for_the_convolutions_is_refused() -> None:
+    path = shared("step3").paths["tiles"]
+    with pytest.raises(ValueError, match="grid 8x1: the first convolution joins 2x2 patches"):
+        path(torch.zeros(1, 3, 112, 14), [[1, 8, 1]])
+    assert len(tokens(path(torch.zeros(1, 3, 28, 28), [[1, 2, 2]]))) == 1
+
+
 # --- accelerated ---------------------------------------------------------------------------------
 
 

@@ -44,6 +44,10 @@ def _at_scale(name: str, noise: Tensor) -> Tensor:
         return 0.2 * noise
     if re.search(r"\.ls_?[12]$", name):
         return 0.5 + 0.2 * noise
+    if re.search(r"^transformer\.layers\.\d+\.layer_norm[12]\.weight$", name):
+        # Step3's norms stand on the branches, and attention reads the stream as it is: at a gain of
+        # 1, 63 blocks made 4e-4 of the 1e-15 between two float64 runs that agree in one block.
+        return 0.1 + 0.03 * noise
     if noise.ndim == 1:
         return 1.0 + 0.3 * noise
     gain = 1.3 if "qkv" in name or "in_proj" in name else 1.0

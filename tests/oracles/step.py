@@ -132,14 +132,12 @@ class Step3Twin(nn.Module):
         side = math.isqrt(len(table))
         vertical, horizontal = _cubic(side, h), _cubic(side, w)
         places = torch.einsum("ha,wb,abd->hwd", vertical, horizontal, table.view(side, side, -1))
-        rows = []
-        for row in range(h):
-            for column in range(w):
-                cut = view[
-                    :, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch
-                ]
-                rows.append(torch.einsum("dcpq,cpq->d", kernel, cut) + bias + places[row, column])
-        return torch.stack(rows)
+        cuts = [
+            view[:, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
+            for row in range(h)
+            for column in range(w)
+        ]
+        return _sums(kernel, cuts) + bias + places.flatten(0, 1)
 
     def _block(self, name: str, hidden: Tensor) -> Tensor:
         q, k, v = self._linear(f"{name}self_attn.qkv_proj", hidden).chunk(3, dim=1)
@@ -174,12 +172,17 @@ class Step3Twin(nn.Module):
         wide[:, pad : pad + maps.shape[1], pad : pad + maps.shape[2]] = maps
         rows = (wide.shape[1] - size) // 2 + 1
         columns = (wide.shape[2] - size) // 2 + 1
-        out = maps.new_zeros(len(bias), rows, columns)
-        for y in range(rows):
-            for x in range(columns):
-                cut = wide[:, 2 * y : 2 * y + size, 2 * x : 2 * x + size]
-                out[:, y, x] = torch.einsum("ocyx,cyx->o", kernel, cut) + bias
-        return out
+        cuts = [
+            wide[:, 2 * y : 2 * y + size, 2 * x : 2 * x + size]
+            for y in range(rows)
+            for x in range(columns)
+        ]
+        return (_sums(kernel, cuts) + bias).T.reshape(-1, rows, columns)
+
+
+def _sums(kernel: Tensor, cuts: list[Tensor]) -> Tensor:
+    """The sum of each cut [C, k, k] weighted by each kernel [out, C, k, k]: [cuts, out]."""
+    return torch.stack([cut.flatten() for cut in cuts]) @ kernel.flatten(1).T
 
 
 def _cubic(before: int, after: int) -> Tensor:
