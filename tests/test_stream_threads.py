@@ -159,11 +159,11 @@ from stream_cases import NumberEncoder, prefetch_threads
 encoder = NumberEncoder()
 encoder.seconds = {seconds}
 try:
-    stream = encoder.encode_many(itertools.count(), batch_tokens=20, workers=3, progress=False)
-    next(stream)
-    print("running", flush=True)
-    for _ in stream:
-        pass
+    items = itertools.count()  # no name holds the stream: the interrupt may come outside of it
+    for _ in encoder.encode_many(items, batch_tokens=20, workers=3, progress=False):
+        if encoder is not None:
+            print("running", flush=True)
+        encoder = None
 except KeyboardInterrupt:
     print("threads", len(prefetch_threads()), flush=True)
     raise

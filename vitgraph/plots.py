@@ -1,9 +1,10 @@
 """Feature maps as pictures (``pip install 'vitgraph[plots]'``).
 
-Three lines from photographs to a figure::
+From photographs to a figure::
 
     inputs = encoder.preprocess(images=photos)
-    maps = encoder.feature_maps(encoder(*inputs[:2]).last_hidden_state, *inputs[1:])
+    output = encoder(inputs.pixel_values, inputs.grid_thw)
+    maps = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
     plot_feature_maps(photos, maps).savefig("maps.png")
 
 Figures are made without pyplot: nothing global is touched, and no display is needed.
