@@ -21,11 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
+
+from .contract import Metadata
 
 _BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
 
@@ -136,6 +139,23 @@ def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
             f"encoder_metadata has segments of at most {int(max_seqlen)} rows, these pixels make "
             f"segments of {segment_rows}: {_BELONGING_METADATA}"
         )
+
+
+class TileSegments(NamedTuple):
+    """What the blocks of a tower over tiles read: each tile attends to itself."""
+
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+    """Bool [B*n, 1, 1]: the rows of tiles that are padding."""
+
+    @classmethod
+    def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
+        """Check the offsets against the tiles [B, n, D] and find the rows that are padding."""
+        if hidden.shape[0]:
+            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
+        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
+        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int) -> Tensor:

@@ -37,7 +37,6 @@ from .parts import (
     SEPARATOR,
     BlockSizes,
     Clip,
-    Context,
     Sam,
     SamSizes,
     assemble,
@@ -324,10 +323,6 @@ class DeepseekOCRTower(TileEncoder):
     def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
         """Use the kernels that another process chose for CLIP's blocks."""
         super().load_kernel_choices({key: choices[key] for key in choices if key != "sam"})
-
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the offsets and padding that every block of CLIP reads."""
-        return Context.of(metadata, hidden)
 
     def row_grid(self, h: int, w: int) -> tuple[int, int]:
         """One row per cell of the compressor's map."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
 from .hf_config import find_section, read_size, require_value
 from .inputs import HybridPreprocessor, Preprocessor, SquarePreprocessor
 from .layers import convolve
-from .parts import BlockSizes, Context, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels
+from .parts import BlockSizes, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels
 from .paths import PathPreprocessor, PathsEncoder
 from .tile_encoder import TileEncoder
 
@@ -203,10 +204,6 @@ class DeepseekVLEncoder(TileEncoder):
     def out_features(self) -> int:
         """Columns of ``pooler_output``."""
         return self.config.out_hidden_size
-
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the offsets and padding that every block reads."""
-        return Context.of(metadata, hidden)
 
     def token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per patch."""
@@ -394,5 +391,9 @@ def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 def downsamples(width: int, channels: Sequence[int]) -> nn.Sequential:
     """Return 3x3 convolutions that halve the sides of a map one after another."""
-    pairs = zip((width, *channels), channels, strict=False)
-    return nn.Sequential(*(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs))
+    return nn.Sequential(
+        *(
+            nn.Conv2d(fewer, more, 3, stride=2, padding=1, bias=False)
+            for fewer, more in pairwise((width, *channels))
+        )
+    )

@@ -37,7 +37,6 @@ from .inputs import CandidatePreprocessor, Preprocessor, require_features
 from .parts import (
     SEPARATOR,
     BlockSizes,
-    Context,
     Siglip,
     assemble,
     split_items,
@@ -275,10 +274,6 @@ class DeepseekVL2Tower(TileEncoder):
     def out_features(self) -> int:
         """Columns of ``pooler_output``."""
         return self.config.out_hidden_size
-
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the offsets and padding that every block reads."""
-        return Context.of(metadata, hidden)
 
     def token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 2x2 patches, those at an odd edge included."""

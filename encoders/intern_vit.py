@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import attention, check_equal_segments, padding_rows
+from .attention import TileSegments, attention
 from .contract import BlockParts, EncoderOutput, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -192,10 +192,6 @@ class InternViT(TileEncoder):
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
         return EncoderOutput(hidden, tokens, ())
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the offsets and padding that every block reads."""
-        return Context.of(metadata, hidden)
-
     @property
     def blocks(self) -> nn.ModuleList:  # type: ignore[override]
         """All blocks; ``forward`` does not run those after ``select_layer``."""
@@ -217,22 +213,6 @@ class InternViT(TileEncoder):
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         order = "(b h w)" if self.config.ps_version == "v2" else "(b w h)"
         return rearrange(tokens, f"{order} d -> b h w d", h=h // 2, w=w // 2)
-
-
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Check the offsets against the tiles [B, n, D] and find the rows that are padding."""
-        if hidden.shape[0]:
-            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
-        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
-        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
 
 
 class Embeddings(nn.Module):
@@ -279,7 +259,7 @@ class Block(nn.Module):
         self.ls1 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
         self.ls2 = nn.Parameter(torch.full((config.hidden_size,), 0.1))
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: TileSegments) -> Tensor:
         hidden = torch.addcmul(hidden, self.attn(self.norm1(hidden), context), self.ls1)
         return torch.addcmul(hidden, self.mlp(self.norm2(hidden)), self.ls2)
 
@@ -316,7 +296,7 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(width, eps=eps) if config.qk_normalization else nn.Identity()
         self.k_norm = nn.RMSNorm(width, eps=eps) if config.qk_normalization else nn.Identity()
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: TileSegments) -> Tensor:
         q, k, v = self.qkv(x).flatten(0, 1).chunk(3, dim=-1)
         q, k = self.q_norm(q), self.k_norm(k)
         q_THK, k_THK, v_THK = (rows.unflatten(-1, (self.num_heads, -1)) for rows in (q, k, v))

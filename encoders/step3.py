@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import attention, check_equal_segments, padding_rows
+from .attention import TileSegments, attention
 from .contract import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -163,10 +163,6 @@ class Step3Tower(TileEncoder):
         tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
         return EncoderOutput(hidden, tokens, ())
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the offsets and padding that every block reads."""
-        return Context.of(metadata, hidden)
-
     @property
     def blocks(self) -> nn.ModuleList:  # type: ignore[override]
         """All blocks."""
@@ -194,22 +190,6 @@ class Step3Tower(TileEncoder):
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding
         return self.embeddings(self.admit_tiles(pixel_values, weight, grid_thw))
-
-
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Check the offsets against the views [B, 4+n, D] and find the rows that are padding."""
-        if hidden.shape[0]:
-            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
-        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
-        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
 
 
 class Embeddings(nn.Module):
@@ -264,7 +244,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: TileSegments) -> Tensor:
         hidden = hidden + self.layer_norm1(self.self_attn(hidden, context))
         return hidden + self.layer_norm2(self.mlp(hidden))
 
@@ -278,7 +258,7 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: TileSegments) -> Tensor:
         qkv_T3HK = self.qkv_proj(x).flatten(0, 1).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
         out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=x.shape[1])

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import attention, check_equal_segments, padding_rows
+from .attention import TileSegments, attention
 from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -245,18 +245,11 @@ class Context(NamedTuple):
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
         """Check offsets and angles against the views [B, n, D] and find the rows of padding."""
-        cos, sin, views = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"], hidden
-        if views.shape[0]:
-            check_equal_segments(metadata["max_seqlen"], views.shape[1])
-            check_rows(views.shape[1], cos.shape[0], "the metadata is for views of")
-        offsets, rows = metadata["cu_seqlens"], views.shape[0] * views.shape[1]
-        return cls(
-            cos[:, None, None],
-            sin[:, None, None],
-            offsets,
-            metadata["max_seqlen"],
-            padding_rows(offsets, rows),
-        )
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        segments = TileSegments.of(metadata, hidden)
+        if hidden.shape[0]:
+            check_rows(hidden.shape[1], cos.shape[0], "the metadata is for views of")
+        return cls(cos[:, None, None], sin[:, None, None], *segments)
 
 
 class Transformer(nn.Module):

@@ -10,10 +10,11 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+from .attention import TileSegments
 from .contract import EncoderItemSpec, Grid, GridLike, Metadata
 from .inputs import (
     check_input_size,
@@ -54,6 +55,10 @@ class TileEncoder(VisionEncoder):
     def side(self) -> int:
         """Height and width of a tile in pixels."""
         return int(self.config.tile_size) if self._side is None else self._side
+
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+        """Return what every block reads; a tower with rotary positions has more to say."""
+        return TileSegments.of(metadata, hidden)
 
     @abstractmethod
     def token_grid(self, h: int, w: int) -> tuple[int, int]:

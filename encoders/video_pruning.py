@@ -29,7 +29,7 @@ class PrunedTokens(NamedTuple):
     tokens: Tensor
     """[M, D]: rows of ``pooler_output``."""
     deepstack_features: tuple[Tensor, ...] | None
-    """The same rows of each DeepStack feature, [M, D] each; None if the output has none of them."""
+    """The kept rows of each DeepStack feature, [M, D] each; None if the output has none."""
     positions: Tensor
     """[M, 3] int64: frame, row and column of each kept token, in merged tokens."""
     mask: Tensor

@@ -263,10 +263,12 @@ class Captured:
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
         stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())
-        for accelerator in {path.target.accelerator for path in self.paths.values()}:
+        reasons: dict[str, None] = {}  # in the order of the paths, each once
+        for accelerator in dict.fromkeys(path.target.accelerator for path in self.paths.values()):
             if accelerator is not None:
                 stats.derived_bytes += accelerator.nbytes
-                stats.note = accelerator.choices().get("reference_because") or ""
+                reasons[accelerator.choices().get("reference_because") or ""] = None
+        stats.note = "; ".join(filter(None, reasons))
 
     def poison(self) -> None:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""

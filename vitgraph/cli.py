@@ -259,7 +259,7 @@ def encode(options: argparse.Namespace) -> None:
 
 
 def _with_bar(encoded: Iterator[Encoded], options: argparse.Namespace) -> Iterator[Encoded]:
-    """The same items, with a progress bar on stderr if that is a terminal."""
+    """Yield every encoded item, and show a progress bar on stderr if that is a terminal."""
     from tqdm import tqdm
 
     total = len(options.images) + len(options.video)

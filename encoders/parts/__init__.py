@@ -5,7 +5,7 @@ Each is written once. A family's encoder file puts them together and names its p
 """
 
 from .assembly import SEPARATOR, assemble, split_items, stitch, take_apart
-from .blocks import Block, BlockSizes, Context, nested_sizes
+from .blocks import Block, BlockSizes, nested_sizes
 from .clip import Clip
 from .sam import Neck, Sam, SamSizes, read_channels
 from .siglip import Siglip
@@ -15,7 +15,6 @@ __all__ = [
     "Block",
     "BlockSizes",
     "Clip",
-    "Context",
     "Neck",
     "Sam",
     "SamSizes",

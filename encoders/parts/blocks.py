@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..attention import attention, check_equal_segments, padding_rows
-from ..contract import BlockParts, Metadata
+from ..attention import TileSegments, attention
+from ..contract import BlockParts
 from ..hf_config import require_divisible
 
 
@@ -44,22 +44,6 @@ def nested_sizes(kind: Callable[..., Any], value: Any) -> Any:
     return kind(**value) if isinstance(value, Mapping) else value
 
 
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Check the offsets against the views [B, n, D] and find the rows that are padding."""
-        if hidden.shape[0]:
-            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
-        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
-        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
-
-
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream."""
 
@@ -70,7 +54,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, sizes.activation)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: TileSegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
@@ -100,7 +84,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(sizes.hidden_size, 3 * sizes.hidden_size)
         self.proj = nn.Linear(sizes.hidden_size, sizes.hidden_size)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: TileSegments) -> Tensor:
         rows = self.qkv(x).flatten(0, 1)
         q_THK, k_THK, v_THK = rows.unflatten(-1, (3, self.num_heads, -1)).unbind(1)
         out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=x.shape[1])
