@@ -267,6 +267,7 @@ class DeepseekOCRTower(TileEncoder):
     """SAM, compressor, CLIP and projector over views of one size."""
 
     rows_before = 1
+    largest_batch = 16
 
     def __init__(self, config: DeepseekOCRConfig) -> None:
         super().__init__()

@@ -268,6 +268,8 @@ class DeepseekVLHybridEncoder(PathsEncoder):
 class HighResolution(TileEncoder):
     """The path "high" of the 7B: SAM, its features on the grid of the small view, a projection."""
 
+    largest_batch = 16
+
     def __init__(self, config: DeepseekVLHybridConfig) -> None:
         super().__init__()
         sizes = config.high

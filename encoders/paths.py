@@ -22,6 +22,10 @@ from .streams import Encoding
 from .tile_encoder import TileEncoder
 from .vision_encoder import Encoder, VisionEncoder
 
+LARGEST_BATCH = {"image": 8, "tiles": 36}
+"""Views of the largest default graph. A whole image of the Step towers, 2,704 patches, keeps a GPU
+busy for milliseconds; an item has at most 36 tiles unless it is long and narrow."""
+
 Self = TypeVar("Self", bound="PathsEncoder")
 
 
@@ -260,8 +264,8 @@ class TilesThenImage(PathsEncoder):
         self.config, self.preprocessor = tower.config, preprocessor
         self.share(tower)
         self.paths = {
-            "image": tower.at(self.config.image_size),
-            "tiles": tower.at(self.config.tile_size),
+            "image": tower.at(self.config.image_size, LARGEST_BATCH["image"]),
+            "tiles": tower.at(self.config.tile_size, LARGEST_BATCH["tiles"]),
         }
 
     def join(

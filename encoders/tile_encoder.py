@@ -39,16 +39,21 @@ class TileEncoder(VisionEncoder):
     """Rows that attend beside the patches of a tile, and come before them."""
     grid_multiple: int = 1
     """Height and width of a tile in patches are multiples of it."""
+    largest_batch: int = 64
+    """Tiles of the largest default graph. Larger batches run as several replays, which costs
+    nothing where a replay of fewer tiles keeps the device busy anyway."""
     _side: int | None = None
 
-    def at(self: Tower, side: int) -> Tower:
+    def at(self: Tower, side: int, largest_batch: int | None = None) -> Tower:
         """Return a view of this tower for tiles of another size, with the same parameters.
 
         Args:
             side: height and width of a tile in pixels.
+            largest_batch: tiles of the largest default graph; None for those of this tower.
         """
         view = copy.copy(self)  # shares the dictionaries of modules, parameters and hooks
         view._side = side
+        view.largest_batch = largest_batch or self.largest_batch
         return view
 
     @property
@@ -74,8 +79,8 @@ class TileEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The tokens of one tile, and of 64 tiles (a clip of 64 frames)."""
-        return self._tile_tokens, 64 * self._tile_tokens
+        """The tokens of one tile, and of ``largest_batch`` tiles."""
+        return self._tile_tokens, self.largest_batch * self._tile_tokens
 
     @property
     def row_shape(self) -> tuple[int, ...]:
