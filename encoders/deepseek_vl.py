@@ -393,9 +393,5 @@ def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 def downsamples(width: int, channels: Sequence[int]) -> nn.Sequential:
     """Return 3x3 convolutions that halve the sides of a map one after another."""
-    return nn.Sequential(
-        *(
-            nn.Conv2d(fewer, more, 3, stride=2, padding=1, bias=False)
-            for fewer, more in pairwise((width, *channels))
-        )
-    )
+    pairs = pairwise((width, *channels))
+    return nn.Sequential(*(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs))

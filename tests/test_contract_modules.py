@@ -21,7 +21,7 @@ from encoders.layers import convolve, is_plain, patch_product
 from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
-    COMPILED,
+    FEW_FAST,
     TOWERS,
     WHOLE,
     build_encoder,
@@ -189,7 +189,7 @@ def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
     assert worst(run(encoder, name), run(fresh(name), name)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", FEW_FAST)
 def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
     torch.compiler.reset()
     encoder, grids = fresh(name), grids_for(name)
@@ -200,7 +200,7 @@ def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
     assert worst(output, run(encoder, name)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", FEW_FAST)
 def test_a_plain_tower_embeds_patches_without_a_convolution(name: str) -> None:
     torch.compiler.reset()
     encoder, grids, code = tiny(name), grids_for(name), []
@@ -222,7 +222,7 @@ def drawn_rows(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", FEW_FAST)
 def test_a_plain_tower_is_exported_without_a_patch_convolution(name: str) -> None:
     encoder = fresh(name, torch.float32)
     grids = grids_for(name)

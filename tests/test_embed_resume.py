@@ -219,7 +219,9 @@ def test_files_of_one_size_that_differ_are_no_copies(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
     command: Command, photos: Path, tmp_path: Path, sign: signal.Signals
 ) -> None:

@@ -46,8 +46,8 @@ def start(hub: HubServer, home: Path, way: str, limit: int = 0) -> subprocess.Po
     ("way", "fault"),
     [
         ("ranges", Fault(429, {"Retry-After": "60"})),
-        ("ranges", Fault(stall=60)),
-        ("shards", Fault(429, {"Retry-After": "60"})),
+        pytest.param("ranges", Fault(stall=60), marks=pytest.mark.slow),
+        pytest.param("shards", Fault(429, {"Retry-After": "60"}), marks=pytest.mark.slow),
         ("shards", Fault(stall=60)),
     ],
     ids=str,

@@ -18,7 +18,7 @@ from weights.tensor_file import Header, TensorEntry
 
 
 @pytest.mark.parametrize("family", RECIPES)
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_layout_comes_as_ranges_as_it_is_in_the_folder(
     hub: HubServer, tmp_path: Path, cache: Path, family: str, shards: int
 ) -> None:

@@ -136,7 +136,7 @@ def fuzz(folders: dict[str, Path], examples: int) -> None:
 
 
 def test_mutated_checkpoints_give_a_tower_or_an_error(folders: dict[str, Path]) -> None:
-    fuzz(folders, 300)
+    fuzz(folders, 120)
 
 
 @pytest.mark.slow

@@ -299,14 +299,17 @@ def best_of(times: int, call: Callable[[], object]) -> float:
 @pytest.mark.parametrize("prices", ["unmeasured", "measured"])
 @pytest.mark.parametrize("traffic", TRAFFIC)
 def test_ten_thousand_items_are_packed_in_a_moment(traffic: str, prices: str) -> None:
-    """The bound is 20 ms on the machine that serves; a busy CI machine is given three times it."""
+    """The bound is 20 ms on a calm machine. On a busy one a pass of plain Python over the items,
+    which takes about 1.5 ms on a calm machine, says how much more time there is.
+    """
     draw = random.Random(5)
     specs = [TRAFFIC[traffic](draw) for _ in range(10_000)]
     packer = packer_of(default_budgets_of("qwen2_5_vl"), prices)
     check_groups(packer, specs, packer.pack(specs))
     seconds = best_of(5, lambda: packer.pack(specs))
-    print(f"10,000 items, {traffic}: {seconds * 1e3:.1f} ms")
-    assert seconds < 0.060
+    one_pass = best_of(5, lambda: Batch.of(specs))
+    print(f"10,000 items, {traffic}: {seconds * 1e3:.1f} ms, a pass {one_pass * 1e3:.1f} ms")
+    assert seconds < 40 * one_pass
 
 
 def test_a_decision_costs_microseconds() -> None:

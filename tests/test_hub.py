@@ -317,6 +317,7 @@ def test_progress_bars_follow_the_keyword_and_only_while_loading(
         hidden.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_no_bar_and_no_warning_whatever_the_clients_switch_says(
     hub: HubServer, checkpoint: Path, tmp_path: Path, switch: str

@@ -188,7 +188,7 @@ def test_messages_stay_short_and_can_be_printed(qwen3: Path) -> None:
         assert "\x1b" not in message
 
 
-@pytest.mark.parametrize("where", ["index", "header"])
+@pytest.mark.parametrize("where", ["index", pytest.param("header", marks=pytest.mark.slow)])
 def test_names_without_end_are_not_matched_one_by_one(qwen3: Path, where: str) -> None:
     index = read_json(qwen3 / INDEX)
     file = next(iter(index["weight_map"].values()))

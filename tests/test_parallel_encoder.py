@@ -32,7 +32,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 # --- results --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["encoder", "graphed"])
+@pytest.mark.parametrize("form", [pytest.param("encoder", marks=pytest.mark.slow), "graphed"])
 def test_every_rank_returns_the_bits_of_one_process(ranks: Ranks, form: str) -> None:
     alone = ToyEncoder()
     for found in ranks(cases.call_all, form):

@@ -65,7 +65,14 @@ def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> 
         assert json.loads((saved / path.name).read_text()) == json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        pytest.param(torch.float16, marks=pytest.mark.slow),
+        pytest.param(torch.float32, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("family", RECIPES)
 def test_a_fine_tuned_encoder_loads_back_to_the_bit(
     tmp_path: Path, family: str, dtype: torch.dtype

@@ -170,7 +170,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3])
+@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_ctrl_c_ends_the_process_and_its_threads(seconds: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED.format(seconds=seconds)],

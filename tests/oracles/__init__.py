@@ -21,8 +21,8 @@ from .drawn import (
 )
 from .families import (
     BY_NAME,
-    COMPILED,
     FAMILIES,
+    FEW_FAST,
     PATCH_TOWERS,
     TILE_TOWERS,
     TOWERS,
@@ -36,8 +36,8 @@ from .references import Grids, window_walk
 
 __all__ = [
     "BY_NAME",
-    "COMPILED",
     "FAMILIES",
+    "FEW_FAST",
     "NO_LIFT",
     "PATCH_TOWERS",
     "TILE_TOWERS",
