@@ -295,6 +295,7 @@ def test_pixels_that_require_gradients_get_the_references(name: str) -> None:
     assert torch.equal(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FEW_FAST)
 def test_a_compiled_tower_is_the_reference_in_one_graph(name: str) -> None:

@@ -155,6 +155,7 @@ def gradients_of(encoder: VisionEncoder, loss: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(loss, weights), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW_FAST)
 def test_the_compiled_backward_gives_the_eager_gradients(name: str) -> None:
     torch.compiler.reset()

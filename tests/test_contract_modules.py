@@ -189,6 +189,7 @@ def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
     assert worst(run(encoder, name), run(fresh(name), name)) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW_FAST)
 def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
     torch.compiler.reset()

@@ -218,6 +218,7 @@ def test_files_of_one_size_that_differ_are_no_copies(
 # --- interruption ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]

@@ -51,7 +51,7 @@ def test_damage_anywhere_is_never_loaded(hub: HubServer, folder: Path, tmp_path:
     load_encoder(REPO, cache_dir=kept, progress=False, fetch="ranges")
     rng, errors = random.Random(0), 0
     (tower,) = (path.relative_to(kept) for path in kept.rglob("tower"))
-    for number in range(60):
+    for number in range(30):
         cache = tmp_path / "cache"
         shutil.copytree(kept, cache, symlinks=True)
         damage(cache / tower / ("config.json", "model.safetensors")[number % 2], rng)
@@ -66,7 +66,7 @@ def test_damage_anywhere_is_never_loaded(hub: HubServer, folder: Path, tmp_path:
         )
         assert same_weights(encoder, whole)
         shutil.rmtree(cache)
-    assert errors > 40
+    assert errors > 20
 
 
 def fault(rng: random.Random) -> Fault:

@@ -329,6 +329,7 @@ def test_no_bar_and_no_warning_whatever_the_clients_switch_says(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path) -> None:
     """HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE, as in a user's shell."""
     code = f"import weights; weights.load_encoder({REPO!r}); print('loaded')"

@@ -76,6 +76,7 @@ def random_sizes(count: int, longest: int) -> list[tuple[int, int]]:
     return sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ours", FAMILIES)
 def test_grids_and_pixels_of_500_random_sizes_are_the_reference_s(ours: PatchPreprocessor) -> None:
     bounds = {"min_pixels": 10_000, "max_pixels": 60_000}

@@ -55,6 +55,7 @@ def test_clips_give_the_reference_s_pixels_to_the_bit(
     assert torch.equal(got.pixel_values, pixels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "processor"), FAMILIES)
 def test_grids_and_pixels_of_500_random_clips_are_the_reference_s(
     ours: PatchPreprocessor, processor: Any

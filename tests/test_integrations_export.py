@@ -16,8 +16,10 @@ from oracles import Grids, distance, draw_pixels, fields_of, tiny
 from vitgraph.integrations.export import export_onnx, export_program
 
 TOWERS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
-FAST = ("intern_vit_300m", "qwen2_5_vl")
-"""Towers whose slower tests run in a plain pytest, too."""
+SOME_SLOW = [
+    pytest.param(name, marks=[] if name == "qwen2_5_vl" else pytest.mark.slow) for name in TOWERS
+]
+"""The towers for tests that take seconds each: one runs in a plain pytest, all in CI."""
 
 
 def grids_of(name: str) -> list[Grids]:
@@ -41,7 +43,7 @@ def expected(encoder: VisionEncoder, pixels: Tensor, grids: Grids) -> list[Tenso
         return list(fields_of(encoder(pixels, grids)).values())
 
 
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", SOME_SLOW)
 def test_a_program_for_one_grid_has_the_encoders_bits(name: str) -> None:
     encoder, grids = tiny(name), grids_of(name)[0]
     program = export_program(encoder, grids)
@@ -54,9 +56,7 @@ def test_a_program_for_one_grid_has_the_encoders_bits(name: str) -> None:
     assert all(map(torch.equal, output.values(), wanted.values()))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in TOWERS]
-)
+@pytest.mark.parametrize("name", SOME_SLOW)
 def test_a_dynamic_program_takes_items_of_any_size(name: str) -> None:
     encoder = tiny(name)
     run = export_program(encoder).module()
@@ -68,9 +68,8 @@ def test_a_dynamic_program_takes_items_of_any_size(name: str) -> None:
         assert max(distance(*pair) for pair in pairs) <= 2e-6, grids
 
 
-@pytest.mark.parametrize(
-    "grids", [pytest.param(None, marks=pytest.mark.slow), [[1, 4, 6], [2, 4, 4]]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("grids", [None, [[1, 4, 6], [2, 4, 4]]])
 def test_a_saved_program_runs_without_this_library(tmp_path: Path, grids: Grids | None) -> None:
     encoder = tiny("qwen2_5_vl")
     program = export_program(encoder, grids)
@@ -117,9 +116,7 @@ def test_without_onnxscript_the_error_says_what_to_install(
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of onnxscript
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in TOWERS]
-)
+@pytest.mark.parametrize("name", SOME_SLOW)
 def test_onnxruntime_computes_what_the_encoder_does(
     tmp_path: Path, name: str, dynamic: bool
 ) -> None:

@@ -62,6 +62,7 @@ def test_internvl_features_are_one_tensor_per_image() -> None:
         multi_modal_data(encoder, videos=CLIPS)
 
 
+@pytest.mark.slow
 def test_a_graphed_encoder_gives_the_same_features() -> None:
     encoder = tiny("qwen3_vl")
     graphed = GraphedEncoder(encoder, [64], backend="static")

@@ -200,6 +200,7 @@ def timm_tower() -> torch.nn.Module:
     return model.eval().requires_grad_(False)
 
 
+@pytest.mark.slow
 def test_intern_vit_matches_timm_at_the_native_size() -> None:
     """timm antialiases interpolated positions and the published model does not; 448 needs none."""
     family = BY_NAME["intern_vit_300m"]

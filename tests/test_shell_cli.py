@@ -109,6 +109,7 @@ def test_images_may_stand_before_between_and_after_options(
     assert names == [str(photo), str(a), str(b)]
 
 
+@pytest.mark.slow
 def test_reader_that_stops_early_is_no_error() -> None:
     command = [sys.executable, "-m", "vitgraph", "list"]
     with subprocess.Popen(
@@ -158,6 +159,7 @@ def test_list_names_every_family_and_repo(cli: Cli) -> None:
         assert name in run.out
 
 
+@pytest.mark.slow
 def test_module_runs_like_the_command() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "vitgraph", "list"],

@@ -37,9 +37,7 @@ SEEDED = {
     family.name: next(name for name, small in family.small.items() if small.title)
     for family in FAMILIES.values()
 }
-ONE_PATH = [
-    name for name, family in FAMILIES.items() if not issubclass(family.encoder, PathsEncoder)
-]
+ONE_PATH = [name for name, one in FAMILIES.items() if not issubclass(one.encoder, PathsEncoder)]
 ROOT = Path(__file__).parents[1]
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -87,6 +85,7 @@ def distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in pairs if a is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ONE_PATH)
 def test_encode_through_graphs_writes_what_encode_without_writes(
     cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path, family: str

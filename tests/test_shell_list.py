@@ -52,6 +52,7 @@ def test_the_pattern_is_that_of_list_models(cli: Cli, pattern: str) -> None:
     assert all(wanted.intersection(tower["repo_ids"]) for tower in towers)
 
 
+@pytest.mark.slow
 def test_json_tells_sizes_that_the_config_makes(cli: Cli) -> None:
     for tower in json.loads(cli("list", "--json")):
         family = FAMILIES[tower["family"]]

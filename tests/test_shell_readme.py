@@ -109,6 +109,7 @@ def test_documented_way_to_read_a_features_file_works(
     run_page("docs/command_line.md", {}, capsys)
 
 
+@pytest.mark.slow
 def test_documented_graphs_run(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +208,7 @@ def test_readme_names_every_encoder() -> None:
             assert exported in bases or f"`{name}`" in text, name
 
 
+@pytest.mark.slow
 def test_encoders_work_copied_out_with_the_files_that_the_readme_names(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (sentence,) = re.findall(r"can be copied out with ([^.]+)\.", text)

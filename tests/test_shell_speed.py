@@ -82,6 +82,7 @@ def results(share: float = 1.0) -> dict[str, Any]:
     return {"about": about, "towers": [made_up(name, share) for name in names]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name", "small", "batch"),
     [

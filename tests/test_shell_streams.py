@@ -48,6 +48,7 @@ def shell(command: str, *arguments: object, **environment: str) -> subprocess.Co
     )
 
 
+@pytest.mark.slow
 def test_file_names_that_stdout_cannot_print_are_escaped(
     checkpoint: Path, tmp_path: Path, out: Path
 ) -> None:
