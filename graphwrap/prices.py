@@ -1,18 +1,21 @@
 """What a replay and an eager run cost: measured once at capture, frozen, saved and loaded.
 
-There is one time per budget and one line for eager runs. Attention takes as long in a replay as in
-an eager run of the same items, so it decides nothing: a replay is timed with padding alone, and the
-line for eager runs has as much taken off.
+There is one time per budget, and two lines for eager runs: one where the host takes longer than the
+device, and one where the device does. Attention takes as long in a replay as in an eager run of the
+same items, so it decides nothing: a replay is timed with padding alone, and the lines have as much
+taken off.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +44,22 @@ class Prices:
 
     replay_ms: Mapping[Budget, float]
     """A replay that holds padding alone, with the copies in and out."""
-    eager_ms: float
-    """Intercept of the line for eager runs."""
-    eager_row_ms: float
-    """Slope of the line for eager runs, per row."""
+    eager_lines: Sequence[tuple[float, float]]
+    """Lines for eager runs, of which the highest counts: milliseconds, and milliseconds per row."""
     measured: bool = True
 
     @classmethod
     def unmeasured(cls, budgets: Iterable[Budget]) -> Prices:
         """Return prices by which all that fits a budget is replayed, with few padded rows."""
-        return cls({budget: budget.rows + RUN_ROWS for budget in budgets}, NEVER, NEVER, False)
+        times = {budget: budget.rows + RUN_ROWS for budget in budgets}
+        return cls(times, [(NEVER, NEVER)], measured=False)
 
     def eager(self, rows: int) -> float:
         """Return the price of one eager run."""
-        return self.eager_ms + self.eager_row_ms * rows
+        price = -math.inf
+        for ms, row_ms in self.eager_lines:
+            price = max(price, ms + row_ms * rows)
+        return price
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -63,21 +68,29 @@ class Prices:
 def measure(
     encoder: GraphableEncoder, runners: Mapping[Budget, Runner], device: torch.device
 ) -> Prices:
-    """Time every budget, and eager runs of few rows and of many, on a CUDA device."""
+    """Time every budget, and eager runs of few, of many and of most rows, on a CUDA device."""
     large = max(runners, key=lambda budget: (budget.rows, budget.longest_segment))
+    some = min(runners, key=lambda one: (abs(one.rows - large.rows / 4), -one.longest_segment))
     dice = torch.Generator(device).manual_seed(0)  # the caller's draws go on as they would
     pixels = torch.empty_like(runners[large].pixels)
     pixels.normal_(generator=dice)  # zeros would run faster
     by_rows = {budget.rows: runner for budget, runner in runners.items()}
     times = {rows: _replay_ms(encoder, one, [], pixels) for rows, one in by_rows.items()}
     few = [encoder.grid_for(min(encoder.budget_range[0], min(runners).tokens))]
-    many = full_grids(encoder, large)
-    few_rows, many_rows = _rows(encoder, few), _rows(encoder, many)
-    attention = _replay_ms(encoder, runners[large], many, pixels) - times[large.rows]
-    start = _eager_ms(encoder, few, pixels[:few_rows])
-    end = _eager_ms(encoder, many, pixels[:many_rows]) - attention
-    slope = max(end - start, 0.0) / max(many_rows - few_rows, 1)
-    return Prices({one: times[one.rows] for one in runners}, start - slope * few_rows, slope)
+    points = [(_rows(encoder, few), _eager_ms(encoder, few, pixels))]
+    for budget in (some, large):
+        grids = full_grids(encoder, budget)
+        if (rows := _rows(encoder, grids)) > points[-1][0]:
+            attention = _replay_ms(encoder, runners[budget], grids, pixels) - times[budget.rows]
+            points.append((rows, _eager_ms(encoder, grids, pixels) - attention))
+    lines = [_line(*ends) for ends in pairwise(points)] or [(points[0][1], 0.0)]
+    return Prices({one: times[one.rows] for one in runners}, lines)
+
+
+def _line(one: tuple[int, float], other: tuple[int, float]) -> tuple[float, float]:
+    """Return intercept and slope of the line through two points, which does not fall."""
+    slope = max(other[1] - one[1], 0.0) / (other[0] - one[0])
+    return one[1] - slope * one[0], slope
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
@@ -117,8 +130,9 @@ def _replay_ms(
 
 def _eager_ms(encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor) -> float:
     """Return the milliseconds of an eager run, its metadata included."""
-    encoder(pixels, list(grids))  # the first run may choose kernels
-    return _milliseconds(lambda: encoder(pixels, list(grids)), pixels.device)
+    rows = pixels[: _rows(encoder, grids)]
+    encoder(rows, list(grids))  # the first run may choose kernels
+    return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device)
 
 
 def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
@@ -202,8 +216,7 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, Table]) -> N
         prices = table.prices
         body[path] = {
             "fingerprint": table.made_on,
-            "eager_ms": prices.eager_ms,
-            "eager_row_ms": prices.eager_row_ms,
+            "eager_lines": [{"ms": ms, "row_ms": row_ms} for ms, row_ms in prices.eager_lines],
             "budgets": [{**one._asdict(), "ms": ms} for one, ms in prices.replay_ms.items()],
             "kernels": table.kernels,
         }
@@ -231,10 +244,15 @@ def _parse(file: str, body: Any) -> Table:
     }
     if not times:
         raise ValueError("it has no budgets")
-    eager_ms = _number(body, "eager_ms", least=-MOST_MS)
-    prices = Prices(times, eager_ms, _number(body, "eager_row_ms"))
+    lines = [
+        (_number(line, "ms", least=-MOST_MS), _number(line, "row_ms"))
+        for line in body["eager_lines"]
+    ]
+    if not lines:
+        raise ValueError("it has no eager lines")
     kernels = body["kernels"]
-    return Table(file, {**body["fingerprint"]}, prices, None if kernels is None else {**kernels})
+    own = None if kernels is None else {**kernels}
+    return Table(file, {**body["fingerprint"]}, Prices(times, lines), own)
 
 
 def _number(row: Any, name: str, kinds: tuple[type, ...] = (int, float), least: float = 0.0) -> Any:

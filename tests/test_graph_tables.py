@@ -71,10 +71,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no list of budgets": ({"budgets": 3}, "not iterable"),
     "no kernels": ({"kernels": None}, "'kernels'"),
     "kernels in words": ({"kernels": "auto"}, "mapping"),
-    "no eager line": ({"eager_row_ms": None}, "'eager_row_ms'"),
-    "a price in words": ({"eager_ms": "x"}, "eager_ms is 'x', not a number"),
-    "a negative slope": ({"eager_row_ms": -1.0}, "eager_row_ms is -1.0"),
-    "an infinite price": ({"eager_ms": float("inf")}, "eager_ms is inf"),
+    "no list of eager lines": ({"eager_lines": None}, "'eager_lines'"),
+    "no eager line": ({"eager_lines": []}, "it has no eager lines"),
+    "a price in words": ({"eager_lines": [{"ms": "x", "row_ms": 1.0}]}, "ms is 'x', not a number"),
+    "a negative slope": ({"eager_lines": [{"ms": 1.0, "row_ms": -1.0}]}, "row_ms is -1.0"),
+    "an infinite price": ({"eager_lines": [{"ms": float("inf")}]}, "ms is inf"),
     "a NaN": ({"budgets": [{**ROW, "ms": float("nan")}]}, "ms is nan"),
     "a true": ({"budgets": [{**ROW, "ms": True}]}, "ms is True"),
     "no time": ({"budgets": [{**ROW, "ms": None}]}, "ms is None"),
@@ -204,7 +205,7 @@ def test_a_loaded_table_prices_what_was_captured(tmp_path: Path) -> None:
     runners = dict(list(executor_of(toy()).graphs.runners.items())[1:])
     prices = capturer_with(table, [4, 8, 16, 32])._price(runners)
     assert prices.replay_ms == {budget: table.prices.replay_ms[budget] for budget in runners}
-    assert (prices.eager_ms, prices.measured) == (table.prices.eager_ms, True)
+    assert (prices.eager_lines, prices.measured) == (table.prices.eager_lines, True)
 
 
 # --- the life of a table --------------------------------------------------------------------------
@@ -259,24 +260,28 @@ def test_static_never_routes_by_a_table(tmp_path: Path) -> None:
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def test_measured_prices_are_a_time_per_budget_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay takes 2 ms and 0.1 ms per row, an eager run 9 ms more; attention is left out."""
-    runners, encoder = executor_of(toy([4, 16, 64])).graphs.runners, ToyEncoder()
+@pytest.mark.parametrize("host_ms", [0.0, 12.0, 100.0])
+def test_eager_runs_are_priced_by_host_and_device(
+    monkeypatch: pytest.MonkeyPatch, host_ms: float
+) -> None:
+    """One line from few rows to many would charge 16 ms too much where the host is hidden."""
+    runners, encoder = executor_of(toy([4, 16, 64, 256])).graphs.runners, ToyEncoder()
 
     def replay(encoder: Any, runner: Runner, grids: Any, pixels: Tensor) -> float:
         return 2.0 + 0.1 * runner.budget.rows + 5.0 * len(grids)
 
     def eager(encoder: Any, grids: Any, pixels: Tensor) -> float:
-        attention = 5.0 * len(grids) if len(grids) > 1 else 0.0
-        return 11.0 + 0.1 * len(pixels) + attention
+        rows = Batch.of(encoder.item_specs(grids)).rows
+        return max(host_ms, 2.0 + 0.1 * rows) + 5.0 * len(grids) * (len(grids) > 1)
 
     monkeypatch.setattr(prices, "_replay_ms", replay)
     monkeypatch.setattr(prices, "_eager_ms", eager)
     measured_ = measure(encoder, runners, torch.device("cpu"))
     for budget in runners:
         assert measured_.replay_ms[budget] == pytest.approx(2.0 + 0.1 * budget.rows)
-    for rows in (8, 40, 128, 1000):
-        assert measured_.eager(rows) == pytest.approx(11.0 + 0.1 * rows)
+    few, most = min(runners).rows, max(runners).rows
+    for rows in (few, most // 4, most // 2, most):
+        assert measured_.eager(rows) == pytest.approx(max(host_ms, 2.0 + 0.1 * rows))
 
 
 def test_measuring_times_every_budget_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
