@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GridLike
+from encoders.contract import EncoderOutput, GridLike, VisionInputs
 from graphwrap import GraphedEncoder
 from own_processes import started_once
 from photographs import panning_clip, photographs
@@ -211,3 +211,54 @@ def come_too_late(rank: int, seconds: float) -> EncoderOutput:
     if rank == 1:
         time.sleep(seconds)
     return parallel(pixels_of([(1, 2, 2)]), [(1, 2, 2)])
+
+
+# --- encoders of several paths --------------------------------------------------------------------
+
+
+def form_of(encoder: Any, graphed: bool, outputs: Sequence[str]) -> Any:
+    if not graphed:
+        return encoder
+    return GraphedEncoder(encoder, outputs=outputs, backend="static", max_graphs=2)
+
+
+def call_with_inputs(
+    rank: int, encoder: Any, calls: Sequence[VisionInputs], graphed: bool, outputs: Sequence[str]
+) -> list[list[EncoderOutput]]:
+    """Every call with the same items on all ranks."""
+    parallel = DataParallelEncoder(form_of(encoder, graphed, outputs), outputs=outputs)
+    return [parallel(inputs) for inputs in calls]
+
+
+def call_with_own_inputs(
+    rank: int, encoder: Any, of_ranks: Sequence[VisionInputs], graphed: bool
+) -> list[EncoderOutput]:
+    """A call with items that this rank has alone."""
+    wrapped = form_of(encoder, graphed, EVERY_FIELD)
+    parallel = DataParallelEncoder(wrapped, scatter=False, outputs=EVERY_FIELD)
+    return parallel(of_ranks[rank])
+
+
+def encode_images(
+    rank: int, encoder: Any, images: Sequence[Any], pool: str, scatter: bool = True
+) -> list[EncoderOutput] | list[Tensor]:
+    return DataParallelEncoder(encoder, scatter=scatter).encode(images, pool=pool)
+
+
+def call_with_a_bad_one(
+    rank: int, encoder: Any, given: Sequence[Any], good: VisionInputs
+) -> tuple[ValueError, list[EncoderOutput]]:
+    """What a call raises in which each rank passes its own; and what the next call returns."""
+    parallel = DataParallelEncoder(encoder)
+    try:
+        parallel(given[rank])
+    except ValueError as raised:
+        return raised, parallel(good)
+    raise AssertionError("no error")
+
+
+def call_each_with_its_encoder(
+    rank: int, encoders: Sequence[Any], images: Sequence[Any]
+) -> list[EncoderOutput]:
+    """Ranks that were given other encoders."""
+    return DataParallelEncoder(encoders[rank]).encode(images)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import rank_cases as cases
-from encoders.contract import EncoderItemSpec
-from graph_outputs import assert_same_bits
+from encoders.contract import EncoderItemSpec, VisionInputs
+from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
 from photographs import panning_clip, photographs
 from rank_cases import CALLS, Ranks, pixels_of
@@ -72,6 +72,16 @@ def test_vectors_are_those_of_one_process(ranks: Ranks, name: str, pool: str, im
         assert len(found) == len(alone)
         for one, other in zip(found, alone, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_result_of_preprocess_gives_a_list_of_items(ranks: Ranks) -> None:
+    grids = CALLS["videos among images"]
+    inputs = VisionInputs(pixels_of(grids), torch.tensor(grids))
+    alone = ToyEncoder()
+    wanted = alone.split(alone(inputs.pixel_values, grids), grids)
+    for (found,) in ranks(cases.call_with_inputs, ToyEncoder(), [inputs], False, EVERY_FIELD):
+        for one, other in zip(found, wanted, strict=True):
+            assert_same_bits(one, other)
 
 
 def test_each_rank_receives_its_own_items_alone(ranks: Ranks) -> None:
@@ -157,8 +167,6 @@ def test_what_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
             DataParallelEncoder(graphed)
         with pytest.raises(ValueError, match="'tokens'"):
             DataParallelEncoder(ToyEncoder(), outputs=["tokens"])
-        with pytest.raises(ValueError, match="DeepseekOCREncoder has several inputs per item"):
-            DataParallelEncoder(tower("deepseek_ocr"))
         alone = DataParallelEncoder(graphed, outputs=["pooler_output"])
         with pytest.raises(ValueError, match="pixel_values has 3 rows, grid_thw describes 4"):
             alone(torch.zeros(3, 3), [(1, 2, 2)])

@@ -15,6 +15,7 @@ from .calls import (
     ItemResults,
     is_out_of_memory,
     join_inputs,
+    select_items,
     split_inputs,
 )
 from .items import EncodesItems
@@ -30,6 +31,7 @@ __all__ = [
     "StreamOptions",
     "is_out_of_memory",
     "join_inputs",
+    "select_items",
     "split_inputs",
     "stream_items",
 ]

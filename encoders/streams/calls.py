@@ -23,7 +23,7 @@ from ..contract import (
     PathInputs,
     VisionInputs,
 )
-from ..inputs import StagedPreprocessor
+from ..inputs import StagedPreprocessor, read_grid
 from ..pooling import check_fields, check_pool, pool
 
 FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
@@ -186,6 +186,15 @@ def _in_own_memory(output: EncoderOutput) -> EncoderOutput:
     return output if whole else output.clone()
 
 
+def check_paths(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> None:
+    """Raise a ValueError unless inputs have the paths of an encoder."""
+    if inputs.paths.keys() != paths.keys():
+        raise ValueError(
+            f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
+            f"{', '.join(paths)}: pass what its own preprocess returned"
+        )
+
+
 def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[VisionInputs]:
     """The inputs of each item alone, as views.
 
@@ -194,11 +203,16 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
         paths: the paths of the encoder by name.
 
     Raises:
-        ValueError: entries of a path that cannot be assigned to items.
+        ValueError: entries of a path that cannot be assigned to items, or pixels of other entries.
     """
     alone: dict[str, list[PathInputs]] = {}
     for name, (pixels, grid_thw) in inputs.paths.items():
-        sizes = [spec.input_size for spec in paths[name].item_specs(grid_thw)]
+        sizes = [spec.input_size for spec in paths[name].item_specs(read_grid(grid_thw))]
+        if len(pixels) != sum(sizes):
+            raise ValueError(
+                f"path {name!r} has {len(pixels)} rows of pixels, its grid_thw describes "
+                f"{sum(sizes)}: pass what preprocess returned"
+            )
         entries = map(PathInputs, pixels.split(sizes), grid_thw.split(1)) if sizes else iter(())
         nothing = PathInputs(pixels[:0], grid_thw[:0])
         alone[name] = [next(entries) if used else nothing for used in inputs.users(name)]
@@ -210,6 +224,28 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
         )
         for item in range(len(inputs.grid_thw))
     ]
+
+
+def select_items(
+    inputs: VisionInputs, paths: Mapping[str, ItemPath], items: Sequence[int]
+) -> VisionInputs:
+    """The inputs of some items, with all of their paths.
+
+    Args:
+        inputs: any number of items.
+        paths: the paths of the encoder by name.
+        items: numbers of the items to keep, in the order wanted; may be none.
+
+    Raises:
+        ValueError: as :func:`split_inputs` raises it.
+    """
+    alone = split_inputs(inputs, paths)
+    if list(items) == list(range(len(alone))):
+        return inputs
+    if items:
+        return join_inputs([alone[item] for item in items])
+    nothing = {name: PathInputs(*(x[:0] for x in path)) for name, path in inputs.paths.items()}
+    return VisionInputs(*nothing.pop("image"), None, nothing)
 
 
 def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:

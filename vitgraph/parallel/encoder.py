@@ -7,40 +7,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from encoders.contract import (
+    EncoderItemSpec,
     EncoderOutput,
     GraphableEncoder,
     Grid,
     GridLike,
     MultiPathEncoder,
+    VisionInputs,
 )
 from encoders.inputs.grids import read_grid
-from encoders.streams import EncodesItems, ItemResults
-from encoders.streams.calls import join_outputs
+from encoders.streams import EncodesItems, ItemResults, select_items
+from encoders.streams.calls import ItemPath, check_paths, join_outputs
 from graphwrap import GraphedEncoder
 from graphwrap.guards import read_outputs
 
-from .shares import Shares, cost_of, share_out
+from .parts import Part, complete
+from .shares import Shares, cost_of, costs_of_items, share_out
 from .status import StatusExchange
-
-
-class _Part(NamedTuple):
-    """What this rank has computed: rows of its own items, by field."""
-
-    shares: Shares
-    fields: list[tuple[str, Tensor]]
-
-    @property
-    def about(self) -> str:
-        """What has to be equal on all ranks before rows are exchanged."""
-        shapes = [(name, one.dtype, tuple(one.shape[1:])) for name, one in self.fields]
-        return repr((self.shares.grids, shapes))
 
 
 class DataParallelEncoder:
@@ -48,9 +38,10 @@ class DataParallelEncoder:
 
     Items are assigned by what they cost (:func:`vitgraph.parallel.shares.cost_of`), and every rank
     encodes its share in one call of its own encoder: results have the bits that one process
-    computes for the same shares. As with any collective, all ranks make the same calls in the same
-    order; making an object is one of them. No gradients are recorded. An object encodes one call at
-    a time, whichever thread makes it.
+    computes for the same shares. An item of an encoder of several paths stays whole: one rank runs
+    all of its paths. As with any collective, all ranks make the same calls in the same order;
+    making an object is one of them. No gradients are recorded. An object encodes one call at a
+    time, whichever thread makes it.
 
     Args:
         encoder: on this rank's device: an encoder, or a :class:`GraphedEncoder` of one. All ranks
@@ -68,8 +59,7 @@ class DataParallelEncoder:
 
     Raises:
         ValueError: no process group, a group that this process is not in or that cannot reach the
-            encoder's device, a field that is unknown or that the graphs leave out, or a tower with
-            several inputs per item.
+            encoder's device, or a field that is unknown or that the graphs leave out.
     """
 
     def __init__(
@@ -90,16 +80,16 @@ class DataParallelEncoder:
         if self.rank < 0:
             raise ValueError("this process is not in the group: pass one that it is in")
         module: nn.Module = encoder if isinstance(encoder, nn.Module) else encoder.encoder
-        if isinstance(module, MultiPathEncoder):
-            raise ValueError(
-                f"{type(module).__name__} has several inputs per item, and only one can be shared "
-                "out: give each rank images of its own and call encode"
-            )
         if isinstance(encoder, GraphedEncoder):
             for name in self.outputs:
                 if name not in encoder.outputs:
                     raise ValueError(f"outputs: the graphs leave out {name}; name it there, too")
-        self._contract = cast(GraphableEncoder, module)
+        self._several = isinstance(module, MultiPathEncoder)
+        self._paths: Mapping[str, ItemPath] = (
+            module.paths
+            if isinstance(module, MultiPathEncoder)
+            else {"image": cast(GraphableEncoder, module)}
+        )
         self._lock = threading.Lock()
         self._device = next(module.parameters()).device
         config = dist.get_backend_config(group).split(",")
@@ -119,30 +109,50 @@ class DataParallelEncoder:
             "move the encoder there, or call init_process_group('gloo')"
         )
 
-    def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput:
+    @overload
+    def __call__(self, pixel_values: VisionInputs) -> list[EncoderOutput]: ...
+
+    @overload
+    def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput: ...
+
+    def __call__(
+        self, pixel_values: Tensor | VisionInputs, grid_thw: GridLike | None = None
+    ) -> EncoderOutput | list[EncoderOutput]:
         """Encode a batch of items.
 
         Args:
             pixel_values: the rows of all items, [P, *row_shape], as the encoder takes them; each
-                rank reads the rows of its share alone.
-            grid_thw: [items, 3], as the encoder takes it.
+                rank reads the rows of its share alone. Or the whole result of
+                ``encoder.preprocess``, which an encoder of several paths needs.
+            grid_thw: [items, 3], as the encoder takes it; not with the result of ``preprocess``.
 
         Returns:
             :class:`EncoderOutput` on the encoder's device, items in the caller's order; fields not
-            in ``outputs`` are None.
+            in ``outputs`` are None. From the result of ``preprocess``, a list with one output per
+            item, which are views of the tensors of all items.
 
         Raises:
             ValueError: input that is refused on any rank, or calls that differ between ranks.
             RuntimeError: another rank failed, and the message says how; or a rank has ended, or
                 came later than the timeout of the group.
         """
+        inputs = pixel_values
 
-        def work() -> _Part:
-            shares = self._share(grid_thw)
-            return self._part(shares, self._encode(shares.select(pixel_values), shares.my_grids))
+        def work() -> Part:
+            self._check_form(inputs, grid_thw)
+            if self._several:
+                items = cast(Callable[[VisionInputs], list[EncoderOutput]], self.encoder)
+                return self._part_of_items(cast(VisionInputs, inputs), items)
+            rows, grids = inputs[:2] if isinstance(inputs, VisionInputs) else (inputs, grid_thw)
+            shares = self._share(cast(GridLike, grids))
+            return self._part(shares, self._encode(shares.select(rows), shares.my_grids))
 
         with self._lock, torch.no_grad():
-            return self._whole(self._gather(self._together(work)))
+            part = self._together(work)
+            gathered = self._gather(part)
+            if isinstance(inputs, VisionInputs):
+                return self._split(gathered, part)
+            return self._whole(gathered)
 
     def encode(
         self,
@@ -185,7 +195,7 @@ class DataParallelEncoder:
         """
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
 
-        def work() -> _Part:
+        def work() -> Part:
             encoding = cast(EncodesItems, self.encoder).encoding()
             encoding.check(wanted)
             inputs = encoding.encoder.preprocess(
@@ -197,6 +207,8 @@ class DataParallelEncoder:
                 fps=fps,
                 num_frames=num_frames,
             )
+            if self._several:
+                return self._part_of_items(inputs, lambda mine: encoding.run(mine, wanted), pool)
             shares = self._share(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
             if not shares.mine:
@@ -205,34 +217,71 @@ class DataParallelEncoder:
             mine = inputs._replace(pixel_values=rows, grid_thw=chosen)
             results = encoding.run(mine, wanted)
             if pool == "none":
-                part = self._part(shares, join_outputs(results))
-            else:
-                part = _Part(shares, [("vectors", torch.stack(results))])
-            return part
+                return self._part(shares, join_outputs(results))
+            return self._new_part(shares, [("vectors", torch.stack(results))])
 
         with self._lock, torch.no_grad():
             part = self._together(work)
             gathered = self._gather(part)
             if pool != "none":
-                return [vector.clone() for vector in gathered[0]]
-            items = self._contract.split(self._whole(gathered), part.shares.grids)
-            return [item.clone() for item in items]
+                return [vector.clone() for rows in gathered for vector in rows]
+            return [item.clone() for item in self._split(gathered, part)]
+
+    def _check_form(self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None) -> None:
+        """Raise a ValueError unless a call has one of its two forms, and one that suits."""
+        if not isinstance(inputs, VisionInputs):
+            if self._several or grid_thw is None:
+                raise ValueError(
+                    f"pixel_values is a {type(inputs).__name__} "
+                    f"{'without' if grid_thw is None else 'with'} grid_thw, and this encoder has "
+                    f"the paths {', '.join(self._paths)}: pass the whole result of "
+                    "encoder.preprocess(...), with one path alone also pixel_values and grid_thw"
+                )
+        elif grid_thw is not None:
+            raise ValueError("grid_thw beside the result of preprocess, which has it: leave it out")
+        else:
+            check_paths(inputs, self._paths)
 
     def _share(self, grid_thw: GridLike) -> Shares:
         """Read the grid of a call, and assign its items."""
         grids = read_grid(grid_thw)
-        specs = self._contract.item_specs(grids)
+        specs = self._paths["image"].item_specs(grids)
+        return self._assign(grids, specs, [cost_of(spec) for spec in specs])
+
+    def _assign(
+        self, grids: list[Grid], specs: list[EncoderItemSpec], costs: Sequence[float]
+    ) -> Shares:
         if not self.scatter:
             every = list(range(len(grids)))
             return Shares(grids, specs, [every] * self.size, every)
-        of_ranks = share_out([cost_of(spec) for spec in specs], self.size)
+        of_ranks = share_out(costs, self.size)
         return Shares(grids, specs, of_ranks, of_ranks[self.rank])
 
     def _encode(self, pixel_values: Tensor, grids: list[Grid]) -> EncoderOutput:
         call = cast(Callable[[Tensor, list[Grid]], EncoderOutput], self.encoder)
         return call(pixel_values, grids)
 
-    def _part(self, shares: Shares, output: EncoderOutput) -> _Part:
+    def _part_of_items(
+        self, inputs: VisionInputs, run: Callable[[VisionInputs], list[Any]], pool: str = "none"
+    ) -> Part:
+        """Assign the items of an encoder of several paths, and run those of this rank."""
+        check_paths(inputs, self._paths)
+        everything = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
+        shares = self._assign(everything["image"], [], costs_of_items(inputs, self._paths))
+        mine = select_items(inputs, self._paths, shares.mine)
+        results = run(mine) if shares.mine else []
+        fields: list[tuple[str, Tensor]] = []
+        counts: list[list[int]] = []
+        if results and pool != "none":
+            fields, counts = [("vectors", torch.stack(results))], [[1] * len(results)]
+        elif results:
+            fields = self._fields(join_outputs(results))
+            each = [self._fields(result) for result in results]
+            counts = [[len(rows) for _, rows in field] for field in zip(*each, strict=True)]
+        about = repr((everything, inputs.tiles, pool, self.outputs))
+        return Part(shares, fields, counts, about, self._device)
+
+    def _fields(self, output: EncoderOutput) -> list[tuple[str, Tensor]]:
         """The fields of an output that are wanted, DeepStack features last."""
         fields: list[tuple[str, Tensor]] = []
         for name in ("last_hidden_state", "pooler_output", "deepstack_features"):
@@ -240,21 +289,32 @@ class DataParallelEncoder:
                 value = output._asdict()[name]
                 layers = value if isinstance(value, tuple) else (value,)
                 fields += [(name, layer) for layer in layers]
-        return _Part(shares, fields)
+        return fields
 
-    def _nothing(self, shares: Shares, empty: EncoderOutput, pool: str) -> _Part:
+    def _part(self, shares: Shares, output: EncoderOutput) -> Part:
+        return self._new_part(shares, self._fields(output))
+
+    def _new_part(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> Part:
+        """The part of an encoder of one path, whose specs say how many rows each item has."""
+        counts = [shares.counts(name) for name, _ in fields]
+        part = Part(shares, fields, counts, "", self._device)
+        return part._replace(about=repr((shares.grids, part.layout)))
+
+    def _nothing(self, shares: Shares, empty: EncoderOutput, pool: str) -> Part:
         """The part of a rank without items, which has the widths and dtypes of the others."""
         if pool == "none":
             return self._part(shares, empty)
         rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
         assert rows is not None  # `check` has seen to it
         dtype = torch.promote_types(rows.dtype, torch.float32)
-        return _Part(shares, [("vectors", rows.new_zeros((0, rows.shape[-1]), dtype=dtype))])
+        vectors = rows.new_zeros((0, rows.shape[-1]), dtype=dtype)
+        return self._new_part(shares, [("vectors", vectors)])
 
-    def _together(self, work: Callable[[], _Part]) -> _Part:
-        return self._status.run(work, lambda part: part.about if self.scatter else "")
+    def _together(self, work: Callable[[], Part]) -> Part:
+        part = self._status.run(work, lambda part: part.about if self.scatter else "")
+        return complete(part, self._status) if self._several and self.scatter else part
 
-    def _gather(self, part: _Part) -> list[Tensor]:
+    def _gather(self, part: Part) -> list[Tensor]:
         """The rows of all items in every field, from the parts of all ranks.
 
         Raises:
@@ -264,8 +324,7 @@ class DataParallelEncoder:
             return [rows for _, rows in part.fields]
         indices: dict[tuple[int, ...], Tensor] = {}
         whole = []
-        for name, rows in part.fields:
-            counts = part.shares.counts(name)
+        for (_, rows), counts in zip(part.fields, part.counts, strict=True):
             if (key := tuple(counts)) not in indices:
                 indices[key] = part.shares.places(counts).to(rows.device, non_blocking=True)
             whole.append(self._gather_rows(rows, part.shares.most(counts), indices[key]))
@@ -282,6 +341,14 @@ class DataParallelEncoder:
         sent, received = (one.flatten().view(torch.uint8) for one in (mine, every))
         dist.all_gather_into_tensor(received, sent, group=self.group)
         return every.to(rows.device).index_select(0, places)
+
+    def _split(self, gathered: list[Tensor], part: Part) -> list[EncoderOutput]:
+        """The output of each item, as views."""
+        pairs = zip(gathered, part.counts, strict=True)
+        fields = [rows.split(counts) for rows, counts in pairs]
+        return [
+            self._whole([field[item] for field in fields]) for item in range(len(part.shares.grids))
+        ]
 
     def _whole(self, gathered: list[Tensor]) -> EncoderOutput:
         """The output with the fields that are wanted, from tensors in the order of ``_part``."""

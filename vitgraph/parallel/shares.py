@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderItemSpec, Grid
+from encoders.contract import EncoderItemSpec, Grid, VisionInputs
+from encoders.inputs.grids import read_grid
+from encoders.streams.calls import ItemPath
 
 ATTENTION_ROWS = 7000
 """Rows of a segment whose attention takes as long as all else that is computed for them.
@@ -25,6 +27,24 @@ def cost_of(spec: EncoderItemSpec) -> float:
     """Return what an item costs, in rows of a short segment."""
     rows = spec.segments * spec.longest_segment
     return rows if spec.windows else rows * (1 + spec.longest_segment / ATTENTION_ROWS)
+
+
+def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[float]:
+    """Return what each item costs over all paths, in rows of a short segment.
+
+    Args:
+        inputs: what ``preprocess`` returned.
+        paths: of the encoder by name.
+
+    Raises:
+        ValueError: entries of a path that cannot be assigned to items.
+    """
+    costs = [0.0] * len(inputs.grid_thw)
+    for name, (_, grid_thw) in inputs.paths.items():
+        specs = iter(paths[name].item_specs(read_grid(grid_thw)))
+        for item, used in enumerate(inputs.users(name)):
+            costs[item] += cost_of(next(specs)) if used else 0
+    return costs
 
 
 def share_out(costs: Sequence[float], ranks: int) -> list[list[int]]:
@@ -51,7 +71,9 @@ class Shares(NamedTuple):
     """The items of one call, and which of them each rank encodes."""
 
     grids: list[Grid]
+    """Of each item, in the path "image"."""
     specs: list[EncoderItemSpec]
+    """Of each item; none for an encoder of several paths."""
     of_ranks: list[list[int]]
     """The numbers of the items of each rank, ascending."""
     mine: list[int]

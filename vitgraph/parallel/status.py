@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -77,16 +77,35 @@ class StatusExchange:
             statuses = self._exchange(status)
         except RuntimeError as error:
             if failure is None:
-                failure = RuntimeError(
-                    f"rank {self.rank} of {self.size} heard nothing from another rank: one has "
-                    f"ended, or took {self.timeout.total_seconds():g} seconds longer than this "
-                    "one, the timeout of the group; look for the first error in the logs of all"
-                )
+                failure = self._silence()
                 failure.__cause__ = error
         if failure is not None:
             raise failure
         self._compare(statuses)
         return value
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the value of every rank, in their order.
+
+        Args:
+            value: of this rank; plain data.
+
+        Raises:
+            RuntimeError: nothing is heard from another rank any more.
+        """
+        heard: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(heard, value, group=self._group)
+        except RuntimeError as error:
+            raise self._silence() from error
+        return heard
+
+    def _silence(self) -> RuntimeError:
+        return RuntimeError(
+            f"rank {self.rank} of {self.size} heard nothing from another rank: one has ended, or "
+            f"took {self.timeout.total_seconds():g} seconds longer than this one, the timeout of "
+            "the group; look for the first error in the logs of all"
+        )
 
     def _exchange(self, status: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(status.ljust(_STATUS, b"\0")), dtype=torch.uint8)
