@@ -18,6 +18,7 @@ from encoders.vision_encoder import VisionEncoder
 from own_processes import start
 from photographs import china, hopper
 from vitgraph.cli import main
+from vitgraph.embedding.parquet_files import read_arrays
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
 
@@ -180,16 +181,24 @@ def test_copies_are_encoded_once_and_keep_their_keys(
     assert np.array_equal(load_embeddings(tmp_path / "out")[1], matrix)
 
 
-def test_copies_of_whole_outputs_are_equal(command: Command, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["npy", "safetensors", "parquet"])
+def test_copies_of_whole_outputs_are_equal(
+    command: Command, photos: Path, tmp_path: Path, format: str
+) -> None:
+    if format == "parquet":
+        pytest.importorskip("pyarrow")
     shutil.copy(photos / "00.png", photos / "11b.png")
     fields = "pooler_output,last_hidden_state"
-    assert main([*command, "--pool", "none", "--fields", fields]) == 0
+    chosen = ["--pool", "none", "--fields", fields, "--format", format]
+    assert main([*command, *chosen]) == 0
+    # The original of the copy is read from a shard that is done.
+    (tmp_path / "out" / "00004_stats.json").unlink()
+    assert main([*command, *chosen]) == 0
     assert '"copies": 1' in (tmp_path / "out" / "00004_stats.json").read_text()
     for field in fields.split(","):
-        first = np.load(tmp_path / "out" / f"00000.{field}.npy")
-        last = np.load(tmp_path / "out" / f"00004.{field}.npy")
-        assert len(last) > 0
-        assert np.array_equal(last, first[: len(last)])
+        _, items = load_embeddings(tmp_path / "out", field)
+        assert len(items[-1]) > 0
+        assert np.array_equal(items[-1], items[0])
 
 
 def test_copies_of_a_bad_file_are_bad_in_every_shard(
@@ -221,11 +230,21 @@ def test_files_of_one_size_that_differ_are_no_copies(
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    ("sign", "chosen"),
+    [
+        (signal.SIGKILL, []),
+        pytest.param(signal.SIGINT, [], marks=pytest.mark.slow),
+        pytest.param(
+            signal.SIGKILL, ["--format", "parquet", "--pool", "none"], marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
-    command: Command, photos: Path, tmp_path: Path, sign: signal.Signals
+    command: Command, photos: Path, tmp_path: Path, sign: signal.Signals, chosen: list[str]
 ) -> None:
+    if chosen:
+        pytest.importorskip("pyarrow")
+    command = [*command, *chosen]
     for number in range(12, 90):
         hopper().resize((300 + number, 300)).save(photos / f"{number}.jpg")
     out = tmp_path / "out"
@@ -243,13 +262,17 @@ def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
     assert 2 <= begun < 30
     for path in out.glob("*.npy"):
         assert np.load(path).shape == (3, 96)
+    for path in out.glob("*.parquet"):
+        assert read_arrays(path)["pooler_output"].shape[1] == 96
     assert main(command) == 0
+    assert main(["embed", "--verify", str(out)]) == 0
     keys, matrix = load_embeddings(out)
     assert keys == sorted(path.name for path in photos.iterdir())
     whole = [*command]
     whole[whole.index(str(out))] = str(tmp_path / "whole")
     assert main(whole) == 0
-    assert np.allclose(matrix, load_embeddings(tmp_path / "whole")[1], atol=1e-2)
+    for one, other in zip(matrix, load_embeddings(tmp_path / "whole")[1], strict=True):
+        assert np.allclose(one, other, atol=1e-2 if not chosen else 1e-1)
 
 
 def test_leftovers_of_a_killed_job_are_no_obstacle(command: Command, tmp_path: Path) -> None:

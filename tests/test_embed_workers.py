@@ -227,14 +227,18 @@ def test_status_says_how_far_a_job_is(
     assert "has no manifest.json" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("format", ["npy", "safetensors", "parquet"])
+@pytest.mark.parametrize(
+    ("format", "pool"),
+    [("npy", "mean"), ("safetensors", "mean"), ("parquet", "mean"), ("parquet", "none")],
+)
 def test_verify_reads_every_file_and_names_what_is_wrong(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str, pool: str
 ) -> None:
+    command = [*command, "--format", format, "--pool", pool]
     if format == "parquet":
         pytest.importorskip("pyarrow")
     out = tmp_path / "out"
-    assert main([*command, "--format", format]) == 0
+    assert main(command) == 0
     capsys.readouterr()
     assert main(["embed", "--verify", str(out)]) == 0
     assert "6 shards of 12 files are whole" in capsys.readouterr().out
@@ -250,8 +254,9 @@ def test_verify_reads_every_file_and_names_what_is_wrong(
     assert "shard 00004: is not written; run the command of the job again" in said
     for name in ("00001_stats.json", "00002_stats.json"):
         (out / name).unlink()
-    assert main([*command, "--format", format]) == 0
+    assert main(command) == 0
     assert main(["embed", "--verify", str(out)]) == 0
+    assert main(["embed", "--status", str(out)]) == 0
 
 
 def test_verify_counts_items_with_errors_and_whole_outputs(

@@ -251,22 +251,28 @@ def load_features(path: str | Path) -> Features:
     return Features(*source, items, outputs)
 
 
-def load_embeddings(folder: str | Path) -> tuple[list[str], np.ndarray[Any, Any]]:
-    """Read all vectors that ``vitgraph embed`` wrote into a folder.
+def load_embeddings(
+    folder: str | Path, field: str | None = None
+) -> tuple[list[str], np.ndarray[Any, Any]]:
+    """Read all that ``vitgraph embed`` wrote into a folder, in any of its formats.
 
     Args:
         folder: what ``--out`` named.
+        field: of a job with ``--pool none``: "pooler_output", "last_hidden_state", "deepstack.0",
+            ...; None takes the first that ``--fields`` named.
 
     Returns:
-        Keys, and a matrix [keys, D]. Keys are the paths of the images relative to the source, with
-        forward slashes, in the order of the source; images that could not be encoded are left out.
+        Keys, and a matrix [keys, D] or, with ``--pool none``, an array [keys] of objects, of which
+        each is the array [rows, D] of one image; those of npy files are mapped, not read. Keys are
+        the paths of the images relative to the source, with forward slashes, in the order of the
+        source; images that could not be encoded are left out.
 
     Raises:
-        ValueError: the job is not finished, wrote no vectors, or its files disagree.
+        ValueError: the job is not finished, wrote no such field, or its files disagree.
     """
     from .embedding.shards import read_embeddings
 
-    return read_embeddings(Path(folder))
+    return read_embeddings(Path(folder), field)
 
 
 def is_features_file(path: Path) -> bool:

@@ -6,6 +6,7 @@
 - ``job``: encodes the shards that are left, in order
 - ``manifest``: what all shards of a job have in common, and files that are written whole
 - ``shards``: the files of one shard
+- ``parquet_files``: the form of a shard that pandas and polars read
 - ``checks``: ``--status`` and ``--verify``
 - ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``
 """

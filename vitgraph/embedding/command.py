@@ -141,17 +141,13 @@ def run_worker(options: argparse.Namespace) -> int:
     from .containers import Columns
     from .job import Job
     from .manifest import Manifest, digest_keys
-    from .shards import require_parquet
+    from .parquet_files import require_parquet
     from .sources import find_files
     from .workers import read_worker
 
     worker = read_worker(options.shard, os.environ)
     if options.format == "parquet":
         require_parquet()
-        if options.pool == "none":
-            raise ValueError(
-                "--format parquet holds one vector per row: give --pool mean, or --format npy"
-            )
     if options.shard_items is None:
         options.shard_items = 64 if options.pool == "none" else 1000
     if options.shard_items < 1:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from .shards import require_parquet
+from .parquet_files import require_parquet
 
 DATASET = "hf://datasets/"
 """How the name of a data set of the Hub begins."""

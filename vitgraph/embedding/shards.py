@@ -4,15 +4,16 @@ In the folder of a job::
 
     manifest.json      what every shard has in common, and a digest of it
     00000.npy          the vectors of shard 0, [rows, D]; or 00000.safetensors, 00000.parquet
+                       (:mod:`vitgraph.embedding.parquet_files`)
     00000.csv          its row table: one line per row, with the key of the item
     00000_stats.json   written last: the shard is done
     errors.csv         the items that could not be encoded
 
-With ``pool="none"`` there is one array per field, ``00000.pooler_output.npy``; the row table says
-which rows belong to an item, from ``offset`` on ``tokens`` rows of ``pooler_output`` and of a
-DeepStack feature, from ``row_offset`` on ``rows`` rows of ``last_hidden_state``, and its grid
-(``t``, ``h``, ``w``). Every file is written under a temporary name that ends in ``.tmp``, and
-renamed when it is whole.
+With ``pool="none"`` there is one array per field, ``00000.pooler_output.npy``, or one column of a
+parquet file. The row table says which rows belong to an item, from ``offset`` on ``tokens`` rows of
+``pooler_output`` and of a DeepStack feature, from ``row_offset`` on ``rows`` rows of
+``last_hidden_state``, and its grid (``t``, ``h``, ``w``). Every file is written under a temporary
+name that ends in ``.tmp``, and renamed when it is whole.
 
 A shard is done when its ``_stats.json`` is there. That file holds the size and the CRC-32 of the
 others and, for each item that could not be encoded, its place in the shard.
@@ -31,9 +32,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from .manifest import Manifest, alone, checksum, writing
+from .parquet_files import EMBEDDING, read_arrays, write_tokens, write_vectors
 
 Array = np.ndarray[Any, Any]
 FORMATS = ("npy", "safetensors", "parquet")
@@ -101,7 +104,7 @@ class Shard:
         }
         require_space(self.folder, sum(array.nbytes for array in arrays.values()))
         files: dict[str, list[int]] = {}
-        self._write_arrays(arrays, [row.key for row in rows], files)
+        self._write_arrays(arrays, rows, files)
         with (
             self._checked(self.path(".csv"), files) as temporary,
             open(temporary, "w", **_TEXT) as file,  # type: ignore[call-overload]
@@ -111,14 +114,19 @@ class Shard:
             temporary.write_text(json.dumps({**stats, "files": files}, indent=1) + "\n")
 
     def _write_arrays(
-        self, arrays: Mapping[str, Array], keys: Sequence[str], files: dict[str, list[int]]
+        self, arrays: Mapping[str, Array], rows: Sequence[Row], files: dict[str, list[int]]
     ) -> None:
         if self.format == "safetensors":
             with self._checked(self.path(".safetensors"), files) as temporary:
                 save_file(dict(arrays), temporary)
         elif self.format == "parquet":
+            keys = [row.key for row in rows]
             with self._checked(self.path(".parquet"), files) as temporary:
-                _write_parquet(temporary, keys, arrays[VECTORS])
+                if self.pool != "none":
+                    write_vectors(temporary, keys, arrays[VECTORS])
+                else:
+                    counts = {name: [len(row.arrays[name]) for row in rows] for name in arrays}
+                    write_tokens(temporary, keys, [row.grid for row in rows], arrays, counts)
         else:
             for name, array in arrays.items():
                 with (
@@ -164,31 +172,46 @@ class Shard:
         stats: dict[str, Any] = json.loads(self.path("_stats.json").read_text())
         return stats
 
-    def read_arrays(self) -> dict[str, Array]:
-        """All arrays by name; those of npy files are mapped, not read."""
-        if self.format == "safetensors":
-            return load_file(self.path(".safetensors"))
+    def read_arrays(self, field: str | None = None) -> dict[str, Array]:
+        """The arrays by name; those of npy files are mapped, not read.
+
+        Args:
+            field: the only one to read, if the shard has it; None for all.
+        """
         if self.format == "parquet":
-            return {VECTORS: _read_parquet(self.path(".parquet"))}
+            pooled = self.pool != "none"
+            columns = None if field is None or pooled else (field,)
+            arrays = read_arrays(self.path(".parquet"), columns)
+            return {VECTORS: arrays[EMBEDDING]} if pooled else arrays
+        if self.format == "safetensors":
+            with safe_open(self.path(".safetensors"), framework="numpy") as file:
+                names = [name for name in file.keys() if field in (None, name)]  # noqa: SIM118
+                return {name: file.get_tensor(name) for name in names}
         if self.pool != "none":
             return {VECTORS: np.load(self.path(".npy"), mmap_mode="r")}
         start = f"{self.number:05d}."
+        paths = sorted(self.folder.glob(f"{start}*.npy"))
+        named = {path.name[len(start) : -len(".npy")]: path for path in paths}
         return {
-            path.name[len(start) : -len(".npy")]: np.load(path, mmap_mode="r")
-            for path in sorted(self.folder.glob(f"{start}*.npy"))
+            name: np.load(path, mmap_mode="r")
+            for name, path in named.items()
+            if field in (None, name)
         }
 
     def read_rows(self) -> dict[str, Row]:
         """The items of the shard by key; a key that a list names twice has equal rows."""
         return {row.key: row for row in self.read_rows_in_order()}
 
-    def read_rows_in_order(self) -> list[Row]:
+    def read_rows_in_order(self, field: str | None = None) -> list[Row]:
         """The items of the shard.
+
+        Args:
+            field: the only one to read; None for all.
 
         Raises:
             ValueError: the row table and the arrays disagree.
         """
-        arrays, table = self.read_arrays(), self.read_table()
+        arrays, table = self.read_arrays(field), self.read_table()
         if self.pool != "none":
             matrix = arrays[VECTORS]
             if len(table) != len(matrix):
@@ -217,14 +240,17 @@ class Shard:
         return rows
 
 
-def read_embeddings(folder: Path) -> tuple[list[str], Array]:
+def read_embeddings(folder: Path, field: str | None = None) -> tuple[list[str], Array]:
     """See :func:`vitgraph.features.load_embeddings`."""
     manifest = Manifest.read(folder)
     pool, format = manifest.settings["pool"], manifest.settings["format"]
     if pool == "none":
+        first: str = manifest.settings["fields"][0]
+        field = field or ("deepstack.0" if first == "deepstack_features" else first)
+    elif field is not None:
         raise ValueError(
-            f"{folder}: was made with --pool none, so there is no vector per item; read the arrays "
-            "of each shard and its row table (.csv)"
+            f"field={field!r}: {folder} was made with --pool {pool} and holds one vector per item; "
+            "leave field out"
         )
     shards = [Shard(folder, number, format, pool) for number in range(manifest.shards)]
     missing = [shard.number for shard in shards if not shard.is_done]
@@ -233,6 +259,8 @@ def read_embeddings(folder: Path) -> tuple[list[str], Array]:
             f"{folder}: {len(missing)} of {len(shards)} shards are missing, the first is "
             f"{missing[0]}; run the same command again, it goes on where it was"
         )
+    if field is not None:
+        return _read_items(shards, field)
     keys: list[str] = []
     matrices = []
     for shard in shards:
@@ -245,6 +273,23 @@ def read_embeddings(folder: Path) -> tuple[list[str], Array]:
         keys += [line["key"] for line in table]
         matrices.append(matrix)
     return keys, np.concatenate(matrices)
+
+
+def _read_items(shards: Sequence[Shard], field: str) -> tuple[list[str], Array]:
+    """The keys of all items, and an array of objects that has the rows of each in a field."""
+    rows: list[Row] = []
+    for shard in shards:
+        some = shard.read_rows_in_order(field)
+        if some and field not in some[0].arrays:
+            raise ValueError(
+                f"field={field!r}: {shard.folder} holds {', '.join(shard.read_arrays())}; name "
+                "one of these"
+            )
+        rows += some
+    items = np.empty(len(rows), object)
+    for number, row in enumerate(rows):  # one by one: numpy would stack arrays of one shape
+        items[number] = row.arrays[field]
+    return [row.key for row in rows], items
 
 
 def require_space(folder: Path, count: int) -> None:
@@ -261,37 +306,3 @@ def require_space(folder: Path, count: int) -> None:
             "free some space and run the same command again",
             os.fspath(folder),
         )
-
-
-def require_parquet() -> None:
-    """Check that pyarrow is installed.
-
-    Raises:
-        ValueError: it is not; the message says how to install it.
-    """
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "parquet files need pyarrow: pip install 'vitgraph[parquet]', or in a clone pip "
-            "install '.[parquet]'"
-        ) from None
-
-
-def _write_parquet(path: Path, keys: Sequence[str], matrix: Array) -> None:
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    kind = arrow.list_(arrow.from_numpy_dtype(matrix.dtype), matrix.shape[1])
-    flat = arrow.array(matrix.reshape(-1))
-    vectors = arrow.FixedSizeListArray.from_arrays(flat, type=kind)
-    parquet.write_table(arrow.table({"key": list(keys), "embedding": vectors}), path)
-
-
-def _read_parquet(path: Path) -> Array:
-    from pyarrow import parquet
-
-    column = parquet.read_table(path, columns=["embedding"])["embedding"].combine_chunks()
-    width = column.type.list_size
-    values: Array = column.flatten().to_numpy(zero_copy_only=False)
-    return values.reshape(-1, width)

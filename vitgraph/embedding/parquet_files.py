@@ -1,0 +1,143 @@
+"""The parquet file of a shard: one row per item, which pandas, polars and pyarrow read as it is.
+
+With a pool the columns are ``key`` and ``embedding``, a list of fixed size D. Without one they are
+``key``, the grid ``t``, ``h``, ``w``, how many ``tokens`` the item has in ``pooler_output`` and in
+each DeepStack feature, how many ``rows`` in ``last_hidden_state`` (0 where that was not written),
+and one column per field: a list of rows, each a list of fixed size D (in InternViT's
+``last_hidden_state`` of 1+h*w lists of D).
+
+Text in parquet is UTF-8: bytes of a file name that are not are written as ``\\udcff`` in ``key``,
+and as they are in the row table beside the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Grid: TypeAlias = tuple[int, int, int]
+EMBEDDING = "embedding"
+"""The column of vectors."""
+_BESIDE = ("key", "t", "h", "w", "tokens", "rows")
+_GROUP = 64 << 20
+"""Bytes of a row group: what a reader of one item has to read."""
+
+
+def require_parquet() -> None:
+    """Check that pyarrow is installed.
+
+    Raises:
+        ValueError: it is not; the message says how to install it.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "parquet files need pyarrow: pip install 'vitgraph[parquet]', or in a clone pip "
+            "install '.[parquet]'"
+        ) from None
+
+
+def write_vectors(path: Path, keys: Sequence[str], matrix: Array) -> None:
+    """Write one vector per item.
+
+    Args:
+        path: the file to write.
+        keys: of the items.
+        matrix: [items, D].
+    """
+    _write(path, keys, {EMBEDDING: _nested(matrix)}, matrix.nbytes)
+
+
+def write_tokens(
+    path: Path,
+    keys: Sequence[str],
+    grids: Sequence[Grid],
+    arrays: Mapping[str, Array],
+    counts: Mapping[str, Sequence[int]],
+) -> None:
+    """Write all rows of each item.
+
+    Args:
+        path: the file to write.
+        keys: of the items.
+        grids: (t, h, w) of the items.
+        arrays: by field, the rows of all items one after another.
+        counts: by field, the number of rows of each item.
+    """
+    import pyarrow as arrow
+
+    none = [0] * len(keys)
+    tokens = next((counts[name] for name in counts if name != "last_hidden_state"), none)
+    sizes = [*zip(*grids, strict=True)] or [(), (), ()]
+    sizes += [tuple(tokens), tuple(counts.get("last_hidden_state", none))]
+    columns = {
+        name: arrow.array(each, arrow.int32())
+        for name, each in zip(_BESIDE[1:], sizes, strict=True)
+    }
+    for name, array in arrays.items():
+        ends = np.cumsum([0, *counts[name]], dtype=np.int32)
+        columns[name] = arrow.ListArray.from_arrays(arrow.array(ends), _nested(array))
+    _write(path, keys, columns, sum(array.nbytes for array in arrays.values()))
+
+
+def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
+    """Read what was written, the rows of all items one after another.
+
+    Args:
+        path: of the file.
+        names: columns to read; None for all columns of numbers.
+
+    Returns:
+        By column, [rows, D] or [rows, .., D].
+    """
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        found = [name for name in file.schema_arrow.names if name not in _BESIDE]
+        wanted = [name for name in found if names is None or name in names]
+        table = file.read(columns=wanted)
+    return {name: _flat(table[name]) for name in wanted}
+
+
+def _write(path: Path, keys: Sequence[str], columns: Mapping[str, Any], size: int) -> None:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    texts = [key.encode("utf-8", "backslashreplace").decode() for key in keys]
+    table = arrow.table({"key": arrow.array(texts, arrow.string()), **columns})
+    rows = max(_GROUP * len(keys) // max(size, 1), 1)
+    # Dictionaries of floats made a file of tokens 15 per cent larger, and took twice as long.
+    parquet.write_table(table, path, row_group_size=rows, use_dictionary=["key"])
+
+
+def _nested(array: Array) -> Any:
+    """Rows [n, .., D] as an arrow array of n nested lists of fixed sizes."""
+    import pyarrow as arrow
+
+    nested = arrow.array(array.reshape(-1))
+    for size in reversed(array.shape[1:]):
+        nested = arrow.FixedSizeListArray.from_arrays(nested, size)
+    return nested
+
+
+def _flat(column: Any) -> Array:
+    """The rows of a column of nested lists, those of all items one after another."""
+    import pyarrow as arrow
+
+    shape, kind = [], column.type
+    if arrow.types.is_list(kind):
+        kind = kind.value_type
+    while arrow.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    parts = [np.empty((0, *shape), kind.to_pandas_dtype())]
+    for part in column.chunks:
+        while arrow.types.is_list(part.type) or arrow.types.is_fixed_size_list(part.type):
+            part = part.flatten()
+        parts.append(part.to_numpy(zero_copy_only=False).reshape(-1, *shape))
+    return np.concatenate(parts)
