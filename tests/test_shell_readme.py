@@ -119,8 +119,10 @@ def test_documented_graphs_run(
 def test_documented_embedding_runs(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (job,) = commands("docs/embedding.md")
-    assert main(shlex.split(job.replace(REPO_ID, str(checkpoint)))[1:]) == 0
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pandas")
+    for job in commands("docs/embedding.md"):  # the page reads what they write
+        assert main(shlex.split(job.replace(REPO_ID, str(checkpoint)))[1:]) == 0
     run_page("docs/embedding.md", {REPO_ID: str(checkpoint)}, capsys)
 
 
