@@ -240,9 +240,15 @@ def call_with_own_inputs(
 
 
 def encode_images(
-    rank: int, encoder: Any, images: Sequence[Any], pool: str, scatter: bool = True
+    rank: int,
+    encoder: Any,
+    images: Sequence[Any],
+    pool: str,
+    scatter: bool = True,
+    graphed: bool = False,
 ) -> list[EncoderOutput] | list[Tensor]:
-    return DataParallelEncoder(encoder, scatter=scatter).encode(images, pool=pool)
+    wrapped = form_of(encoder, graphed, EVERY_FIELD)
+    return DataParallelEncoder(wrapped, scatter=scatter).encode(images, pool=pool)
 
 
 def call_with_a_bad_one(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,12 @@ def run(repo: Path, source: object, out: Path, *options: object) -> int:
     return main([str(each) for each in (*command, *options)])
 
 
-def write_tar(path: Path, members: Mapping[str, bytes], format: int = tarfile.PAX_FORMAT) -> None:
+Members = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
+
+
+def write_tar(path: Path, members: Members, format: int = tarfile.PAX_FORMAT) -> None:
     with tarfile.open(path, "w", format=format) as file:
-        for name, content in members.items():
+        for name, content in members.items() if isinstance(members, Mapping) else members:
             about = tarfile.TarInfo(name)
             about.size = len(content)
             file.addfile(about, io.BytesIO(content))
@@ -111,6 +114,27 @@ def test_copies_are_found_across_tar_files_and_files(
     (tmp_path / "list.txt").write_text("alone/0.png\ncopies.tar\n")
     assert run(repo, tmp_path / "list.txt", tmp_path / "out") == 0
     assert "3 of 3 files in 1 shards, 2 of them copies" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("per_shard", [10, 3, 2])
+def test_members_of_one_name_stay_apart_and_so_do_their_copies(
+    repo: Path, images: list[bytes], tmp_path: Path, per_shard: int
+) -> None:
+    first, second = (content.ljust(max(map(len, images[:2])), b"\0") for content in images[:2])
+    bad = b"?" * len(first)
+    names = ["x.png", "x.png", "y.png", "z.png", "x.png", "v.png"]
+    contents = [bad, first, second, first, second, bad]
+    write_tar(tmp_path / "x.tar", list(zip(names, contents, strict=True)))
+    command = (repo, tmp_path / "x.tar", tmp_path / "out", "--shard-items", per_shard)
+    assert run(*command) == 3
+    keys, matrix = load_embeddings(tmp_path / "out")
+    assert keys == [f"x.tar/{name}" for name in names[1:5]]
+    assert np.array_equal(matrix[:2], matrix[2:])
+    assert not np.allclose(matrix[0], matrix[1])
+    last = sorted((tmp_path / "out").glob("*_stats.json"))[-1]
+    last.unlink()  # its originals are in shards that are done
+    assert run(*command) == 3
+    assert np.array_equal(load_embeddings(tmp_path / "out")[1], matrix)
 
 
 def test_a_damaged_member_is_one_bad_file(repo: Path, images: list[bytes], tmp_path: Path) -> None:
@@ -190,9 +214,48 @@ def test_empty_cells_are_bad_files_and_an_unknown_column_is_refused(
     write_parquet(tmp_path / "x.parquet", "image", [images[0], None, b"?"])
     assert run(repo, tmp_path / "x.parquet", tmp_path / "out") == 3
     assert load_embeddings(tmp_path / "out")[0] == ["x.parquet/0"]
+    table = (tmp_path / "out" / "errors.csv").read_text()
+    assert "holds NoneType, not the bytes or the path of an image" in table
     assert run(repo, tmp_path / "x.parquet", tmp_path / "other", "--column", "photo") == 2
     error = capsys.readouterr().err
     assert "x.parquet: has no column 'photo'; name one of number, image with --column" in error
+
+
+def test_a_path_in_a_cell_that_leads_nowhere_is_named(repo: Path, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "x.parquet", "image", ["nowhere.png"])
+    assert run(repo, tmp_path / "x.parquet", tmp_path / "out") == 3
+    assert "No such file or directory" in (tmp_path / "out" / "errors.csv").read_text()
+
+
+# --- lists and names ------------------------------------------------------------------------------
+
+NAMES = ["a\u2028b.png", "c\x85d.png", "e\x0cf.png", "\u00fc.png", " g.png", "h\udcff.png"]
+
+
+@pytest.mark.parametrize("name", ["list.txt", "LIST.TXT"])
+@pytest.mark.parametrize(("start", "end"), [("", "\n"), ("\ufeff", "\r\n")])
+def test_a_list_ends_its_lines_as_text_files_do(
+    tmp_path: Path, name: str, start: str, end: str
+) -> None:
+    text = start + "".join(line + end for line in NAMES)
+    (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert [file.key for file in find_files(str(tmp_path / name))] == NAMES
+
+
+def test_standard_input_may_hold_names_that_are_not_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(line + "\n" for line in NAMES).encode("utf-8", "surrogateescape")
+    strict = io.TextIOWrapper(io.BytesIO(text), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", strict)
+    assert [file.key for file in find_files("-")] == NAMES
+
+
+def test_a_file_that_looks_like_a_pattern_is_a_file(images: list[bytes], tmp_path: Path) -> None:
+    (tmp_path / "one [2].png").write_bytes(images[0])
+    (file,) = find_files(str(tmp_path / "one [2].png"))
+    assert (file.key, file.read()) == ("one [2].png", images[0])
+    write_tar(tmp_path / "[x].tar", {"a.png": images[1]})
+    (file,) = find_files(str(tmp_path / "[x].tar"))
+    assert (file.key, file.read()) == ("[x].tar/a.png", images[1])
 
 
 # --- data sets ------------------------------------------------------------------------------------

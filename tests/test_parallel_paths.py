@@ -115,16 +115,17 @@ def test_results_have_the_bits_of_the_same_shares_run_alone(
         assert_equal(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["step3_vl", "deepseek_vl_hybrid"])
+@pytest.mark.parametrize(("name", "graphed"), [("step3_vl", False), ("deepseek_vl_hybrid", True)])
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_encode_takes_images_and_gives_outputs_or_vectors(
-    ranks: Ranks, name: str, count: int
+    ranks: Ranks, name: str, graphed: bool, count: int
 ) -> None:
     encoder = encoder_of(name)
-    wanted = of_same_shares(encoder, encoder.preprocess(IMAGES[:count]), 2, encoder)
-    for found in ranks(cases.encode_images, encoder, IMAGES[:count], "none"):
+    call = form_of(encoder, graphed, EVERY_FIELD)
+    wanted = of_same_shares(encoder, encoder.preprocess(IMAGES[:count]), 2, call)
+    for found in ranks(cases.encode_images, encoder, IMAGES[:count], "none", True, graphed):
         assert_equal(found, [item._replace(last_hidden_state=None) for item in wanted])
-    for found in ranks(cases.encode_images, encoder, IMAGES[:count], "mean"):
+    for found in ranks(cases.encode_images, encoder, IMAGES[:count], "mean", True, graphed):
         assert len(found) == count
         for one, other in zip(found, wanted, strict=True):
             assert torch.equal(one, other.pooler_output.mean(0))

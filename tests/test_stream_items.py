@@ -64,6 +64,8 @@ def test_every_kind_of_item_is_read(tmp_path: Path) -> None:
         array,
         torch.from_numpy(array.copy()).permute(2, 0, 1),
         png,
+        bytearray(png),
+        memoryview(png),
         {"bytes": png, "path": "photo.png"},
         {"bytes": None, "path": str(tmp_path / "photo.png")},
         {"image": photo, "label": 3},
@@ -222,6 +224,26 @@ def test_a_failure_of_every_item_is_not_the_items() -> None:
     with pytest.raises(RuntimeError, match="weights were moved"):
         list(encoder.encode_many(range(10), on_error="keep", progress=False))
     assert not prefetch_threads()
+
+
+def test_an_error_that_is_its_own_cause_is_kept() -> None:
+    class Circle(NumberEncoder):
+        def preprocess(self, images: Any = (), videos: Any = (), **limits: Any) -> Any:
+            try:
+                return super().preprocess(images, videos, **limits)
+            except ValueError as error:
+                other = RuntimeError("in a circle")
+                error.__cause__ = other
+                raise other from error
+
+    encoder = Circle()
+    encoder.bad = {1}
+    encoder.poison = {2}
+    own = ValueError("its own cause")
+    own.__cause__ = own
+    encoder.error = own
+    results = list(encoder.encode_many([0, 1, 2], on_error="keep", progress=False))
+    assert [isinstance(result, ItemError) for result in results] == [False, True, True]
 
 
 def test_real_files_that_are_damaged_are_named_by_their_path(tmp_path: Path) -> None:

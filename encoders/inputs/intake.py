@@ -33,7 +33,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 
@@ -141,8 +141,7 @@ def read_item(item: Any) -> tuple[bool, Any]:
         )
     if isinstance(item, np.ndarray | Tensor):
         return item.ndim == 4, item
-    is_clip = isinstance(item, Video | Sequence) and not isinstance(item, str | bytes)
-    return is_clip, item
+    return isinstance(item, Video | Sequence) and not is_one_image(item), item
 
 
 def read_images(images: Any) -> list[Tensor]:
@@ -228,7 +227,9 @@ def _open(file: Path | _Readable) -> Image.Image:
             "raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
         ) from error
     except _DAMAGED as error:
-        found = error if isinstance(file, Path) else "bytes of no image file"
+        # PIL's own message names the object in memory.
+        unknown = isinstance(error, UnidentifiedImageError) and not isinstance(file, Path)
+        found = "bytes of no image file" if unknown else error
         raise ValueError(
             f"cannot be read as an image ({found}); it is damaged, truncated or of a "
             "format that PIL does not know: replace it or convert it"

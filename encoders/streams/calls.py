@@ -103,7 +103,7 @@ class Encoding:
         """
         check_pool(results.pool, results.normalize)
         limit = results.max_tokens_per_call
-        if limit is not None and (isinstance(limit, bool) or limit < 1):
+        if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(
                 f"max_tokens_per_call={limit}: must be a positive number of output tokens, or None "
                 "for one call"

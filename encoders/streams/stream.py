@@ -303,7 +303,9 @@ class _Stream:
 def without_traceback(error: Exception) -> Exception:
     """Drop the tracebacks of an error and of its causes, which would keep pixels in memory."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:  # `raise error from error` makes a circle
+        seen.add(id(cause))
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__
     return error

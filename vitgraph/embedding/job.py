@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import shutil
 import threading
@@ -14,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ from encoders.vision_encoder import VisionEncoder
 
 from ..encode import DTYPES
 from .manifest import Manifest, writing
-from .shards import VECTORS, Array, Row, Shard
+from .shards import VECTORS, Array, Row, Shard, write_csv
 from .sources import File
 from .workers import Worker
 
@@ -41,6 +40,14 @@ SAMPLED = 16
 """Images that are read to estimate the size of whole outputs."""
 HASHING = 8
 """Threads that look for copies, before the images of a shard are encoded."""
+
+
+class Original(NamedTuple):
+    """The first file with some content; a key may stand for several files of a tar file."""
+
+    shard: int
+    place: int
+    """In the shard."""
 
 
 @dataclass
@@ -52,8 +59,8 @@ class Plan:
     """Digest of each file where another file has its size, else empty."""
     originals: list[int] = field(default_factory=list)
     """Places of the files to encode."""
-    copies: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Place of a copy to the shard and the key of its original."""
+    copies: dict[int, Original] = field(default_factory=dict)
+    """Place of a copy to its original."""
     done: bool = False
     """Whether another process has written the shard before it was planned here."""
 
@@ -88,12 +95,13 @@ class Job:
         self.todo = worker.own(self.missing)
         sizes = Counter(file.size for file in files if find_copies)
         self._repeated = {size for size, count in sizes.items() if count > 1 and size >= 0}
-        self._seen: dict[str, tuple[int, str]] = {}
-        """Content to the shard and the key of the first file that has it."""
+        self._seen: dict[str, Original] = {}
+        """Content to the first file that has it."""
         for shard in self.shards if self._repeated and self.todo else []:
-            for line in shard.read_table() if shard.is_done else []:
-                if line["content"]:
-                    self._seen.setdefault(line["content"], (shard.number, line["key"]))
+            if shard.is_done:
+                for place, line in zip(shard.read_places(), shard.read_table(), strict=True):
+                    if line["content"]:
+                        self._seen.setdefault(line["content"], Original(shard.number, place))
         self._plans: dict[int, Plan] = {}
         self._planning = threading.Lock()
         self._stored = lru_cache(maxsize=2)(self._read_shard)
@@ -133,6 +141,11 @@ class Job:
             with torch.no_grad():
                 (one,) = encoder.encode([blank], **limits)
             self.empty = {name: array[:0] for name, array in self._arrays(one).items()}
+            if not self.empty:
+                raise ValueError(
+                    f"--fields {','.join(self.manifest.settings['fields'])}: this encoder has no "
+                    "DeepStack features; name another field"
+                )
             total, what = self._estimate(encoding, limits)
         else:
             encoder.preprocess([blank], **limits)
@@ -200,22 +213,18 @@ class Job:
             return
         rows: dict[int, Row] = {}
         errors: dict[int, str] = {}
-        keys: dict[str, int] = {}
         for place in plan.originals:
             file, result = plan.files[place], next(results)
-            keys.setdefault(file.key, place)
             if isinstance(result.value, ItemError):
                 errors[place] = " ".join(str(result.value.error).split())
             else:
                 assert result.grid is not None
                 arrays = self._arrays(result.value)
                 rows[place] = Row(file.key, plan.contents[place], result.grid, arrays)
-        for place, (shard, key) in plan.copies.items():
-            if shard == number:
-                row, error = rows.get(keys[key]), errors.get(keys[key], "")
-            else:
-                stored_rows, stored_errors = self._stored(shard)
-                row, error = stored_rows.get(key), stored_errors.get(key, "")
+        for place, original in plan.copies.items():
+            here = original.shard == number
+            its_rows, its_errors = (rows, errors) if here else self._stored(original.shard)
+            row, error = its_rows.get(original.place), its_errors.get(original.place, "")
             if row is not None:
                 rows[place] = row._replace(key=plan.files[place].key)
             else:
@@ -234,10 +243,11 @@ class Job:
         self.shards[number].write([rows[place] for place in sorted(rows)], self.empty, stats)
         del self._plans[number]
 
-    def _read_shard(self, number: int) -> tuple[dict[str, Row], dict[str, str]]:
+    def _read_shard(self, number: int) -> tuple[dict[int, Row], dict[int, str]]:
+        """The rows and the errors of a shard that is done, by their places."""
         shard = self.shards[number]
-        errors = {each["key"]: each["error"] for each in shard.read_stats()["errors"]}
-        return shard.read_rows(), errors
+        errors = {each["place"]: each["error"] for each in shard.read_stats()["errors"]}
+        return dict(zip(shard.read_places(), shard.read_rows_in_order(), strict=True)), errors
 
     def _files_of(self, number: int) -> Sequence[File]:
         count = self.manifest.items_per_shard
@@ -256,13 +266,13 @@ class Job:
             return Plan(files, [], done=True)
         with ThreadPoolExecutor(HASHING) as pool:
             plan = Plan(files, list(pool.map(self._content, files)))
-        for place, (file, content) in enumerate(zip(files, plan.contents, strict=True)):
+        for place, content in enumerate(plan.contents):
             if content in self._seen:
                 plan.copies[place] = self._seen[content]
             else:
                 plan.originals.append(place)
                 if content:
-                    self._seen[content] = number, file.key
+                    self._seen[content] = Original(number, place)
         return plan
 
     def _content(self, file: File) -> str:
@@ -321,11 +331,8 @@ class Job:
         if not errors:
             table.unlink(missing_ok=True)
             return 0
-        with (
-            writing(table) as temporary,
-            open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
-        ):
-            csv.writer(file, lineterminator="\n").writerows([("key", "error"), *errors])
+        with writing(table) as temporary:
+            write_csv(temporary, [("key", "error"), *errors])
         print(f"{len(errors):,} files could not be encoded: {table}")
         return 3
 

@@ -109,12 +109,16 @@ def find_files(source: str, columns: Columns | None = None) -> list[File]:
         start = f"{columns.split}/"
         files = [File(f"{start}{row}", source, -1, row, reader) for row in range(count)]
     elif source == "-":
+        if isinstance(sys.stdin, io.TextIOWrapper):  # strict, unless the locale is C
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         files = _inside(_listed(sys.stdin.read(), Path()), columns)
     elif path.is_dir():
         files = sorted(_walk(path))
-    elif path.suffix == ".txt" and path.is_file():
+    elif path.suffix.lower() == ".txt" and path.is_file():
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
         files = _inside(_listed(text, path.parent), columns)
+    elif path.is_file():
+        files = _inside([_file(source, path.parent)], columns)
     else:
         fixed = path.parts[:-1]
         depth = next((n for n, part in enumerate(fixed) if glob.has_magic(part)), len(fixed))
@@ -147,7 +151,9 @@ def _is_image(name: str) -> bool:
 
 
 def _listed(text: str, root: Path) -> list[File]:
-    return [_file(str(root / line), root) for line in text.splitlines() if line.strip()]
+    """The files that a list names; splitlines() would also end a line at U+2028 in a name."""
+    lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
+    return [_file(str(root / line), root) for line in lines if line.strip()]
 
 
 def _file(name: str, root: Path) -> File:
