@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -240,6 +242,24 @@ def test_a_list_ends_its_lines_as_text_files_do(
     text = start + "".join(line + end for line in NAMES)
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     assert [file.key for file in find_files(str(tmp_path / name))] == NAMES
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(
+    images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    for path in (tmp_path / "a.png", tmp_path / "closed" / "b.png"):
+        path.write_bytes(images[0])
+    plain = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(PermissionError, match="closed"):
+        find_files(str(tmp_path))
 
 
 def test_standard_input_may_hold_names_that_are_not_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,15 @@ def test_a_map_style_dataset_is_read_by_its_numbers() -> None:
     assert [int(vector) for vector in vectors] == [0, 10, 20]
 
 
+def test_items_without_a_length_that_claim_one_are_read() -> None:
+    class Numbers(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=None)
+    assert len(list(NumberEncoder().encode_many(loader, pool="mean", progress=False))) == 3
+
+
 def test_an_empty_stream_ends_at_once() -> None:
     assert list(NumberEncoder().encode_many([])) == []
     assert not prefetch_threads()

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any, NamedTuple
 
 import torch
@@ -117,7 +118,7 @@ def stream_items(
         ) from None
     encoding.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
     if total is None and isinstance(items, Sized):
-        total = len(items)
+        total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
     stream = _Stream(encoding, limits, wanted, tokens, options.on_error == "keep")
     return stream.run(iterator, workers, total, options.progress)
 

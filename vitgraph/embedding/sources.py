@@ -135,8 +135,12 @@ def find_files(source: str, columns: Columns | None = None) -> list[File]:
 
 
 def _walk(root: Path) -> Iterator[File]:
-    """Image files below a folder; names that begin with a dot are left out."""
-    for folder, folders, names in os.walk(root):
+    """Image files below a folder; names that begin with a dot are left out.
+
+    Raises:
+        OSError: a folder cannot be read; its images would be missing in silence.
+    """
+    for folder, folders, names in os.walk(root, onerror=_fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
         inside = Path(folder).relative_to(root).as_posix()
         start = "" if inside == "." else f"{inside}/"
@@ -144,6 +148,10 @@ def _walk(root: Path) -> Iterator[File]:
             if _is_image(name):
                 path = os.path.join(folder, name)
                 yield File(start + name, path, _size(path))
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _is_image(name: str) -> bool:
