@@ -10,11 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
-from stream_cases import NumberEncoder, prefetch_threads
+from photographs import china
+from stream_cases import NumberEncoder, prefetch_threads, tower
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -132,6 +136,28 @@ def test_streams_that_run_side_by_side_do_not_mix() -> None:
     ]
     pairs = [(int(one), int(other)) for one, other in zip(*streams, strict=True)]
     assert pairs == [(n, 100 + n) for n in range(40)]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_an_image_given_many_times_is_read_by_one_thread_at_once(
+    opened: bool,
+) -> None:
+    file = BytesIO()
+    china().resize((900, 700)).save(file, "PNG")
+    (wanted,) = tower("qwen2_5_vl").encode([file.getvalue()], pool="mean", max_pixels=3136)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(4):
+            again = BytesIO(file.getvalue())
+            items = [Image.open(again) if opened else again] * 6
+            results = tower("qwen2_5_vl").encode_many(
+                items, workers=6, pool="mean", max_pixels=3136, progress=False
+            )
+            for result in results:
+                assert torch.allclose(result, wanted, atol=1e-5)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_closing_does_not_wait_for_a_source_that_is_stuck() -> None:

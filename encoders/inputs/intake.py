@@ -24,6 +24,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,11 @@ _DAMAGED = (
     zlib.error,
     Image.DecompressionBombError,
 )
+
+
+_LOCKS = tuple(threading.Lock() for _ in range(1021))
+"""For images that are not decoded yet and for open files: threads of a stream, or of several, may
+be given one of them twice, and PIL then mixes up what each of them reads."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ def to_rgb(image: Any) -> Tensor:
     if isinstance(image, Video):
         raise ValueError("is a clip, not an image: pass it as videos=[clip]")
     if isinstance(image, _Readable):
-        return _from_pil(_open(image))
+        with _lock_of(image):
+            opened = _open(image)
+        return _from_pil(opened)
     raise ValueError(
         f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
         "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
@@ -258,8 +266,13 @@ def _from_pil(image: Image.Image) -> Tensor:
     return rgb
 
 
+def _lock_of(image: object) -> threading.Lock:
+    return _LOCKS[id(image) % len(_LOCKS)]
+
+
 def _pil_to_rgb(image: Image.Image) -> Image.Image:
-    image.load()
+    with _lock_of(image):
+        image.load()
     if image.mode == "RGB" and image.info.get("transparency") is None:
         return image
     if image.mode.startswith("I"):
