@@ -167,6 +167,10 @@ def test_what_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
             DataParallelEncoder(graphed)
         with pytest.raises(ValueError, match="'tokens'"):
             DataParallelEncoder(ToyEncoder(), outputs=["tokens"])
+        with pytest.raises(ValueError, match="scatter='no'"):
+            DataParallelEncoder(ToyEncoder(), scatter="no")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="ToyEncoder has no encode: prepare the pixels"):
+            DataParallelEncoder(ToyEncoder()).encode(photographs()[:1])
         alone = DataParallelEncoder(graphed, outputs=["pooler_output"])
         with pytest.raises(ValueError, match="pixel_values has 3 rows, grid_thw describes 4"):
             alone(torch.zeros(3, 3), [(1, 2, 2)])

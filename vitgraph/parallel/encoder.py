@@ -26,7 +26,7 @@ from encoders.inputs.grids import read_grid
 from encoders.streams import EncodesItems, ItemResults, select_items
 from encoders.streams.calls import ItemPath, check_paths, join_outputs
 from graphwrap import GraphedEncoder
-from graphwrap.guards import read_outputs
+from graphwrap.guards import read_outputs, require_choice
 
 from .parts import Part, complete
 from .shares import Shares, cost_of, costs_of_items, share_out
@@ -59,7 +59,8 @@ class DataParallelEncoder:
 
     Raises:
         ValueError: no process group, a group that this process is not in or that cannot reach the
-            encoder's device, or a field that is unknown or that the graphs leave out.
+            encoder's device, a field that is unknown or that the graphs leave out, or a
+            ``scatter`` that is no bool.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class DataParallelEncoder:
                 "there is no process group: start the program with torchrun, and call "
                 "torch.distributed.init_process_group() before"
             )
+        require_choice("scatter", scatter, (True, False))
         self.encoder, self.group, self.scatter = encoder, group, scatter
         self.outputs = read_outputs(outputs)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -196,7 +198,12 @@ class DataParallelEncoder:
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
 
         def work() -> Part:
-            encoding = cast(EncodesItems, self.encoder).encoding()
+            if not isinstance(self.encoder, EncodesItems):
+                raise ValueError(
+                    f"{type(self.encoder).__name__} has no encode: prepare the pixels yourself and "
+                    "call this object with them and their grid_thw"
+                )
+            encoding = self.encoder.encoding()
             encoding.check(wanted)
             inputs = encoding.encoder.preprocess(
                 images,
