@@ -233,10 +233,8 @@ def test_files_of_one_size_that_differ_are_no_copies(
     ("sign", "chosen"),
     [
         (signal.SIGKILL, []),
-        pytest.param(signal.SIGINT, [], marks=pytest.mark.slow),
-        pytest.param(
-            signal.SIGKILL, ["--format", "parquet", "--pool", "none"], marks=pytest.mark.slow
-        ),
+        (signal.SIGINT, []),
+        (signal.SIGKILL, ["--format", "parquet", "--pool", "none"]),
     ],
 )
 def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
