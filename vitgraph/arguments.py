@@ -203,9 +203,10 @@ def check_source(options: argparse.Namespace) -> None:
     """
     if not _REPO_ID.fullmatch(options.repo or ""):
         return
-    from weights.errors import published_ids
+    from weights.published import PUBLISHED
 
-    if options.repo in published_ids() or Path(options.repo).exists():
+    published = any(model.repo_id == options.repo for model in PUBLISHED)
+    if published or Path(options.repo).exists():
         return
     from weights.hub.options import HubOptions
     from weights.source import with_checkpoint

@@ -88,12 +88,12 @@ def list_models(pattern: str = "*") -> list[str]:
     Returns:
         Sorted repo ids; none if the pattern matches none.
     """
-    from weights.errors import published_ids
+    from weights.published import PUBLISHED
 
     pattern = pattern.lower()
     return [
         repo_id
-        for repo_id in published_ids()
+        for repo_id in sorted(model.repo_id for model in PUBLISHED)
         for owner, _, name in [repo_id.lower().partition("/")]
         if fnmatchcase(f"{owner}/{name}", pattern) or fnmatchcase(name, pattern)
     ]
@@ -108,7 +108,8 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
     Returns:
         One entry per family, number of parameters and config, with every repo id that has it.
     """
-    from weights.families import FAMILIES, PUBLISHED, build_config
+    from weights.families import FAMILIES, build_config
+    from weights.published import PUBLISHED
 
     wanted = set(list_models(pattern))
     towers: dict[tuple[str, int, Any], list[PublishedModel]] = {}
@@ -140,7 +141,7 @@ def list_towers(options: argparse.Namespace) -> None:
     Raises:
         ValueError: the pattern matches no repo id; with ``--json`` the list is empty instead.
     """
-    from weights.errors import similar_names
+    from weights.published import similar_names
 
     towers = published_towers(options.pattern)
     if options.json:

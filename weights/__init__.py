@@ -13,10 +13,11 @@ from .errors import CheckpointError
 
 if TYPE_CHECKING:
     from .extraction import extract_encoder
-    from .families import FAMILIES, LAYOUTS, PUBLISHED, Family, PublishedModel
+    from .families import FAMILIES, LAYOUTS, Family
     from .inspection import CheckpointInfo, inspect_checkpoint
     from .layouts import Layout
     from .load import load_encoder
+    from .published import PUBLISHED, PublishedModel
 
 __all__ = [
     "FAMILIES",
@@ -33,7 +34,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("FAMILIES", "LAYOUTS", "PUBLISHED", "Family", "PublishedModel"), "families"),
+    **dict.fromkeys(("FAMILIES", "LAYOUTS", "Family"), "families"),
+    **dict.fromkeys(("PUBLISHED", "PublishedModel"), "published"),
     **dict.fromkeys(("CheckpointInfo", "inspect_checkpoint"), "inspection"),
     "Layout": "layouts",
     "extract_encoder": "extraction",

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from pathlib import Path
-
 LONGEST_MESSAGE = 8000
 """Limit for the characters of a message; names in a forged checkpoint have millions."""
 LONGEST_NAME = 200
-LONGEST_COMPARED = 200
-"""Characters of a name that are compared; the time grows with their square."""
 
 
 class CheckpointError(ValueError):
@@ -37,33 +32,6 @@ def shown(name: str) -> str:
     """Return a name of a checkpoint as messages show it: cut, and escaped if it does not print."""
     short = _cut(name, LONGEST_NAME)
     return short if short.isprintable() else ascii(short)
-
-
-def published_ids() -> list[str]:
-    """Return the repo ids of all published checkpoints, sorted.
-
-    They are those of ``weights.PUBLISHED``, which takes seconds to import because of torch; a test
-    compares the two.
-    """
-    return (Path(__file__).parent / "published.txt").read_text("utf-8").split()
-
-
-def similar_names(repo_id: str) -> str:
-    """Return what an error adds about published repo ids that are spelt like an unknown one.
-
-    Args:
-        repo_id: what was asked for, with or without the owner; case does not matter.
-
-    Returns:
-        A clause that begins with a semicolon; nothing if no id is near or it is one of them.
-    """
-    ids = published_ids()
-    spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}
-    text = repo_id[:LONGEST_COMPARED].lower()
-    longer = sorted((name for name in spelt if text and name.startswith(text)), key=len)
-    near = [*longer, *get_close_matches(text, spelt, n=6)]
-    found = list(dict.fromkeys(spelt[name] for name in near))[:3]
-    return f"; published names like it: {', '.join(found)}" if found and repo_id not in ids else ""
 
 
 def _cut(text: str, most: int) -> str:

@@ -14,6 +14,7 @@ from zlib import crc32
 from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
 from .hub.options import HubOptions
+from .published import check_family
 from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
 from .tensor_file import header_bytes, read_chunks
@@ -78,10 +79,7 @@ def extract_encoder(
         max_workers=max_workers,
         progress=progress,
     )
-    if family is not None:
-        from .families import check_family  # imports torch, as the plan does
-
-        check_family(family)
+    check_family(family)
     written = _expanded(out_dir)
     out = Path(os.path.abspath(written))
     _check_target(out, overwrite)

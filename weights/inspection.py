@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .hub.options import HubOptions
+from .published import check_family
 from .snapshot import Snapshot
 from .source import with_checkpoint
 
@@ -92,10 +93,7 @@ def inspect_checkpoint(
         max_workers=max_workers,
         progress=progress,
     )
-    if family is not None:
-        from .families import check_family  # imports torch, as the plan does
-
-        check_family(family)
+    check_family(family)
     return with_checkpoint(repo_id_or_path, options, lambda snapshot: _inspect(snapshot, family))
 
 

@@ -18,11 +18,11 @@ from encoders import Encoder
 from encoders.saving import in_pairs
 
 from .errors import CheckpointError, DamagedError
-from .families import check_family
 from .hub.options import HubOptions
 from .layouts import joined_shape
 from .plan import DTYPES, Tower, find_encoder
 from .preprocessing import set_up_preprocessing
+from .published import check_family
 from .published_form import published_form
 from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint

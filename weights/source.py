@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
-from .errors import CheckpointError, DamagedError, shown, similar_names
+from .errors import CheckpointError, DamagedError, shown
 from .hub.options import HubOptions
 from .hub.snapshot import open_repo
+from .published import similar_names
 from .snapshot import Snapshot, check_name
 
 _ADDRESS = re.compile(r"(https?://[^/]+/|hf://|(?:www\.)?(?:huggingface|hf)\.co/)([^?#]*).*")

@@ -6,11 +6,12 @@ A new family is one record in a file of this folder and one entry in ``FAMILIES`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..errors import CheckpointError, shown
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
-from .family import Family, PublishedModel, Shapes, SmallCheckpoint
+from .family import Family, Fields, Shapes, SmallCheckpoint
 from .intern_vit import INTERN_VIT
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .step import STEP3, STEP3_VL
@@ -18,12 +19,9 @@ from .step import STEP3, STEP3_VL
 __all__ = [
     "FAMILIES",
     "LAYOUTS",
-    "PUBLISHED",
     "Family",
-    "PublishedModel",
     "SmallCheckpoint",
     "build_config",
-    "check_family",
     "find_family",
     "vision_section",
 ]
@@ -45,20 +43,11 @@ FAMILIES: Mapping[str, Family] = {
 }
 """Every family by name."""
 
-PUBLISHED = tuple(model for family in FAMILIES.values() for model in family.published)
-"""Every published checkpoint that is known to load."""
-
 LAYOUTS = tuple(layout for family in FAMILIES.values() for layout in family.layouts)
 """Every layout of every family."""
 
 _SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
 """Where a published config keeps the tower's part; a lone tower's config has no such part."""
-
-
-def check_family(name: str | None) -> None:
-    """Raise a ValueError that names the families if ``name`` is neither one of them nor None."""
-    if name is not None and name not in FAMILIES:
-        raise ValueError(f"family={name!r}: must be one of {', '.join(FAMILIES)}")
 
 
 def find_family(
@@ -151,22 +140,40 @@ def build_config(
         CheckpointError: a value that the encoder does not implement, or sizes that disagree.
     """
     try:
-        whole = _complete(family, config, shapes or {})
-        if family.read_config is not None:
+        whole = _completed(family, config, shapes or {})
+        if shapes is not None and family.read_config is not None:
             return family.read_config(whole, shapes)
         return family.config.from_hf(whole)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{label}: config.json: {error}") from error
 
 
-def _complete(family: Family, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+def _completed(family: Family, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     """Return ``config`` with a complete vision part, at the place where encoders look first."""
     section, parents = vision_section(config)
-    full = dict(section)
     if "model_type" not in config and (read := family.timm.get(str(config.get("architecture")))):
         arguments = config.get("model_args")
-        full = read(arguments if isinstance(arguments, Mapping) else {})
-    for aliases, value in family.fields(shapes).items():
-        if all(full.get(name) is None for name in aliases):
-            full[aliases[0]] = value
-    return {**config, "vision_config": full} if parents else full
+        section = read(arguments if isinstance(arguments, Mapping) else {})
+    full = _filled(section, family.fields, shapes)
+    whole = {**config, "vision_config": full} if parents else full
+    return _filled(whole, family.outer_fields, shapes)
+
+
+def _filled(config: Mapping[str, Any], fields: Fields, shapes: Shapes) -> dict[str, Any]:
+    """Return ``config`` with those of ``fields`` that it does not state and the shapes tell."""
+    full = dict(config)
+    for names, read in fields.items() if shapes else ():
+        if all(_stated(full, name) is None for name in names):
+            outer, _, name = names[0].rpartition(".")
+            with suppress(LookupError):
+                found = {name: read(shapes)}
+                inside = full.get(outer)
+                known = inside if isinstance(inside, Mapping) else {}
+                full |= {outer: {**known, **found}} if outer else found
+    return full
+
+
+def _stated(config: Mapping[str, Any], name: str) -> Any:
+    section, _, field = name.rpartition(".")
+    inner = config.get(section) if section else config
+    return inner.get(field) if isinstance(inner, Mapping) else None

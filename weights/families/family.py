@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,31 +14,15 @@ from torch.overrides import TorchFunctionMode
 from encoders import Encoder
 
 from ..layouts import Layout
+from ..published import PUBLISHED, PublishedModel
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """Shapes of the tower's tensors by the encoder's names."""
-Fields: TypeAlias = dict[tuple[str, ...], Any]
-"""Values of config fields, by all the names that published configs give the field."""
-Sizes: TypeAlias = Mapping[tuple[str, int], tuple[str, ...]]
-"""Name and axis of a tensor -> all names of the config field that states the axis's length."""
+Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], Any]]
+"""All names that published configs give a field -> its value as shapes tell it; a LookupError if
+they do not tell. ``text_config.hidden_size`` lies in the section ``text_config``."""
 NO_VIDEO = "no"
 """``Family.video`` of a family that takes images alone."""
-
-
-@dataclass(frozen=True)
-class PublishedModel:
-    """The vision tower of one published checkpoint."""
-
-    repo_id: str
-    family: str
-    layout: str
-    prefix: str
-    parameters: int
-    """Parameters of the tower, merger included."""
-    projector_parameters: int
-    """Parameters of InternVL's ``mlp1``, which lies outside the tower; 0 elsewhere."""
-    config: Mapping[str, Any]
-    """The published ``config.json``, cut down to the fields that describe the tower."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +53,27 @@ class Family:
     """Pairs of tensor names that no other family has together, for configs without a model type."""
     layouts: tuple[Layout, ...]
     """Layouts of the family's checkpoints; the first one whose marks are found is taken."""
-    fields: Callable[[Shapes], Fields]
-    """Reads the config fields that the shapes of the tower's tensors determine."""
-    published: tuple[PublishedModel, ...]
     small: Mapping[str, SmallCheckpoint]
     """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
-    video: str
-    """How a clip enters the tower, for ``vitgraph list``; :data:`NO_VIDEO` if none does."""
     replays: Mapping[str, str]
     """What replays as CUDA graphs, for "image" and "video", for ``vitgraph list``."""
+    video: str = NO_VIDEO
+    """How a clip enters the tower, for ``vitgraph list``; :data:`NO_VIDEO` if none does."""
     verified: bool = True
     """Whether tests compare the tower with an upstream implementation instead of our own twin."""
+    fields: Fields = field(default_factory=dict)
+    """Fields of the tower's config that shapes determine, for configs that leave them out."""
+    outer_fields: Fields = field(default_factory=dict)
+    """The same for the config around the tower's."""
     timm: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """Timm architecture -> function from its ``model_args`` to the tower's config."""
-    read_config: Callable[[Mapping[str, Any], Shapes | None], Any] | None = None
+    read_config: Callable[[Mapping[str, Any], Shapes], Any] | None = None
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
+
+    @property
+    def published(self) -> tuple[PublishedModel, ...]:
+        """The family's published checkpoints that are known to load."""
+        return tuple(model for model in PUBLISHED if model.family == self.name)
 
     def on_meta(self, config: Any) -> Encoder:
         """Build the encoder of a config with tensors that have shapes and no memory."""
@@ -112,18 +103,37 @@ class _WithoutInit(TorchFunctionMode):
         return (torch.empty if func is torch.randn else func)(*args, **kwargs)
 
 
-def count_blocks(shapes: Shapes, prefix: str) -> int:
-    """Return one more than the highest block number among the names that start with ``prefix``."""
-    words = [name.split(".")[1] for name in shapes if name.startswith(prefix)]
-    # No tower has a thousand blocks; other names are left over, and the loader lists them.
-    numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 4]
-    return max(numbers, default=-1) + 1
+def length(tensor: str, axis: int) -> Callable[[Shapes], int]:
+    """Return what reads the length of an axis of a tensor."""
+    return lambda shapes: shapes[tensor][axis]
 
 
-def read_sizes(shapes: Shapes, sizes: Sizes) -> Fields:
-    """Read config fields from tensor shapes; tensors and axes that are absent are left out."""
-    return {
-        names: shapes[tensor][axis]
-        for (tensor, axis), names in sizes.items()
-        if len(shapes.get(tensor, ())) > (axis if axis >= 0 else -axis - 1)
-    }
+def blocks(prefix: str) -> Callable[[Shapes], int]:
+    """Return what reads the number of blocks: one more than the highest after ``prefix``.
+
+    No tower has a thousand blocks; other names are left over, and the loader lists them.
+    """
+
+    def count(shapes: Shapes) -> int:
+        names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
+        words = {name.partition(".")[0] for name in names}
+        numbers = [
+            int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 4
+        ]
+        if not numbers:
+            raise LookupError(f"no tensor is called {prefix}0")
+        return max(numbers) + 1
+
+    return count
+
+
+def square(positions: str, axis: int, patch: str, *, extra: int) -> Callable[[Shapes], int]:
+    """Return what reads the side of a square image, in pixels.
+
+    Args:
+        positions: the table of position embeddings.
+        axis: of the table, one entry per patch.
+        patch: the weight of the patch embedding, whose last axis is a patch's side.
+        extra: entries of the table that are no patch's.
+    """
+    return lambda shapes: round((shapes[positions][axis] - extra) ** 0.5) * shapes[patch][-1]

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..errors import similar_names
+from ..published import similar_names
 from .http import BUSY, Unreachable
 
 OFFLINE = "offline, or local_files_only=True"

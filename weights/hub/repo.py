@@ -28,7 +28,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # not marked 
 )
 
 from ..cache.store import Store, cache_root, repo_folder, write_whole
-from ..errors import AbsentError, CheckpointError, similar_names
+from ..errors import AbsentError, CheckpointError
+from ..published import similar_names
 from ..snapshot import check_name, json_limit
 from .http import RemoteFile, Unreachable
 from .messages import OFFLINE, explain, is_absence, not_here, obstacle
