@@ -30,8 +30,7 @@ class Contents:
     def headers(self, files: Collection[str]) -> dict[str, Header]:
         """Return the headers of some of the files, in as few requests as the index allows.
 
-        The index tells about how long each header is: an entry takes its name and some 85
-        characters.
+        The index tells about how long each is: an entry takes its name and some 85 characters.
         """
         guesses = dict.fromkeys(sorted(files), 256)
         for name, file in self.files.items():
@@ -40,9 +39,8 @@ class Contents:
         try:
             return self.snapshot.headers(guesses)
         except AbsentError as error:
-            raise CheckpointError(
-                f"{error}, which its index names: the checkpoint is not whole"
-            ) from error
+            missing = f"{error}, which its index names: the checkpoint is not whole"
+            raise CheckpointError(missing) from error
 
     @property
     def label(self) -> str:
@@ -51,11 +49,7 @@ class Contents:
 
 
 def read_contents(snapshot: Snapshot) -> Contents:
-    """Read the config and the index, or the header where a checkpoint is one file.
-
-    Raises:
-        CheckpointError: no config, no safetensors, an adapter, or an index that makes no sense.
-    """
+    """Read the config and the index, or the header where a checkpoint is one file."""
     config = snapshot.read_json("config.json")
     if config is None:
         raise _without_config(snapshot)

@@ -80,7 +80,10 @@ def extract_encoder(
         progress=progress,
     )
     check_family(family)
-    written = _expanded(out_dir)
+    try:
+        written = Path(out_dir).expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise CheckpointError(f"{shown(str(out_dir))}: {error}; pass another folder") from error
     out = Path(os.path.abspath(written))
     _check_target(out, overwrite)
 
@@ -89,18 +92,10 @@ def extract_encoder(
 
         _check_apart(out, snapshot.folder)
         tower, _ = find_encoder(snapshot, family)
-        found = snapshot.locate(tower.wanted)
-        _extract(tower, found, out, overwrite)
+        _extract(tower, snapshot.locate(tower.wanted), out, overwrite)
 
     with_checkpoint(repo_id_or_path, options, extract)
     return written
-
-
-def _expanded(out_dir: str | os.PathLike[str]) -> Path:
-    try:
-        return Path(out_dir).expanduser()
-    except RuntimeError as error:  # ~ of nobody
-        raise CheckpointError(f"{shown(str(out_dir))}: {error}; pass another folder") from error
 
 
 def _check_target(out: Path, overwrite: bool) -> None:

@@ -77,17 +77,11 @@ def joined_shape(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
 def find_layout(
     family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
 ) -> tuple[Layout, Place]:
-    """Find the tower of a ``family`` among the tensor names of a checkpoint.
-
-    Returns:
-        The first of the layouts whose marks are found, and where the tower lies.
-
-    Raises:
-        CheckpointError: no tower, or more than one.
-    """
+    """Return the first of the layouts whose marks are among ``names``, and where its tower lies."""
     names = list(names)
     for layout in layouts:
-        found = [place for place in layout.places if _lies_at(place, layout.marks, names)]
+        starts = {place: tuple(map(place.prefix.__add__, layout.marks)) for place in layout.places}
+        found = [p for p in layout.places if any(name.startswith(starts[p]) for name in names)]
         if len(found) > 1:
             raise CheckpointError(
                 f"{label}: holds several towers, under "
@@ -101,11 +95,6 @@ def find_layout(
         f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
         f"prefixes {', '.join(prefixes)}; the names begin with {first or 'nothing'}"
     )
-
-
-def _lies_at(place: Place, marks: tuple[str, ...], names: Iterable[str]) -> bool:
-    starts = tuple(place.prefix + mark for mark in marks)
-    return any(name.startswith(starts) for name in names)
 
 
 def local_name(layout: Layout, place: Place, name: str) -> str | None:

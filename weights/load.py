@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import chain
@@ -15,15 +16,14 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.saving import in_pairs
+from encoders.saving import PublishedForm, in_pairs
 
 from .errors import CheckpointError, DamagedError
 from .hub.options import HubOptions
-from .layouts import joined_shape
-from .plan import DTYPES, Tower, find_encoder
+from .layouts import joined_shape, published_shape, to_published
+from .plan import DTYPES, Tower, extracted_config, find_encoder
 from .preprocessing import set_up_preprocessing
 from .published import check_family
-from .published_form import published_form
 from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
 from .tensor_file import read_into
@@ -117,8 +117,7 @@ def load_encoder(
         left = [name for name, value in everything if value.is_meta]
         assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
         files = set_up_preprocessing(encoder, tower)
-        shapes = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
-        encoder.published = published_form(tower, shapes, files, os.fspath(repo_id_or_path))
+        encoder.published = _published_form(tower, encoder, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)
 
 
@@ -179,11 +178,7 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
 
     Each tensor is read into the memory that it stays in; a tensor that changes dtype or device,
     through a copy that is freed at once. Nothing is mapped, so no page of a file counts as the
-    process's.
-
-    Raises:
-        CheckpointError: a file is not what its header promised, or cannot be fetched.
-        DamagedError: a kept copy is damaged.
+    process's. A kept copy that is damaged is a DamagedError.
     """
     tensors: dict[str, Tensor] = {}
     found = tower.contents.snapshot.locate(tower.wanted)
@@ -206,10 +201,11 @@ def _fill(label: str, place: Located, piece: Piece, rows: Tensor) -> None:
     stored = DTYPES[piece.entry.dtype]
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
-    name, view, checked = f"{label}: {place.path.name}", _bytes_of(buffer), place.crc32 is not None
+    name, checked = f"{label}: {place.path.name}", place.crc32 is not None
+    flat: Any = buffer.view(-1).view(torch.uint8).numpy()  # as bytes, since numpy has no bfloat16
     try:
         with place.path.open("rb", buffering=0) as raw:
-            value = read_into(raw, place.offset, view, name, checked=checked)
+            value = read_into(raw, place.offset, memoryview(flat), name, checked=checked)
     except FileNotFoundError as error:  # removed since it was located: fetched again if it can
         raise DamagedError(f"{label}: {place.path}: removed while loading") from error
     except OSError as error:
@@ -233,7 +229,22 @@ def _rows(
     return whole.chunk(slot.parts)[slot.part] if slot.parts > 1 else whole
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor, as bytes since numpy has no bfloat16."""
-    flat: Any = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+def _published_form(
+    tower: Tower, encoder: Encoder, files: Mapping[str, Mapping[str, Any]], repo_id: str
+) -> PublishedForm:
+    """Return what ``encoder.save_pretrained`` needs to write the tower as ``extract_encoder`` does.
+
+    The ``files`` are the checkpoint's processor files, name without ``.json`` -> content.
+    """
+    layout, state = tower.layout, encoder.state_dict()
+    return PublishedForm(
+        files={"config": extracted_config(tower.contents.config), **files},
+        names={name: to_published(layout, name) for name in state},
+        shapes={n: published_shape(layout, n, tuple(state[n].shape)) for n in layout.views},
+        halves={
+            piece.local: tower.config.num_heads
+            for piece in tower.pieces
+            if piece.slot is not None and piece.slot.halves
+        },
+        repo_id=None if tower.contents.snapshot.commit is None else repo_id,
+    )

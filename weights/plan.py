@@ -109,12 +109,7 @@ def extracted_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, Encoder]:
-    """Return the tower of a checkpoint and its encoder on the meta device, which fit each other.
-
-    Raises:
-        CheckpointError: an unknown model type and no ``family`` named, or what :func:`find_tower`
-            and :func:`build_encoder` raise.
-    """
+    """Return the tower of a checkpoint and its encoder on the meta device, which fit each other."""
     contents = read_contents(snapshot)
     adapter = adapter_names(contents.files)
     if adapter and len(adapter) == len(contents.files):
@@ -135,11 +130,7 @@ def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, 
 
 
 def find_tower(contents: Contents, family: Family) -> Tower:
-    """Find the tower of a family, and read the headers of the files that hold it.
-
-    Raises:
-        CheckpointError: no tower, an adapter, or quantised weights.
-    """
+    """Find the tower of a family, and read the headers of the files that hold it."""
     label = contents.label
     layout, place = find_layout(family.name, family.layouts, contents.files, label)
     local = _tower_names(contents.files, layout, place, label)
@@ -158,11 +149,7 @@ def find_tower(contents: Contents, family: Family) -> Tower:
 
 
 def build_encoder(tower: Tower) -> Encoder:
-    """Return the tower's encoder on the meta device, once the tensors are known to fit it.
-
-    Raises:
-        CheckpointError: tensors missing, left over or of a wrong shape.
-    """
+    """Return the tower's encoder on the meta device, once the tensors are known to fit it."""
     for name, value in asdict(tower.config).items():
         if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:
             raise CheckpointError(
@@ -228,11 +215,7 @@ def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str)
 def _pieces(
     contents: Contents, layout: Layout, place: Place, local: Mapping[str, str]
 ) -> tuple[list[Piece], dict[str, int]]:
-    """Return each tower tensor and the bytes of each file that holds some.
-
-    Raises:
-        CheckpointError: index and headers do not tell the same story.
-    """
+    """Return each tower tensor and the bytes of each file, if index and headers agree."""
     pieces: dict[str, Piece] = {}
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
@@ -262,12 +245,8 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
 
 
 def _refuse_dtypes(pieces: Iterable[Piece], label: str) -> None:
-    wrong = [
-        f"{piece.name} is {piece.entry.dtype}"
-        for piece in pieces
-        if piece.entry.dtype not in DTYPES
-    ]
-    if wrong:
+    odd = [piece for piece in pieces if piece.entry.dtype not in DTYPES]
+    if wrong := [f"{piece.name} is {piece.entry.dtype}" for piece in odd]:
         raise CheckpointError(
             f"{label}: the tower is quantised or not made of weights:\n  "
             + _listed("wrong dtype", wrong)

@@ -24,16 +24,11 @@ from .plan import Tower
 def set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str, Any]]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
+    A bad value for images is a CheckpointError, one for videos at the first video. If no file says
+    how images are prepared, the caller of the function that calls this one is warned.
+
     Returns:
         The processor files that the checkpoint has: name without ``.json`` -> content.
-
-    Raises:
-        CheckpointError: a file that cannot be fetched or read, or a value for images that is not
-            implemented. A bad value for videos is a CheckpointError at the first video.
-
-    Warns:
-        UserWarning: no file says how images are prepared. It is attributed to the caller of the
-            function that calls this one.
     """
     snapshot = tower.contents.snapshot
     found = {name: snapshot.read_json(f"{name}.json") for name in PROCESSOR_FILES}

@@ -99,11 +99,7 @@ class Snapshot:
         self._inside = _allowed_folders(folder)
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of the small file ``name``, or None if there is no such file.
-
-        Raises:
-            CheckpointError: the file cannot be had or read, or is too large.
-        """
+        """Return the bytes of the small file ``name``, or None if there is no such file."""
         path = self._path(name)
         if path is None:
             return None
@@ -122,11 +118,7 @@ class Snapshot:
         return {name: content for name, content in found.items() if content is not None}
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object in the file ``name``, or None if there is no such file.
-
-        Raises:
-            CheckpointError: the file is not a JSON object, or too large.
-        """
+        """Return the JSON object in the file ``name``, or None if there is no such file."""
         content = self.content(name)
         try:
             return None if content is None else parse_json(content, f"{self.label}: {name}")
@@ -146,12 +138,8 @@ class Snapshot:
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
         """Return the headers of safetensors files, if possible without fetching their tensors.
 
-        Args:
-            guesses: about how many bytes the header of each file has; 0 if that is not known.
-
-        Raises:
-            AbsentError: there is no such file.
-            CheckpointError: a file is not a whole, sound safetensors file.
+        The ``guesses`` say about how many bytes the header of each file has; 0 if nobody knows. A
+        file that is not there is an AbsentError.
         """
         paths = {name: self._path(name) for name in guesses}
         if missing := [name for name, path in paths.items() if path is None]:
@@ -165,9 +153,7 @@ class Snapshot:
     def locate(self, wanted: Wanted) -> dict[str, Located]:
         """Bring the tower to this disk if need be; returns where each tensor lies, by its name.
 
-        Raises:
-            CheckpointError: tensors cannot be had, or a file is not what its header promised.
-            DamagedError: what was here is damaged or removed; open the checkpoint again.
+        A DamagedError says that what was here is damaged or removed: open the checkpoint again.
         """
         found: dict[str, Located] = {}
         for file in dict.fromkeys(piece.file for piece in wanted.pieces):
@@ -214,11 +200,7 @@ def _allowed_folders(folder: Path) -> list[Path]:
 
 
 def check_name(name: str, label: str) -> str:
-    """Return ``name``, the relative name of a file that must stay inside the checkpoint.
-
-    Raises:
-        CheckpointError: the name is absolute, climbs, or is one that no file can have.
-    """
+    """Return ``name`` if it is a relative one, of a file inside the checkpoint, that disks take."""
     parts = PurePosixPath(name).parts
     if (
         not parts

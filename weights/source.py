@@ -31,10 +31,6 @@ def with_checkpoint(
 
     An existing path wins over a repo id of the same spelling. A kept copy that turns out damaged
     while ``use`` reads it is repaired, and ``use`` called again.
-
-    Raises:
-        CheckpointError: the checkpoint is not there or cannot be read, or what ``use`` raises.
-        TypeError: ``repo_id_or_path`` is neither text nor a path.
     """
     damage: DamagedError | None = None
     for _ in range(2):

@@ -77,11 +77,7 @@ class Header:
 
 
 def read_header(path: Path, label: str) -> Header:
-    """Read and check the header of the file ``path``; ``label`` is what errors call it.
-
-    Raises:
-        CheckpointError: the file cannot be read, or is not a whole, sound safetensors file.
-    """
+    """Read the header of a file, which errors call ``label``; the file must be whole and sound."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -110,11 +106,7 @@ def check_size(header: Header, size: int, label: str) -> None:
 
 
 def header_length(raw: bytes, label: str) -> int:
-    """Return the length of the JSON part, from the first 8 bytes of a file or more.
-
-    Raises:
-        CheckpointError: fewer than 8 bytes, a length over the limit of the format, or a pointer.
-    """
+    """Return the length of the JSON part, from the first 8 bytes of a file or more."""
     _refuse_pointer(raw, label)
     if len(raw) < 8:
         raise CheckpointError(f"{label}: {len(raw)} bytes is too short for a safetensors file")
@@ -136,11 +128,7 @@ def _refuse_pointer(raw: bytes, label: str) -> None:
 
 
 def parse_header(raw: bytes, label: str) -> Header:
-    """Parse and check the JSON part of a file.
-
-    Raises:
-        CheckpointError: not JSON, a name twice, a wrong entry, or offsets that overlap or gape.
-    """
+    """Parse the JSON part of a file, and check that its tensors lie without overlaps or gaps."""
     table = parse_json(raw, label)
     metadata = table.pop("__metadata__", None)
     tensors = {name: _entry(name, value, label) for name, value in table.items()}
@@ -157,31 +145,19 @@ def parse_header(raw: bytes, label: str) -> Header:
 
 
 def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:
-    """Return the beginning of a file that holds ``tensors`` one after the other.
-
-    Args:
-        tensors: names and entries, of which dtype, shape and length count.
-        metadata: what the header holds beside the tensors.
-    """
+    """Return the beginning of a file that holds ``tensors``, at whatever offset, in a row."""
     table: dict[str, Any] = {"__metadata__": metadata}
     position = 0
     for name, entry in tensors:
-        end = position + entry.nbytes
-        offsets = [position, end]
+        offsets = [position, position := position + entry.nbytes]
         table[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
-        position = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def parse_json(raw: bytes, label: str) -> dict[str, Any]:
-    """Parse a JSON object in which no name occurs twice.
-
-    Raises:
-        CheckpointError: a pointer, not UTF-8, not JSON, nested too deeply, not an object, or made
-            of so many parts that parsing it would take gigabytes.
-    """
+    """Parse a JSON object in which no name occurs twice, unless that would take gigabytes."""
     _refuse_pointer(raw, label)
     _refuse_bulk(raw, label)
     try:
@@ -257,11 +233,7 @@ def _sizes(value: Any) -> bool:
 
 
 def read_chunks(path: Path, begin: int, length: int, label: str) -> Iterator[bytes]:
-    """Yield ``length`` bytes of a file from ``begin`` on, a megabyte at a time.
-
-    Raises:
-        CheckpointError: the file ends before.
-    """
+    """Yield ``length`` bytes of a file from ``begin`` on, a megabyte at a time."""
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
         while length:
@@ -277,11 +249,7 @@ def read_into(
 ) -> int | None:
     """Fill ``view`` with the bytes of an unbuffered ``file`` from ``offset`` on.
 
-    Returns:
-        If ``checked``, their CRC-32, taken while they are in the processor's cache (3.7 GiB/s).
-
-    Raises:
-        CheckpointError: the file ends before.
+    If ``checked``, return their CRC-32, taken while they are in the processor's cache (3.7 GiB/s).
     """
     file.seek(offset)
     done, value, step = 0, 0, CHECKED_BYTES if checked else len(view)

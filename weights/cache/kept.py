@@ -30,11 +30,7 @@ def sealed_header(
 ) -> bytes:
     """Return the beginning of a kept tower's file, of a length that does not depend on ``sums``.
 
-    Args:
-        pieces: the tensors, in the order of the file.
-        record: repo, commit, subfolder and the whole checkpoint.
-        files: what stands beside the file.
-        sums: CRC-32 of each tensor by its name in the tower; None before they are known.
+    They are the CRC-32 of each tensor by its name in the tower, None before they are known.
     """
     known = sums or dict.fromkeys((piece.local for piece in pieces), 0)
     checked = {name: crc32(content) for name, content in files.items()}
@@ -60,11 +56,7 @@ class KeptTower(Snapshot):
     def __init__(
         self, folder: Path, label: str = "", commit: str | None = None, offline: bool = False
     ) -> None:
-        """Open the tower in ``folder``.
-
-        Raises:
-            DamagedError: the header or a file beside it is not what was fetched.
-        """
+        """Open the tower in ``folder``, or raise a :class:`DamagedError`."""
         super().__init__(folder, TENSORS, label)
         self.commit, self.offline, path = commit, offline, folder / TENSORS
         try:
@@ -102,11 +94,7 @@ class KeptTower(Snapshot):
         return found
 
     def verify(self) -> None:
-        """Read every tensor and compare it with its recorded CRC-32.
-
-        Raises:
-            DamagedError: a tensor differs.
-        """
+        """Read every tensor; raise a :class:`DamagedError` if one has not its recorded CRC-32."""
         path, start = self.folder / TENSORS, self._header.data_start
         for name, entry in self._header.tensors.items():
             if file_crc32(path, start + entry.begin, entry.nbytes) != self.sums[name]:

@@ -34,15 +34,9 @@ class CachedTower:
 
 
 def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) -> list[CachedTower]:
-    """Return what is kept, by repo and commit.
+    """Return what is kept, by repo and commit, in ``cache_dir`` or the Hub client's default.
 
-    Args:
-        cache_dir: the Hub client's cache, if not its default.
-        verify: read every tensor and small file and hold it against its CRC-32; else headers
-            alone are checked.
-
-    Raises:
-        CheckpointError: the cache is there and cannot be read.
+    To ``verify`` is to compare every tensor and small file with its CRC-32, not headers alone.
     """
     return list(_describe_all(cache_root(cache_dir), verify=verify))
 
@@ -50,19 +44,9 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
 def remove_cached(
     repo_id: str, cache_dir: str | Path | None = None, *, commit: str | None = None
 ) -> int:
-    """Remove the kept towers of a repo.
+    """Remove the kept towers of a repo, and return the bytes that were freed.
 
-    Args:
-        repo_id: the repo.
-        cache_dir: the Hub client's cache, if not its default.
-        commit: remove the towers of this commit alone; its beginning is enough.
-
-    Returns:
-        The bytes that were freed.
-
-    Raises:
-        CheckpointError: nothing of that repo or commit is kept, several commits begin so, or what
-            is kept cannot be removed.
+    With a ``commit``, of which the beginning is enough, only towers of this commit are removed.
     """
     root = cache_root(cache_dir)
     repos = [repo for repo in _repos(root) if _repo_id(repo) == repo_id]

@@ -86,11 +86,7 @@ class Store:
         write_whole(self.answers, b"%08x\n" % crc32(text) + text)
 
     def read_answers(self) -> dict[str, bytes | None]:
-        """Return what :meth:`keep_answers` kept, or nothing.
-
-        Raises:
-            DamagedError: the file is not what was written, or cannot be read.
-        """
+        """Return what :meth:`keep_answers` kept, or nothing; a DamagedError if it was changed."""
         try:
             sum_, _, text = self.answers.read_bytes().partition(b"\n")
         except FileNotFoundError:

@@ -117,9 +117,7 @@ def blocks(prefix: str) -> Callable[[Shapes], int]:
     def count(shapes: Shapes) -> int:
         names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
         words = {name.partition(".")[0] for name in names}
-        numbers = [
-            int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 4
-        ]
+        numbers = [int(word) for word in words if re.fullmatch("[0-9]{1,3}", word)]
         if not numbers:
             raise LookupError(f"no tensor is called {prefix}0")
         return max(numbers) + 1
@@ -128,12 +126,8 @@ def blocks(prefix: str) -> Callable[[Shapes], int]:
 
 
 def square(positions: str, axis: int, patch: str, *, extra: int) -> Callable[[Shapes], int]:
-    """Return what reads the side of a square image, in pixels.
+    """Return what reads the side in pixels of a square image, from the weight of ``patch``.
 
-    Args:
-        positions: the table of position embeddings.
-        axis: of the table, one entry per patch.
-        patch: the weight of the patch embedding, whose last axis is a patch's side.
-        extra: entries of the table that are no patch's.
+    An axis of the table of positions has one entry per patch and ``extra`` ones besides.
     """
     return lambda shapes: round((shapes[positions][axis] - extra) ** 0.5) * shapes[patch][-1]

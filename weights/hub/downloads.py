@@ -45,17 +45,8 @@ def fetch_tower(
 ) -> KeptTower:
     """Fetch a tower by byte ranges unless it is kept; one fetch however many ask at once.
 
-    Args:
-        repo: the repo, at its commit.
-        store: where the tower is kept.
-        wanted: the tower.
-        headers: of the files that hold it.
-        check: whether to read a tower that is there before it is believed.
-
-    Raises:
-        RangesUnsupported: the server does not do byte ranges.
-        HfHubHTTPError, Unreachable: the Hub refuses, or the connection broke too often.
-        CheckpointError: a file changed meanwhile, the disk is full or cannot be written.
+    The ``headers`` are those of the files that hold it. To ``check`` is to read a tower that is
+    there before it is believed. What the Hub refuses is raised as the client does.
     """
     fetch = _Fetch(repo, store, wanted, headers)
     try:
@@ -196,11 +187,7 @@ class _Fetch:
 
 
 def download_shards(repo: Repo, names: list[str]) -> None:
-    """Download whole files into the client's cache, by the client.
-
-    Raises:
-        CheckpointError: a file cannot be had, or the disk is full.
-    """
+    """Download whole files into the client's cache, by the client."""
     options = repo.options
 
     def download(name: str, stop: Event) -> None:

@@ -65,38 +65,20 @@ class _Broken(Exception):
 
 
 class RemoteFile:
-    """A file of a repo at one commit.
-
-    Args:
-        url: of the file on the Hub.
-        token: access token, as the Hub client takes it.
-        label: what messages call the file.
-    """
+    """A file of a repo at one commit, which messages call ``label``."""
 
     def __init__(self, url: str, token: bool | str | None, label: str) -> None:
         self.url, self.token, self.label = url, token, label
-        self.commit: str | None = None
-        """The commit that the Hub says the file is of, known after the first answer."""
-        self.size: int | None = None
-        """Bytes of the whole file, known after the first range."""
-        self.ranges = True
-        """Whether the server has not ignored a range yet."""
-        self.etags: dict[str, str] = {}
-        """The Hub's name for the content of a file that it redirects, and that of the host that
-        sends the bytes, by header."""
+        self.commit: str | None = None  # that the Hub says the file is of, in the first answer
+        self.size: int | None = None  # of the whole file, known after the first range
+        self.ranges = True  # until the server ignores one
+        self.etags: dict[str, str] = {}  # by header: the Hub's, and that of who sends the bytes
         self._comparing = Lock()
-        self._direct: str | None = None
-        """The storage host's address of the file, None before it is known."""
-        self._refused = False
-        """Whether the storage host has refused a remembered address."""
+        self._direct: str | None = None  # the storage host's address of the file, once it is known
+        self._refused = False  # whether the storage host has refused a remembered address
 
     def header(self, guess: int) -> Header:
-        """Read and check the header of a safetensors file, in one request if ``guess`` suffices.
-
-        Raises:
-            RangesUnsupported: the server answers other bytes than it was asked for.
-            CheckpointError: the file is not what its header says.
-        """
+        """Read and check the header of a safetensors file, in one request if ``guess`` suffices."""
         raw = b"".join(self.stream(0, guess))
         end = 8 + header_length(raw, self.label)
         if end > len(raw) == guess:
@@ -112,10 +94,7 @@ class RemoteFile:
     def stream(self, start: int, end: int, stop: Event | None = None) -> Iterator[bytes]:
         """Yield the bytes from ``start`` up to ``end``, fewer if the file ends before.
 
-        Raises:
-            RangesUnsupported: the server does not do byte ranges.
-            Unreachable: the connection broke too often.
-            Stopped: ``stop`` is set.
+        RangesUnsupported, Unreachable and Stopped say that this cannot be gone on with.
         """
         position, failures = start, 0
         while position < (end if self.size is None else min(end, self.size)):
@@ -131,17 +110,11 @@ class RemoteFile:
                 _wait(failures, ATTEMPTS, error, stop)
 
     def whole(self, limit: int, *, patient: bool = True, first: bool = False) -> bytes:
-        """Return the whole of a small file.
+        """Return the whole of a file of at most ``limit`` bytes.
 
-        Args:
-            limit: the most bytes that the file may have.
-            patient: whether to ask busy servers again; if not, broken connections are tried twice.
-            first: whether nothing was asked of the Hub before; if no connection can be made, it
-                is then tried twice.
-
-        Raises:
-            CheckpointError: the file has more than ``limit`` bytes.
-            Unreachable: the connection broke too often.
+        Who is ``patient`` asks busy servers again, and tries six times if connections break, not
+        twice; if nothing was asked of the Hub before (``first``), one that cannot be made counts as
+        no network, and is tried twice.
         """
         for failures in count(1):
             content = bytearray()

@@ -49,14 +49,11 @@ class Repo:
         self.options = options
         self.revision = options.revision or "main"
         self.label = f"{repo_id}@{self.revision}"
-        self.root = cache_root(options.cache_dir)
-        """The folder of all that we keep."""
+        self.root = cache_root(options.cache_dir)  # the folder of all that we keep
         constants = huggingface_hub.constants
         self.offline: bool = options.local_files_only or constants.HF_HUB_OFFLINE
-        """Whether no request may be sent."""
         cache = Path(options.cache_dir or constants.HF_HUB_CACHE).expanduser()
         self.clients_folder = cache / ("models--" + repo_id.replace("/", "--"))
-        """The folder of the repo in the Hub client's cache."""
         self._remotes: dict[str, RemoteFile] = {}
         self.ask(lambda: validate_repo_id(repo_id), "it")
         if options.force_download and self.offline:
@@ -71,10 +68,6 @@ class Repo:
         Returns:
             What the answer brought: ``config.json``, None if there is none; or nothing if no
             request was sent.
-
-        Raises:
-            CheckpointError: no such repo or revision, or the Hub cannot be reached and no commit
-                of it is in the cache.
         """
         brought: dict[str, bytes | None] = {}
         if not _COMMIT.fullmatch(self.revision):
@@ -179,9 +172,8 @@ class Repo:
     def ask(self, question: Callable[[], _T], name: str) -> _T:
         """Return the answer to a question about the file ``name``.
 
-        Raises:
-            AbsentError: the repo has no such file.
-            CheckpointError: there is no answer, and why.
+        An AbsentError says that the repo has no such file, another CheckpointError why there is no
+        answer.
         """
         try:
             return question()

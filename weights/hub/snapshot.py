@@ -45,9 +45,6 @@ def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = N
     """Open a repo of the Hub: its kept tower if there is one, else what can be fetched of it.
 
     A ``damage`` is what was found to be wrong with the kept tower, which is then not used.
-
-    Raises:
-        CheckpointError: a bad repo id, or a repo or revision that cannot be read.
     """
     repo = Repo(repo_id, options)
     brought = repo.resolve()
@@ -77,8 +74,8 @@ class HubSnapshot(Snapshot):
         super().__init__(folder / (repo.options.subfolder or ""), label=repo.label)
         self.repo, self.store, self.damage = repo, store, damage
         self.commit, self.offline = repo.revision, repo.offline
+        # Small files that are kept, and all that were read; None if the repo has no such file
         self._known: dict[str, bytes | None] = {}
-        """Small files that are kept; None is the knowledge that the repo has no such file."""
         if not repo.options.force_download:
             try:
                 self._known = store.read_answers()
@@ -86,11 +83,8 @@ class HubSnapshot(Snapshot):
                 if self.offline:
                     raise self._cannot_repair("what is kept", error) from error
         self._answers = {**self._known, **brought}
-        """Small files that were read so far."""
-        self._headers: dict[str, Header] = {}
-        """Headers that were read from the Hub."""
-        self._downloaded: set[str] = set()
-        """Whole files that this load has downloaded."""
+        self._headers: dict[str, Header] = {}  # that were read from the Hub
+        self._downloaded: set[str] = set()  # whole files, by this load
         self._refused: RangesUnsupported | None = None
 
     # Small files
