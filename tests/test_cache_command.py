@@ -20,7 +20,7 @@ from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.cache.listing import list_cached, remove_cached
-from weights.cache.store import Store, cache_root
+from weights.cache.store import Store, cache_root, repo_folder
 from weights.hub.snapshot import HubSnapshot
 from weights.snapshot import Located, Wanted
 
@@ -306,7 +306,7 @@ def test_inspect_says_which_way_loading_will_go(
     assert fetched == ("shards" if whole else "ranges")
     assert way() == ("nothing", False)
     cache = tmp_path / "another"
-    Store.of(cache_root(cache), REPO, commit, None).partial.mkdir(parents=True)
+    Store(repo_folder(cache_root(cache), REPO) / commit).partial.mkdir(parents=True)
     assert way(fetch="ranges") == ("ranges", True)
     out = run(capsys, "inspect", REPO, "--cache-dir", cache, "--fetch", "ranges")[1]
     assert "to fetch: the byte ranges, where an earlier fetch was cut off" in out

@@ -14,10 +14,19 @@ from torch import nn
 
 from oracles import BY_NAME
 from vitgraph.seeded import RECIPES, seeded_tower, small_config, write_seeded_checkpoint
-from weights import FAMILIES, PUBLISHED, Family, PublishedModel, inspect_checkpoint, load_encoder
+from weights import (
+    FAMILIES,
+    PUBLISHED,
+    Family,
+    PublishedModel,
+    inspect_checkpoint,
+    load_encoder,
+    published,
+)
 from weights.errors import CheckpointError
 from weights.families import build_config, find_family
-from weights.layouts import Layout, Place, is_ignored, local_name, to_ours, to_published
+from weights.layouts import Layout, Place
+from weights.tensor_file import parse_json
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -95,8 +104,8 @@ def test_every_name_translates_to_published_and_back(name: str) -> None:
     tower = seeded_tower(recipe.family, config, 0, torch.float32)
     seen = set()
     for ours in tower:
-        published = to_published(layout, ours)
-        slots = [to_ours(layout, name) for name in published]
+        published = layout.to_published(ours)
+        slots = [layout.to_ours(name) for name in published]
         assert [(slot.name, slot.part, slot.parts) for slot in slots if slot] == [
             (ours, part, len(published)) for part in range(len(published))
         ]
@@ -106,30 +115,28 @@ def test_every_name_translates_to_published_and_back(name: str) -> None:
 
 def test_our_own_names_are_not_taken_for_published_ones() -> None:
     layout = find_layout("intern_vit", "internvl-hf")
-    assert to_ours(layout, "layers.0.norm1.weight") is None
-    assert (
-        to_ours(layout, "encoder.layer.0.attention.qkv.weight") is not None
-    )  # odd, but unexpected
-    assert to_ours(layout, "encoder.layer.00.layernorm_before.weight") != to_ours(
-        layout, "encoder.layer.0.layernorm_before.weight"
+    assert layout.to_ours("layers.0.norm1.weight") is None
+    assert layout.to_ours("encoder.layer.0.attention.qkv.weight") is not None  # odd, but unexpected
+    assert layout.to_ours("encoder.layer.00.layernorm_before.weight") != layout.to_ours(
+        "encoder.layer.0.layernorm_before.weight"
     )
 
 
 def test_ignored_names_are_whole_words_at_their_place() -> None:
     qwen = find_layout("qwen2_vl", "qwen")
-    assert is_ignored(qwen, "rotary_pos_emb.inv_freq")
-    assert is_ignored(qwen, "attn_pool.latent")
-    assert not is_ignored(qwen, "attn_pooling.weight")
-    assert not is_ignored(qwen, "blocks.0.rotary_pos_emb.inv_freq")
+    assert qwen.is_ignored("rotary_pos_emb.inv_freq")
+    assert qwen.is_ignored("attn_pool.latent")
+    assert not qwen.is_ignored("attn_pooling.weight")
+    assert not qwen.is_ignored("blocks.0.rotary_pos_emb.inv_freq")
 
 
 def test_projector_names_follow_the_root_and_tower_names_the_prefix() -> None:
     layout, place = find_layout("intern_vit", "internvl-hf"), Place("model.", "vision_tower.")
     projector = "model.multi_modal_projector.linear_1.bias"
-    assert local_name(layout, place, projector) == "multi_modal_projector.linear_1.bias"
-    assert local_name(layout, place, "model.vision_tower.x") == "x"
-    assert local_name(layout, place, "model.language_model.x") is None
-    assert local_name(layout, place, "multi_modal_projector.linear_1.bias") is None
+    assert layout.local_name(place, projector) == "multi_modal_projector.linear_1.bias"
+    assert layout.local_name(place, "model.vision_tower.x") == "x"
+    assert layout.local_name(place, "model.language_model.x") is None
+    assert layout.local_name(place, "multi_modal_projector.linear_1.bias") is None
 
 
 def reference_shapes(build: Callable[[], nn.Module]) -> dict[str, tuple[int, ...]]:
@@ -208,7 +215,7 @@ def parameters(model: PublishedModel) -> tuple[int, int]:
     encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
     layout = find_layout(model.family, model.layout)
     sizes = {name: value.numel() for name, value in encoder.state_dict().items()}
-    beside = {name for name in sizes if to_published(layout, name)[0].startswith(layout.projector)}
+    beside = {name for name in sizes if layout.to_published(name)[0].startswith(layout.projector)}
     projector = sum(sizes[name] for name in beside) if model.projector_parameters else 0
     return sum(sizes.values()) - projector, projector
 
@@ -233,6 +240,16 @@ def test_published_models_are_listed_once() -> None:
     assert len(set(repos)) == len(repos)
 
 
+def test_the_list_of_published_checkpoints_has_no_name_twice_and_none_in_vain() -> None:
+    path = Path(published.__file__).with_suffix(".json")
+    data = parse_json(path.read_bytes(), path.name)
+    layouts = [layout for family in FAMILIES.values() for layout in family.layouts]
+    used = [layout.processor_files for layout in layouts]
+    assert all(files in used for files in data["processors"].values())
+    repos = {model.repo_id for model in PUBLISHED}
+    assert {small["repo_id"] for small in data["small"].values()} <= repos
+
+
 def test_no_field_of_published_models_is_a_constant() -> None:
     """A field that no model sets says nothing."""
     for field in fields(PublishedModel):
@@ -247,13 +264,14 @@ def test_the_parts_of_a_family_record_agree(family: Family) -> None:
     assert all(Place("", "") in layout.places for layout in family.layouts)  # an extracted tower
     assert {model.family for model in family.published} == {family.name}
     assert {model.layout for model in family.published} <= layouts
+    assert family.small
     for small in family.small.values():
         assert (small.layout or published[small.repo_id].layout) in layouts
     assert any(small.title for small in family.small.values())
     assert family.replays.keys() == {"image", "video"}
 
 
-@pytest.mark.parametrize("part", ["signs", "timm", "small"])
+@pytest.mark.parametrize("part", ["signs", "timm"])
 def test_families_share_no_name(part: str) -> None:
     names = [name for family in FAMILIES.values() for name in vars(family)[part]]
     assert len(set(names)) == len(names)
@@ -267,7 +285,7 @@ def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
         names = [
             published
             for ours in family.on_meta(config).state_dict()
-            for published in to_published(layouts[model.layout], ours)
+            for published in layouts[model.layout].to_published(ours)
         ]
         assert find_family(model.config, names, model.repo_id, None, lambda _: False) is family
 

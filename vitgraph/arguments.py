@@ -208,7 +208,7 @@ def check_source(options: argparse.Namespace) -> None:
     published = any(model.repo_id == options.repo for model in PUBLISHED)
     if published or Path(options.repo).exists():
         return
-    from weights.hub.options import HubOptions
+    from weights.hub.repo import HubOptions
     from weights.source import with_checkpoint
 
     source = read_source(options)

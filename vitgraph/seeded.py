@@ -23,7 +23,7 @@ from torch import Tensor
 from encoders.saving import in_halves
 from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config, vision_section
-from weights.layouts import Place, full_name, published_shape, to_ours, to_published
+from weights.layouts import Place
 
 TEXT_WIDTH = 96
 """Width of the language models, to which the towers project; only a few of their tensors exist."""
@@ -261,13 +261,13 @@ def _publish(
     """Rename and cut tensors by the encoder's names into those of a published layout."""
     published: dict[str, Tensor] = {}
     for ours, tensor in tower.items():
-        names = to_published(layout, ours)
-        tensor = tensor.view(published_shape(layout, ours, tuple(tensor.shape)))
+        names = layout.to_published(ours)
+        tensor = tensor.view(layout.published_shape(ours, tuple(tensor.shape)))
         for name, rows in zip(names, tensor.chunk(len(names)), strict=True):
-            slot = to_ours(layout, name)
+            slot = layout.to_ours(name)
             if slot is not None and slot.halves:
                 rows = in_halves(rows, heads)
-            published[full_name(layout, place, name)] = rows.contiguous()
+            published[layout.full_name(place, name)] = rows.contiguous()
     return published
 
 

@@ -13,7 +13,8 @@ from .errors import CheckpointError
 
 if TYPE_CHECKING:
     from .extraction import extract_encoder
-    from .families import FAMILIES, LAYOUTS, Family
+    from .families import FAMILIES, LAYOUTS
+    from .families.family import Family
     from .inspection import CheckpointInfo, inspect_checkpoint
     from .layouts import Layout
     from .load import load_encoder

@@ -71,28 +71,21 @@ def adapter_error(label: str, base: object = None) -> CheckpointError:
 
 
 def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
-    if snapshot.weights is not None:
-        return _names_in(snapshot, snapshot.weights)
-    index = snapshot.read_json(INDEX)
-    if index is not None:
-        return _weight_map(index, f"{snapshot.label}: {INDEX}")
-    name = SINGLE if snapshot.has(SINGLE) else _only_safetensors(snapshot)
-    if name.endswith(".index.json"):
-        return _weight_map(snapshot.read_json(name) or {}, f"{snapshot.label}: {name}")
-    return _names_in(snapshot, name)
-
-
-def _names_in(snapshot: Snapshot, file: str) -> dict[str, str]:
-    return dict.fromkeys(snapshot.headers({file: 0})[file].tensors, file)
-
-
-def _weight_map(index: Mapping[str, Any], label: str) -> dict[str, str]:
+    """Return the file of each tensor, as the index says, or the header of the only file."""
+    name = INDEX
+    index = None if snapshot.weights else snapshot.read_json(INDEX)
+    if index is None:
+        single = snapshot.weights or (SINGLE if snapshot.has(SINGLE) else None)
+        name = single or _only_safetensors(snapshot)
+        if not name.endswith(".index.json"):
+            return dict.fromkeys(snapshot.headers({name: 0})[name].tensors, name)
+        index = snapshot.read_json(name) or {}
+    label = f"{snapshot.label}: {name}"
     files = index.get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise CheckpointError(f"{label}: needs a weight_map of tensor names to file names")
     for file in sorted(set(files.values())):
-        check_name(file, label)
-        if not file.endswith(".safetensors"):
+        if not check_name(file, label).endswith(".safetensors"):
             raise CheckpointError(
                 f"{label}: names {shown(file)!r}, which is not a .safetensors file"
             )

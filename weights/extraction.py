@@ -13,7 +13,7 @@ from zlib import crc32
 
 from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
-from .hub.options import HubOptions
+from .hub.repo import HubOptions
 from .published import check_family
 from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
@@ -90,7 +90,12 @@ def extract_encoder(
     def extract(snapshot: Snapshot) -> None:
         from .plan import find_encoder  # not before it is known that there is such a checkpoint
 
-        _check_apart(out, snapshot.folder)
+        target, origin = out.resolve(), snapshot.folder.resolve()
+        if target == origin or target in origin.parents or origin in target.parents:
+            raise CheckpointError(
+                f"{out}: is the checkpoint itself, its parent or a folder inside it ({origin}), "
+                "which is left as it is; pass a folder beside it"
+            )
         tower, _ = find_encoder(snapshot, family)
         _extract(tower, snapshot.locate(tower.wanted), out, overwrite)
 
@@ -126,16 +131,6 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{out}: cannot be made, as {parent} cannot be written to")
 
 
-def _check_apart(out: Path, source: Path) -> None:
-    """Raise a :class:`CheckpointError` if ``out`` is the checkpoint, holds it or lies inside it."""
-    target, origin = out.resolve(), source.resolve()
-    if target == origin or target in origin.parents or origin in target.parents:
-        raise CheckpointError(
-            f"{out}: is the checkpoint itself, its parent or a folder inside it ({origin}), which "
-            "is left as it is; pass a folder beside it"
-        )
-
-
 def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: bool) -> None:
     """Write a folder beside ``out``, then put it in its place by renaming."""
     work = out.with_name(f".{out.name}.extract")
@@ -144,7 +139,13 @@ def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: b
         with _alone(out.parent):
             _restore(work, out)  # after a run that was killed
             _check_target(out, overwrite)
-            _check_space(tower, out.parent)
+            needed = sum(piece.entry.nbytes for piece in tower.pieces)
+            free = shutil.disk_usage(out.parent).free
+            if free < needed:
+                raise CheckpointError(
+                    f"{out.parent}: the disk is full: the tower needs {needed / 1e6:,.1f} MB and "
+                    f"{free / 1e6:,.1f} MB are free; nothing was left behind"
+                )
             try:
                 work.mkdir()
                 _write_folder(tower, found, work / "new")
@@ -181,16 +182,6 @@ def _restore(work: Path, out: Path) -> None:
     if (work / "old").is_dir() and not out.exists():
         (work / "old").rename(out)
     shutil.rmtree(work, ignore_errors=True)
-
-
-def _check_space(tower: Tower, folder: Path) -> None:
-    needed = sum(piece.entry.nbytes for piece in tower.pieces)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise CheckpointError(
-            f"{folder}: the disk is full: the tower needs {needed / 1e6:,.1f} MB and "
-            f"{free / 1e6:,.1f} MB are free; nothing was left behind"
-        )
 
 
 def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> None:

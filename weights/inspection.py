@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from .hub.options import HubOptions
+from .hub.repo import HubOptions
 from .published import check_family
 from .snapshot import Snapshot
 from .source import with_checkpoint
@@ -101,9 +100,6 @@ def _inspect(snapshot: Snapshot, family: str | None) -> CheckpointInfo:
     from .plan import find_encoder  # not before it is known that there is such a checkpoint
 
     tower, encoder = find_encoder(snapshot, family)
-    by_dtype: Counter[str] = Counter()
-    for piece in tower.pieces:
-        by_dtype[piece.entry.dtype] += piece.entry.nbytes
     published, traffic = tower.published, snapshot.traffic(tower.wanted)
     return CheckpointInfo(
         name=tower.contents.label,
@@ -115,9 +111,9 @@ def _inspect(snapshot: Snapshot, family: str | None) -> CheckpointInfo:
         prefix=published.prefix,
         tensors=len(tower.pieces),
         parameters=sum(prod(piece.entry.shape) for piece in tower.pieces),
-        bytes=sum(by_dtype.values()),
+        bytes=sum(tower.bytes_by_dtype.values()),
         dtype=str(tower.dtype).removeprefix("torch."),
-        bytes_by_dtype=dict(by_dtype.most_common()),
+        bytes_by_dtype=tower.bytes_by_dtype,
         shards=tuple(published.shards),
         checkpoint_tensors=published.tensors,
         bytes_as_ranges=traffic.ranges,

@@ -30,6 +30,20 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """Target of a published tensor: part ``part`` of ``parts`` equal parts of tensor ``name``."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+    halves: bool = False  # whether the layout lists the tensor in ``halves``
+
+    def joined_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the whole tensor of which a part has this ``shape``."""
+        return (shape[0] * self.parts, *shape[1:]) if shape else shape
+
+
+@dataclass(frozen=True)
 class Layout:
     """One published way to name the tensors of a tower."""
 
@@ -57,21 +71,52 @@ class Layout:
     images_only: str = ""
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
+    def local_name(self, place: Place, name: str) -> str | None:
+        """Return a name without its prefix, or None if it is of neither tower nor projector."""
+        rest = name.removeprefix(place.root)
+        if name.startswith(place.root) and rest.startswith(self.projector):
+            return rest
+        return name.removeprefix(place.prefix) if name.startswith(place.prefix) else None
 
-@dataclass(frozen=True)
-class Slot:
-    """Target of a published tensor: part ``part`` of ``parts`` equal parts of tensor ``name``."""
+    def full_name(self, place: Place, local: str) -> str:
+        """Return a local name (see :meth:`local_name`) with its prefix."""
+        return (place.root if local.startswith(self.projector) else place.prefix) + local
 
-    name: str
-    part: int = 0
-    parts: int = 1
-    halves: bool = False
-    """Whether the layout lists the tensor in ``halves``."""
+    def is_ignored(self, local: str) -> bool:
+        """Return whether the layout lists ``local`` among the names that no forward pass needs."""
+        return any(_pattern(template).fullmatch(local) for template in self.ignored)
 
+    def to_ours(self, local: str) -> Slot | None:
+        """Return the target of the published tensor ``local``, or None for an unknown name."""
+        for ours, parts in self.joins.items():
+            for part, published in enumerate(parts):
+                if match := _pattern(published).fullmatch(local):
+                    return Slot(_fill(ours, match), part, len(parts), published in self.halves)
+        slot = Slot(_translate(self.renames.items(), local))
+        return slot if self.to_published(slot.name) == [local] else None
 
-def joined_shape(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the whole tensor of which a part has this ``shape``."""
-    return (shape[0] * slot.parts, *shape[1:]) if shape else shape
+    def to_published(self, ours: str) -> list[str]:
+        """Return the published names (after the prefix) whose rows, in order, make ``ours``."""
+        for module, parts in self.joins.items():
+            if match := _pattern(module).fullmatch(ours):
+                return [_fill(published, match) for published in parts]
+        return [_translate([(b, a) for a, b in self.renames.items()], ours)]
+
+    def published_shape(
+        self, ours: str, shape: tuple[int, ...], *, inverse: bool = False
+    ) -> tuple[int, ...]:
+        """Return the shape that the layout gives tensor ``ours`` of this ``shape``.
+
+        The ``inverse`` returns our shape of a published one. A shape that the layout's axes do not
+        fit is returned as it is, so that the comparison with the encoder's shapes finds it.
+        """
+        axes = [side.split() for side in self.views.get(ours, " -> ").split("->")]
+        before, after = reversed(axes) if inverse else axes
+        lengths = dict(zip(before, shape, strict=False))
+        left = [length for axis, length in lengths.items() if axis not in after]
+        if len(before) != len(shape) or any(length != 1 for length in left):
+            return shape
+        return tuple(lengths.get(axis, 1) for axis in after)
 
 
 def find_layout(
@@ -80,7 +125,7 @@ def find_layout(
     """Return the first of the layouts whose marks are among ``names``, and where its tower lies."""
     names = list(names)
     for layout in layouts:
-        starts = {place: tuple(map(place.prefix.__add__, layout.marks)) for place in layout.places}
+        starts = {p: tuple(p.prefix + mark for mark in layout.marks) for p in layout.places}
         found = [p for p in layout.places if any(name.startswith(starts[p]) for name in names)]
         if len(found) > 1:
             raise CheckpointError(
@@ -95,67 +140,6 @@ def find_layout(
         f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
         f"prefixes {', '.join(prefixes)}; the names begin with {first or 'nothing'}"
     )
-
-
-def local_name(layout: Layout, place: Place, name: str) -> str | None:
-    """Return a name without its prefix, or None if it is of neither tower nor projector."""
-    rest = name.removeprefix(place.root)
-    if name.startswith(place.root) and rest.startswith(layout.projector):
-        return rest
-    return name.removeprefix(place.prefix) if name.startswith(place.prefix) else None
-
-
-def full_name(layout: Layout, place: Place, local: str) -> str:
-    """Return a local name (see :func:`local_name`) with its prefix."""
-    return (place.root if local.startswith(layout.projector) else place.prefix) + local
-
-
-def is_ignored(layout: Layout, local: str) -> bool:
-    """Return whether the layout lists ``local`` among the names that no forward pass needs."""
-    return any(_pattern(template).fullmatch(local) for template in layout.ignored)
-
-
-def to_ours(layout: Layout, local: str) -> Slot | None:
-    """Return the target of the published tensor ``local``, or None for an unknown name."""
-    for ours, parts in layout.joins.items():
-        for part, published in enumerate(parts):
-            if match := _pattern(published).fullmatch(local):
-                return Slot(_fill(ours, match), part, len(parts), published in layout.halves)
-    slot = Slot(_translate(layout.renames.items(), local))
-    return slot if to_published(layout, slot.name) == [local] else None
-
-
-def to_published(layout: Layout, ours: str) -> list[str]:
-    """Return the published names (after the prefix) whose rows, in order, make tensor ``ours``."""
-    for module, parts in layout.joins.items():
-        if match := _pattern(module).fullmatch(ours):
-            return [_fill(published, match) for published in parts]
-    return [_translate([(b, a) for a, b in layout.renames.items()], ours)]
-
-
-def published_shape(layout: Layout, ours: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that the layout gives tensor ``ours``, whose shape is ``shape`` here."""
-    here, _, published = layout.views.get(ours, "").partition(" -> ")
-    return _viewed(shape, here, published)
-
-
-def our_shape(layout: Layout, ours: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape here of tensor ``ours``, which is published with ``shape``.
-
-    A shape that the layout's axes do not fit is returned as it is, so that the comparison with the
-    encoder's shapes finds it.
-    """
-    here, _, published = layout.views.get(ours, "").partition(" -> ")
-    return _viewed(shape, published, here)
-
-
-def _viewed(shape: tuple[int, ...], before: str, after: str) -> tuple[int, ...]:
-    if len(before.split()) != len(shape):
-        return shape
-    lengths = dict(zip(before.split(), shape, strict=True))
-    if any(length != 1 for axis, length in lengths.items() if axis not in after.split()):
-        return shape
-    return tuple(lengths.get(axis, 1) for axis in after.split())
 
 
 def _translate(rules: Iterable[tuple[str, str]], name: str) -> str:

@@ -1,11 +1,16 @@
-"""Load a tower: built on meta, filled straight from the files, strictly or not at all."""
+"""Load a tower: built on meta, filled straight from the files, strictly or not at all.
+
+Its preprocessing is set to what the checkpoint's processor files say.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -15,21 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoders import Encoder
+from encoders import Encoder, inputs
 from encoders.saving import PublishedForm, in_pairs
 
+from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
-from .hub.options import HubOptions
-from .layouts import joined_shape, published_shape, to_published
+from .hub.repo import HubOptions
 from .plan import DTYPES, Tower, extracted_config, find_encoder
-from .preprocessing import set_up_preprocessing
 from .published import check_family
 from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
 from .tensor_file import read_into
 
-MOST_READERS = 4
-"""Threads that read at once; reading and CRC-32 both release Python's lock."""
+MOST_READERS = 4  # threads that read at once; reading and CRC-32 both release Python's lock
 
 
 def load_encoder(
@@ -116,7 +119,7 @@ def load_encoder(
         everything = chain(encoder.named_parameters(), encoder.named_buffers())
         left = [name for name, value in everything if value.is_meta]
         assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
-        files = set_up_preprocessing(encoder, tower)
+        files = _set_up_preprocessing(encoder, tower)
         encoder.published = _published_form(tower, encoder, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)
 
@@ -182,9 +185,16 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     """
     tensors: dict[str, Tensor] = {}
     found = tower.contents.snapshot.locate(tower.wanted)
-    jobs = [
-        (found[piece.name], piece, _rows(tensors, piece, dtype, device)) for piece in tower.pieces
-    ]
+    jobs: list[tuple[Located, Piece, Tensor]] = []
+    for piece in tower.pieces:  # read into a whole tensor, or into rows of a joined one
+        slot = piece.slot
+        assert slot is not None, f"{piece.name} fits no tensor of the encoder"
+        if slot.name not in tensors:
+            shape = slot.joined_shape(piece.entry.shape)
+            tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
+        whole = tensors[slot.name]
+        rows = whole.chunk(slot.parts)[slot.part] if slot.parts > 1 else whole
+        jobs.append((found[piece.name], piece, rows))
     jobs.sort(key=lambda job: (str(job[0].path), job[0].offset))
     # More threads read no faster, and one keeps the copies to a GPU busy.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
@@ -216,19 +226,6 @@ def _fill(label: str, place: Located, piece: Piece, rows: Tensor) -> None:
         rows.copy_(buffer.to(rows.device))  # cast on the device, so that the host holds one copy
 
 
-def _rows(
-    tensors: dict[str, Tensor], piece: Piece, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return the memory that ``piece`` is read into: a whole tensor, or rows of a joined one."""
-    slot = piece.slot
-    assert slot is not None, f"{piece.name} fits no tensor of the encoder"
-    if slot.name not in tensors:
-        shape = joined_shape(slot, piece.entry.shape)
-        tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
-    whole = tensors[slot.name]
-    return whole.chunk(slot.parts)[slot.part] if slot.parts > 1 else whole
-
-
 def _published_form(
     tower: Tower, encoder: Encoder, files: Mapping[str, Mapping[str, Any]], repo_id: str
 ) -> PublishedForm:
@@ -239,8 +236,8 @@ def _published_form(
     layout, state = tower.layout, encoder.state_dict()
     return PublishedForm(
         files={"config": extracted_config(tower.contents.config), **files},
-        names={name: to_published(layout, name) for name in state},
-        shapes={n: published_shape(layout, n, tuple(state[n].shape)) for n in layout.views},
+        names={name: layout.to_published(name) for name in state},
+        shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},
         halves={
             piece.local: tower.config.num_heads
             for piece in tower.pieces
@@ -248,3 +245,69 @@ def _published_form(
         },
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,
     )
+
+
+def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str, Any]]:
+    """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
+
+    A bad value for images is a CheckpointError, one for videos at the first video. If no file says
+    how images are prepared, the caller of the function that calls this one is warned.
+
+    Returns:
+        The processor files that the checkpoint has: name without ``.json`` -> content.
+    """
+    snapshot = tower.contents.snapshot
+    found = {name: snapshot.read_json(f"{name}.json") for name in PROCESSOR_FILES}
+    files = {name: content for name, content in found.items() if content is not None}
+
+    def bad_value(message: str) -> CheckpointError:
+        return CheckpointError(f"{snapshot.label}: processor files: {message}")
+
+    preprocessor = encoder.preprocessor.with_files(files, bad_value)
+    if tower.layout.images_only:
+        assert isinstance(preprocessor, inputs.PatchPreprocessor | inputs.TilePreprocessor)
+        no_videos = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
+        preprocessor = replace(preprocessor, video_error=no_videos)
+    encoder.preprocessor = preprocessor
+    # Old processor_config.json only name a class; that of DeepSeek-VL2 and DeepSeek-OCR describes
+    # images at its top level.
+    processor = files.get("processor_config", {})
+    nested = isinstance(processor.get("image_processor"), Mapping) or "image_mean" in processor
+    # The repos of timm and StepFun have no such files: their code has the values, as ours has.
+    if not ("preprocessor_config" in files or nested) and tower.layout.processor_files:
+        warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
+    return files
+
+
+def _defaults_used(tower: Tower, preprocessor: inputs.Preprocessor) -> str:
+    """Return the warning for a checkpoint without such files; ``save_pretrained`` writes none."""
+    snapshot = tower.contents.snapshot
+    offline = snapshot.offline
+    values, keyword = _shown(preprocessor, tower.contents.config)
+    fix = "copy preprocessor_config.json from the original repo"
+    if keyword:
+        fix += f", or pass {keyword}=..."
+    if offline:
+        fix = f"load once with a connection, {fix}"
+    return (
+        f"{snapshot.label}: no preprocessor_config.json or processor_config.json "
+        f"{'in the cache ' if offline else ''}says how images are prepared, so "
+        f"{tower.family.title}'s defaults are used ({values}), which may not be what the model was "
+        f"trained with: {fix}"
+    )
+
+
+def _shown(preprocessor: inputs.Preprocessor, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the defaults that no file sets, and the keyword that overrides them, or none."""
+    if isinstance(preprocessor, inputs.PatchPreprocessor):
+        rules = preprocessor.images
+        sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
+        return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
+    if isinstance(preprocessor, inputs.WindowPreprocessor | inputs.ViewPreprocessor):
+        return f"mean={preprocessor.mean}, std={preprocessor.std}", ""
+    assert isinstance(preprocessor, inputs.TilePreprocessor)
+    colours = f"mean={preprocessor.mean}, std={preprocessor.std}"
+    if "max_dynamic_patch" in config:  # chat repos: their config says how images are tiled
+        return colours, ""
+    sizes = f"image_size={preprocessor.image_size}, max_tiles={preprocessor.max_tiles}"
+    return f"{sizes}, {colours}", "max_tiles"

@@ -17,38 +17,20 @@ from encoders import Encoder
 
 from .contents import PROCESSOR_FILES, Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, DamagedError, shown
-from .families import Family, build_config, find_family, vision_section
-from .layouts import (
-    Layout,
-    Place,
-    find_layout,
-    full_name,
-    is_ignored,
-    joined_shape,
-    local_name,
-    our_shape,
-    published_shape,
-    to_ours,
-    to_published,
-)
+from .families import build_config, find_family, vision_section
+from .families.family import Family
+from .layouts import Layout, Place, find_layout
 from .snapshot import Piece, Published, Snapshot, Wanted
 
-DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """The stored dtypes that a tower is loaded from."""
 
-SHOWN = 8
-"""Names that a message lists per kind of problem; the count is always given."""
+SHOWN = 8  # names that a message lists per kind of problem; the count is always given
 
 MOST_NEAR = 10_000
 """Names that are compared to find the nearest one, 0.1 s per name listed; forged checkpoints have
 more."""
-LONGEST_MATCHED = 256
-"""Characters of a name that are compared; the time grows with their square."""
+LONGEST_MATCHED = 256  # characters of a name that are compared; the time grows with their square
 MOST_IN_TOWER = 20_000
 """Limit for the names under a tower's prefix; the largest published tower has a thousand, and
 matching a million took 20 s."""
@@ -75,27 +57,31 @@ class Tower:
     published: Published
 
     @property
+    def bytes_by_dtype(self) -> dict[str, int]:
+        """Bytes of the tensors by stored dtype, most first."""
+        counter: Counter[str] = Counter()
+        for piece in self.pieces:
+            counter[piece.entry.dtype] += piece.entry.nbytes
+        return dict(counter.most_common())
+
+    @property
     def dtype(self) -> torch.dtype:
         """The stored dtype; of several, the one with most bytes."""
-        weight: Counter[str] = Counter()
-        for piece in self.pieces:
-            weight[piece.entry.dtype] += piece.entry.nbytes
-        return DTYPES[weight.most_common(1)[0][0]] if weight else torch.get_default_dtype()
+        return next(map(DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
     @property
     def wanted(self) -> Wanted:
         """What is to be brought to this disk."""
-        return Wanted(self.pieces, self.published, lambda: tower_files(self))
+        return Wanted(self.pieces, self.published, self.files)
 
-
-def tower_files(tower: Tower) -> dict[str, bytes]:
-    """Return the files that stand beside the tower's tensors, as the checkpoint has them."""
-    names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
-    files = tower.contents.snapshot.contents(names)
-    config = extracted_config(tower.contents.config)
-    if config != tower.contents.config:
-        files[names[0]] = json.dumps(config, indent=2).encode()
-    return files
+    def files(self) -> dict[str, bytes]:
+        """Return the files that stand beside the tensors, as the checkpoint has them."""
+        names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
+        files = self.contents.snapshot.contents(names)
+        config = extracted_config(self.contents.config)
+        if config != self.contents.config:
+            files[names[0]] = json.dumps(config, indent=2).encode()
+        return files
 
 
 def extracted_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,11 +126,13 @@ def find_tower(contents: Contents, family: Family) -> Tower:
     pieces, shards = _pieces(contents, layout, place, local)
     _refuse_dtypes(pieces, label)
     slots = [(piece.slot, piece.entry.shape) for piece in pieces]
-    joined = {slot.name: joined_shape(slot, shape) for slot, shape in slots if slot}
-    shapes = {name: our_shape(layout, name, shape) for name, shape in joined.items()}
+    joined = {slot.name: slot.joined_shape(shape) for slot, shape in slots if slot}
+    shapes = {
+        name: layout.published_shape(name, shape, inverse=True) for name, shape in joined.items()
+    }
     config = build_config(family, contents.config, shapes, label)
-    published = Published(place.prefix, len(contents.files), shards)
-    published = contents.snapshot.published or published
+    whole = Published(place.prefix, len(contents.files), shards)
+    published = contents.snapshot.published or whole
     return Tower(contents, family, layout, place, config, tuple(pieces), published)
 
 
@@ -160,22 +148,21 @@ def build_encoder(tower: Tower) -> Encoder:
         encoder = tower.family.on_meta(tower.config)
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{tower.contents.label}: config.json: {error}") from error
-    check_fit(tower, {name: tuple(value.shape) for name, value in encoder.state_dict().items()})
+    _check_fit(tower, {name: tuple(value.shape) for name, value in encoder.state_dict().items()})
     return encoder
 
 
-def check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
+def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
     layout, place, label = tower.layout, tower.place, tower.contents.label
     present = {piece.name: piece for piece in tower.pieces}
     wanted: dict[str, tuple[int, ...]] = {}
     for ours, ours_shape in expected.items():
-        parts, shape = to_published(layout, ours), published_shape(layout, ours, ours_shape)
+        parts, shape = layout.to_published(ours), layout.published_shape(ours, ours_shape)
         for local in parts:
             rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
-            wanted[full_name(layout, place, local)] = rows
-    names = _tower_names(tower.contents.files, layout, place, label)
-    extra = [name for name in names if name not in wanted]
+            wanted[layout.full_name(place, local)] = rows
+    extra = [name for name in present if name not in wanted]
     missing = [name for name in wanted if name not in present]
     wrong = [
         f"{name} is {list(piece.entry.shape)}, the config makes {list(wanted[name])}"
@@ -201,8 +188,8 @@ def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str)
     """Return the name after the prefix by full name, of tower and projector tensors that matter."""
     found: dict[str, str] = {}
     for name in names:
-        local = local_name(layout, place, name)
-        if local is not None and not is_ignored(layout, local):
+        local = layout.local_name(place, name)
+        if local is not None and not layout.is_ignored(local):
             found[name] = local
         if len(found) > MOST_IN_TOWER:
             raise CheckpointError(
@@ -229,7 +216,7 @@ def _pieces(
                 f"{contents.snapshot.advice}"
             )
         for name in named:
-            slot = to_ours(layout, local[name])
+            slot = layout.to_ours(local[name])
             pieces[name] = Piece(name, local[name], file, header.tensors[name], slot)
     sizes = {file: header.file_bytes for file, header in headers.items()}
     return [pieces[name] for name in local], sizes

@@ -1,8 +1,9 @@
 """The published checkpoints that are known to load, as ``published.json`` lists them.
 
 The file holds configs and processor files as the Hub has them, cut down to the fields that describe
-the tower. Checkpoints that differ in one width share a config, with ``"WIDTH"`` in its place. No
-code but that of tests, lists and small checkpoints reads them. Nothing here needs torch.
+the tower. Checkpoints that differ in one width share a config, with ``"WIDTH"`` in its place. The
+lists, messages, tests and small checkpoints are made from it; loading takes no size from it. This
+module needs no torch.
 """
 
 from __future__ import annotations
@@ -34,13 +35,33 @@ class PublishedModel:
     """The published ``config.json``, cut down to the fields that describe the tower."""
 
 
-def _models(checkpoints: list[dict[str, Any]]) -> Iterator[PublishedModel]:
-    for group in checkpoints:
-        shared, config = (group["family"], group["layout"], group["prefix"]), group["config"]
+@dataclass(frozen=True)
+class SmallCheckpoint:
+    """The published repo that a small checkpoint with random weights imitates.
+
+    The demo, the notebooks and the tests use such checkpoints; ``vitgraph.seeded`` writes them.
+    """
+
+    repo_id: str
+    title: str = ""
+    """Name in the demo; the demo leaves a checkpoint without a title out."""
+    layout: str = ""
+    """Name of the layout to write if it is not the published one."""
+
+
+def _models(groups: list[dict[str, Any]]) -> Iterator[PublishedModel]:
+    for group in groups:
+        config = json.dumps(group["config"])
         for model in group["models"]:
-            counts = model["parameters"], model.get("projector_parameters", 0)
-            text = json.dumps(config).replace('"WIDTH"', str(model.get("width")))
-            yield PublishedModel(model["repo_id"], *shared, *counts, json.loads(text))
+            yield PublishedModel(
+                model["repo_id"],
+                group["family"],
+                group["layout"],
+                group["prefix"],
+                model["parameters"],
+                model.get("projector_parameters", 0),
+                json.loads(config.replace('"WIDTH"', str(model.get("width")))),
+            )
 
 
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
@@ -48,7 +69,10 @@ _DATA = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 PUBLISHED = tuple(_models(_DATA["checkpoints"]))
 """Every published checkpoint that is known to load."""
 
-PROCESSOR_FILES: Mapping[str, Mapping[str, Any]] = _DATA["processors"]
+SMALL = {name: SmallCheckpoint(**small) for name, small in _DATA["small"].items()}
+"""Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
+
+PROCESSORS: Mapping[str, Mapping[str, Any]] = _DATA["processors"]
 """Processor files, by file name without ``.json``, by the name that layouts give such a set."""
 
 

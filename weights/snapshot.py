@@ -13,10 +13,8 @@ from .tensor_file import Header, TensorEntry, parse_json, read_header
 
 MAX_JSON_BYTES = 100_000_000
 """Limit for an index; the index of the largest published checkpoint has about 20 MB."""
-MAX_CONFIG_BYTES = 16_000_000
-"""Limit for any other JSON file; published ones stay under 1 MB."""
-LONGEST_PART = 255
-"""Bytes of the name of one file or folder."""
+MAX_CONFIG_BYTES = 16_000_000  # limit for any other JSON file; published ones stay under 1 MB
+LONGEST_PART = 255  # bytes of the name of one file or folder
 
 
 @dataclass(frozen=True)
@@ -24,24 +22,19 @@ class Piece:
     """One tensor of the tower: where the checkpoint holds it, and where its rows go."""
 
     name: str
-    local: str
-    """The name without the tower's prefix."""
+    local: str  # the name without the tower's prefix
     file: str
     entry: TensorEntry
-    slot: Slot | None = None
-    """The encoder's tensor that it fills; None for a tensor that the layout does not know."""
+    slot: Slot | None = None  # the encoder's tensor that it fills; None if the layout has none
 
 
 @dataclass(frozen=True)
 class Published:
     """What the whole checkpoint is, as published; a kept tower remembers it."""
 
-    prefix: str
-    """What stands before the tower's names."""
-    tensors: int
-    """Tensors in all files."""
-    shards: Mapping[str, int]
-    """Bytes of each file that holds a part of the tower."""
+    prefix: str  # what stands before the tower's names
+    tensors: int  # in all files
+    shards: Mapping[str, int]  # bytes of each file that holds a part of the tower
 
 
 @dataclass(frozen=True)
@@ -67,36 +60,30 @@ class Located:
 class Traffic:
     """What bringing a tower to this disk would transfer, and what is here already."""
 
-    cached: str
-    """``local`` for a folder; else ``tower``, ``shards``, ``some shards`` or ``nothing``."""
-    route: str
-    """What would be fetched: ``nothing``, ``ranges`` or ``shards``."""
-    ranges: int
-    """Bytes of the tower as byte ranges."""
-    unfinished: bool = False
-    """Whether an earlier fetch of ranges was cut off, and would be continued."""
+    cached: str  # "local" for a folder; else "tower", "shards", "some shards" or "nothing"
+    route: str  # what would be fetched: "nothing", "ranges" or "shards"
+    ranges: int  # bytes of the tower as byte ranges
+    unfinished: bool = False  # whether ranges were cut off before, and would be continued
 
 
 class Snapshot:
     """The files of one checkpoint at one revision: here, those in a folder of this disk."""
 
-    commit: str | None = None
-    """The commit that every file is read at; None for a folder."""
-    offline = False
-    """Whether files that are not on this disk count as absent, since no request may be sent."""
-    cached = "local"
-    """What of the tower is on this disk, as :class:`Traffic` tells it."""
-    published: Published | None = None
-    """What the whole checkpoint is, where the files here no longer tell."""
-    advice = ""
-    """Appended to errors about tensors that do not fit: what to try if the files are damaged."""
+    commit: str | None = None  # that every file is read at; None for a folder
+    offline = False  # whether files that are not on this disk count as absent
+    cached = "local"  # what of the tower is here, as Traffic tells it
+    published: Published | None = None  # the whole checkpoint, if the files here do not tell it
+    advice = ""  # ends errors about tensors that do not fit: what to try if files are damaged
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
         """``weights`` names the one safetensors file to use; ``label`` is for messages."""
         self.folder = folder
         self.weights = weights
         self.label = label or str(folder / (weights or ""))
-        self._inside = _allowed_folders(folder)
+        # Links may lead to inside the folder and to the blobs of the Hub client's cache.
+        real = folder.resolve()
+        snapshots = [place for place in (real, *real.parents) if place.parent.name == "snapshots"]
+        self._inside = [real, *(place.parents[1] / "blobs" for place in snapshots)]
 
     def content(self, name: str) -> bytes | None:
         """Return the bytes of the small file ``name``, or None if there is no such file."""
@@ -191,26 +178,11 @@ def json_limit(name: str) -> int:
     return MAX_JSON_BYTES if name.endswith(".index.json") else MAX_CONFIG_BYTES
 
 
-def _allowed_folders(folder: Path) -> list[Path]:
-    """Return where links may lead: inside the folder and to the blobs of the Hub client's cache."""
-    real = folder.resolve()
-    places = (real, *real.parents)
-    blobs = [place.parents[1] / "blobs" for place in places if place.parent.name == "snapshots"]
-    return [real, *blobs]
-
-
 def check_name(name: str, label: str) -> str:
     """Return ``name`` if it is a relative one, of a file inside the checkpoint, that disks take."""
     parts = PurePosixPath(name).parts
-    if (
-        not parts
-        or name.startswith("/")
-        or ".." in parts
-        or "\\" in name
-        or ":" in name
-        or not name.isprintable()
-        or len(name) > 255
-    ):
+    climbs = name.startswith("/") or ".." in parts or "\\" in name or ":" in name
+    if climbs or not parts or not name.isprintable() or len(name) > 255:
         raise CheckpointError(
             f"{label}: the file name {name[:200]!r} leaves the checkpoint or is not a plain "
             "relative name; nothing was read"

@@ -10,7 +10,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from .errors import CheckpointError, DamagedError, shown
-from .hub.options import HubOptions
+from .hub.repo import HubOptions
 from .hub.snapshot import open_repo
 from .published import similar_names
 from .snapshot import Snapshot, check_name
@@ -54,7 +54,8 @@ def _open(
             )
         return _open_path(Path(text).expanduser(), options.subfolder)
     _refuse_other_spellings(text)
-    if not isinstance(repo_id_or_path, str) or _looks_like_path(text):
+    path = text.startswith((".", "/", "~")) or "\\" in text or text.endswith((".safetensors", "/"))
+    if path or text.count("/") != 1 or not isinstance(repo_id_or_path, str):
         raise CheckpointError(
             f"{shown(text)}: no such file or folder (and not a repo id, which reads owner/name)"
             f"{similar_names(text)}"
@@ -115,15 +116,6 @@ def _refuse_other_spellings(text: str) -> None:
     raise CheckpointError(
         f"{shown(text)}: the address of a repo, not its id: drop {shown(address[1])} and pass "
         + ", ".join(wanted)
-    )
-
-
-def _looks_like_path(text: str) -> bool:
-    return (
-        text.startswith((".", "/", "~"))
-        or "\\" in text
-        or text.count("/") != 1
-        or text.endswith((".safetensors", "/"))
     )
 
 

@@ -81,14 +81,14 @@ def read_header(path: Path, label: str) -> Header:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            start = file.read(len(LFS_POINTER))
-            length = header_length(start, label)
+            length = header_length(file.read(len(LFS_POINTER)), label)
             if length > size - 8:
                 raise CheckpointError(
                     f"{label}: the header claims {length} bytes but the file has {size}: "
                     "truncated or not a safetensors file; download it again"
                 )
-            raw = (start + file.read(8 + length - len(start)))[8 : 8 + length]
+            file.seek(8)
+            raw = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{label}: cannot be read ({error})") from error
     header = parse_header(raw, label)
@@ -149,8 +149,9 @@ def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[s
     table: dict[str, Any] = {"__metadata__": metadata}
     position = 0
     for name, entry in tensors:
-        offsets = [position, position := position + entry.nbytes]
+        offsets = [position, position + entry.nbytes]
         table[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        position += entry.nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -202,24 +203,19 @@ def _entry(name: str, value: Any, label: str) -> TensorEntry:
     shape: Any = fields.get("shape")
     offsets: Any = fields.get("data_offsets")
     dtype = fields.get("dtype")
-    if (
-        not isinstance(dtype, str)
-        or not _sizes(shape)
-        or not _sizes(offsets)
-        or len(offsets) != 2
-        or offsets[0] > offsets[1]
-    ):
+    rising = _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]
+    if not (isinstance(dtype, str) and _sizes(shape) and rising):
         raise CheckpointError(
             f"{label}: {shown(name)!r} has the entry {shown(str(value))}, needs dtype, shape and "
             "two rising data_offsets"
         )
     if dtype not in DTYPE_BITS:
         raise CheckpointError(f"{label}: {shown(name)!r} has the unknown dtype {shown(dtype)!r}")
-    if prod(shape) * DTYPE_BITS[dtype] != (offsets[1] - offsets[0]) * 8:
+    needed, held = prod(shape) * DTYPE_BITS[dtype], (offsets[1] - offsets[0]) * 8
+    if needed != held:
         raise CheckpointError(
-            f"{label}: {shown(name)!r} of shape {shape} and dtype {dtype} needs "
-            f"{prod(shape) * DTYPE_BITS[dtype] / 8:.0f} bytes, its offsets hold "
-            f"{offsets[1] - offsets[0]}"
+            f"{label}: {shown(name)!r} of shape {shape} and dtype {dtype} needs {needed / 8:.0f} "
+            f"bytes, its offsets hold {held // 8}"
         )
     return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,7 @@ class CachedTower:
     repo_id: str
     commit: str
     subfolder: str | None
-    bytes: int
-    """On the disk, small files included."""
+    bytes: int  # on the disk, small files included
     tensors: int
     state: str
     """``whole``, ``unfinished``, ``configs only``, ``kept by vitgraph 0.1, not read``, or
@@ -38,7 +36,22 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
 
     To ``verify`` is to compare every tensor and small file with its CRC-32, not headers alone.
     """
-    return list(_describe_all(cache_root(cache_dir), verify=verify))
+    towers: list[CachedTower] = []
+    for repo in _repos(cache_root(cache_dir)):
+        repo_id = _repo_id(repo)
+        try:
+            folders = _subfolders(repo, r"[0-9a-f].*")
+        except OSError as error:
+            state = f"damaged: {_unreadable(error)}"
+            towers.append(CachedTower(repo_id, "", None, 0, 0, state, repo))
+            continue
+        for folder in folders:
+            subfolder, tensors, state = None, 0, OLD_FORMAT
+            if repo.parent.name == TOWERS:
+                subfolder, tensors, state = _state(Store(folder), verify=verify)
+            size, commit = _disk_bytes(folder), _commit(folder)
+            towers.append(CachedTower(repo_id, commit, subfolder, size, tensors, state, folder))
+    return towers
 
 
 def remove_cached(
@@ -84,22 +97,6 @@ def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
             "its name: `vitgraph cache list` shows commits"
         )
     return [folder for folder in folders if _commit(folder) == found[0]]
-
-
-def _describe_all(root: Path, *, verify: bool) -> Iterator[CachedTower]:
-    for repo in _repos(root):
-        try:
-            folders = _subfolders(repo, r"[0-9a-f].*")
-        except OSError as error:
-            state = f"damaged: {_unreadable(error)}"
-            yield CachedTower(_repo_id(repo), "", None, 0, 0, state, repo)
-            continue
-        for folder in folders:
-            subfolder, tensors, state = None, 0, OLD_FORMAT
-            if repo.parent.name == TOWERS:
-                subfolder, tensors, state = _state(Store(folder), verify=verify)
-            size, commit = _disk_bytes(folder), _commit(folder)
-            yield CachedTower(_repo_id(repo), commit, subfolder, size, tensors, state, folder)
 
 
 def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:

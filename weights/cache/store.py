@@ -18,7 +18,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from threading import get_ident
 from zlib import crc32
@@ -60,12 +59,6 @@ class Store:
         self.tower = folder / "tower"
         self.partial = folder / "partial"
         self.answers = folder / "answers"
-
-    @classmethod
-    def of(cls, root: Path, repo_id: str, commit: str, subfolder: str | None) -> Store:
-        """Return the store of a repo, or of a folder in it, at a commit."""
-        inside = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
-        return cls(repo_folder(root, repo_id) / f"{commit}{inside}")
 
     @contextmanager
     def lock(self) -> Iterator[None]:

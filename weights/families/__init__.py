@@ -11,20 +11,10 @@ from typing import Any
 
 from ..errors import CheckpointError, shown
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
-from .family import Family, Fields, Shapes, SmallCheckpoint
+from .family import Family, Fields, Shapes
 from .intern_vit import INTERN_VIT
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .step import STEP3, STEP3_VL
-
-__all__ = [
-    "FAMILIES",
-    "LAYOUTS",
-    "Family",
-    "SmallCheckpoint",
-    "build_config",
-    "find_family",
-    "vision_section",
-]
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -57,7 +47,7 @@ def find_family(
     wanted: str | None,
     fits: Callable[[Family], bool],
 ) -> Family:
-    """Find the family that a checkpoint belongs to.
+    """Find the family of a checkpoint by its model type, else by its timm architecture.
 
     Args:
         config: the whole ``config.json``.
@@ -66,10 +56,6 @@ def find_family(
         label: name of the checkpoint in errors.
         wanted: name of the family to take where the checkpoint names none that is known, or None.
         fits: whether the checkpoint's config and tensors fit a family; asked for the error alone.
-
-    Raises:
-        CheckpointError: the model type or the timm architecture belongs to another family than the
-            one ``wanted``, or to no family and none is wanted.
     """
     section, parents = vision_section(config)
     types = (part.get("model_type") for part in (section, *parents))
@@ -85,13 +71,8 @@ def find_family(
     else:
         what = "a config.json without model_type"
     if len(found) > 1:  # the tensors say more than a type that several families have
-        what, endings = f"{what}, with tensors of no known tower,", [*names]
-        found = [
-            family
-            for family in found
-            for signs in family.signs
-            if all(any(name.endswith(sign) for name in endings) for sign in signs)
-        ]
+        what = f"{what}, with tensors of no known tower,"
+        found = [family for family in found if _has_signs(family, [*names])]
     if found and wanted not in (None, found[0].name):
         raise CheckpointError(
             f"{label}: its tower is of the family {found[0].name!r}, not of family={wanted!r}: "
@@ -111,6 +92,13 @@ def find_family(
         f"{label}: {what} is not supported{like}; supported model types: {', '.join(kinds)}; "
         f"timm architectures: {timm}"
     )
+
+
+def _has_signs(family: Family, names: list[str]) -> bool:
+    def has(sign: str) -> bool:
+        return any(name.endswith(sign) for name in names)
+
+    return any(has(first) and has(second) for first, second in family.signs)
 
 
 def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
@@ -135,9 +123,6 @@ def build_config(
     The ``shapes`` of the tower's tensors by the encoder's names (None if there are no tensors)
     supply the fields that the config leaves out. Fields that it states are taken as they are, and
     the loader reports tensors that disagree with them.
-
-    Raises:
-        CheckpointError: a value that the encoder does not implement, or sizes that disagree.
     """
     try:
         whole = _completed(family, config, shapes or {})

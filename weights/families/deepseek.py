@@ -14,8 +14,8 @@ from encoders import (
 )
 
 from ..layouts import Layout, Place
-from ..published import PROCESSOR_FILES
-from .family import Family, Fields, SmallCheckpoint, length
+from ..published import PROCESSORS
+from .family import Family, Fields, length
 
 _ONE_VIEW = {"image": "yes, by view", "video": "no videos"}
 _BY_PATH = {"image": "yes, each path by view", "video": "no videos"}
@@ -35,7 +35,7 @@ _VL_LAYOUT = Layout(
         "norm": "vision.norm",
     },
     ignored=("attn_pool",),  # pools to one vector, which the model does not use
-    processor_files=PROCESSOR_FILES["deepseek-vl"],
+    processor_files=PROCESSORS["deepseek-vl"],
 )
 _LOW, _HIGH = "vision_tower_low.vision_tower", "vision_tower_high.vision_tower"
 _HYBRID_LAYOUT = Layout(
@@ -57,7 +57,7 @@ _HYBRID_LAYOUT = Layout(
     },
     # HybridVisionTower makes two norms that its forward does not call.
     ignored=(f"{_LOW}.attn_pool", "high_layer_norm", "low_layer_norm"),
-    processor_files=PROCESSOR_FILES["deepseek-vl-hybrid"],
+    processor_files=PROCESSORS["deepseek-vl-hybrid"],
 )
 
 DEEPSEEK_VL = Family(
@@ -68,7 +68,6 @@ DEEPSEEK_VL = Family(
     model_types=("vision", "multi_modality"),
     signs=(("pos_embed", "aligner.layers.0.weight"),),
     layouts=(_VL_LAYOUT,),
-    small={"deepseek_vl": SmallCheckpoint("deepseek-ai/deepseek-vl-1.3b-chat", "DeepSeek-VL")},
     replays=_ONE_VIEW,
 )
 DEEPSEEK_VL_HYBRID = Family(
@@ -79,9 +78,6 @@ DEEPSEEK_VL_HYBRID = Family(
     model_types=("vision", "multi_modality"),
     signs=(("neck_hd.0.weight", "aligner.high_up_proj.weight"),),
     layouts=(_HYBRID_LAYOUT,),
-    small={
-        "deepseek_vl_hybrid": SmallCheckpoint("deepseek-ai/deepseek-vl-7b-chat", "DeepSeek-VL-7B")
-    },
     replays=_BY_PATH,
 )
 
@@ -94,7 +90,7 @@ _VL2_LAYOUT = Layout(
     projector=("projector.", "image_newline", "view_seperator"),
     renames=_VL_LAYOUT.renames,
     ignored=("attn_pool",),
-    processor_files=PROCESSOR_FILES["deepseek-vl2"],
+    processor_files=PROCESSORS["deepseek-vl2"],
 )
 _VL2_FIELDS: Fields = {
     ("projector_config.n_embed",): length("projector.layers.2.weight", 0),
@@ -107,7 +103,6 @@ DEEPSEEK_VL2 = Family(
     model_types=("vision", "deepseek_vl_v2"),
     signs=(("projector.layers.2.weight", "view_seperator"),),
     layouts=(_VL2_LAYOUT,),
-    small={"deepseek_vl2": SmallCheckpoint("deepseek-ai/deepseek-vl2-tiny", "DeepSeek-VL2")},
     replays=_BY_PATH,
     verified=False,
     outer_fields=_VL2_FIELDS,
@@ -141,7 +136,7 @@ _OCR_LAYOUT = Layout(
     },
     # SAM's features take the place of CLIP's patches.
     ignored=("vision_model.embeddings.patch_embedding", "vision_model.embeddings.position_ids"),
-    processor_files=PROCESSOR_FILES["deepseek-ocr"],
+    processor_files=PROCESSORS["deepseek-ocr"],
 )
 DEEPSEEK_OCR = Family(
     name="deepseek_ocr",
@@ -151,6 +146,5 @@ DEEPSEEK_OCR = Family(
     model_types=("vision", "deepseek_vl_v2"),
     signs=(("net_3.weight", "vision_model.pre_layrnorm.weight"),),
     layouts=(_OCR_LAYOUT,),
-    small={"deepseek_ocr": SmallCheckpoint("deepseek-ai/DeepSeek-OCR", "DeepSeek-OCR")},
     replays=_BY_PATH,
 )

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from encoders import Encoder
 
 from ..layouts import Layout
-from ..published import PUBLISHED, PublishedModel
+from ..published import PUBLISHED, SMALL, PublishedModel, SmallCheckpoint
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """Shapes of the tower's tensors by the encoder's names."""
@@ -23,20 +23,6 @@ Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], Any]]
 they do not tell. ``text_config.hidden_size`` lies in the section ``text_config``."""
 NO_VIDEO = "no"
 """``Family.video`` of a family that takes images alone."""
-
-
-@dataclass(frozen=True)
-class SmallCheckpoint:
-    """The published repo that a small checkpoint with random weights imitates.
-
-    The demo, the notebooks and the tests use such checkpoints; ``vitgraph.seeded`` writes them.
-    """
-
-    repo_id: str
-    title: str = ""
-    """Name in the demo; the demo leaves a checkpoint without a title out."""
-    layout: str = ""
-    """Name of the layout to write if it is not the published one."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +39,6 @@ class Family:
     """Pairs of tensor names that no other family has together, for configs without a model type."""
     layouts: tuple[Layout, ...]
     """Layouts of the family's checkpoints; the first one whose marks are found is taken."""
-    small: Mapping[str, SmallCheckpoint]
-    """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
     replays: Mapping[str, str]
     """What replays as CUDA graphs, for "image" and "video", for ``vitgraph list``."""
     video: str = NO_VIDEO
@@ -64,7 +48,7 @@ class Family:
     fields: Fields = field(default_factory=dict)
     """Fields of the tower's config that shapes determine, for configs that leave them out."""
     outer_fields: Fields = field(default_factory=dict)
-    """The same for the config around the tower's."""
+    """Fields of the config around it that shapes determine, for configs that leave them out."""
     timm: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """Timm architecture -> function from its ``model_args`` to the tower's config."""
     read_config: Callable[[Mapping[str, Any], Shapes], Any] | None = None
@@ -74,6 +58,12 @@ class Family:
     def published(self) -> tuple[PublishedModel, ...]:
         """The family's published checkpoints that are known to load."""
         return tuple(model for model in PUBLISHED if model.family == self.name)
+
+    @property
+    def small(self) -> dict[str, SmallCheckpoint]:
+        """Small checkpoints of the family by the name that ``write_seeded_checkpoint`` takes."""
+        ids = [model.repo_id for model in self.published]
+        return {name: small for name, small in SMALL.items() if small.repo_id in ids}
 
     def on_meta(self, config: Any) -> Encoder:
         """Build the encoder of a config with tensors that have shapes and no memory."""
@@ -101,6 +91,11 @@ class _WithoutInit(TorchFunctionMode):
         if func in _INIT:
             return args[0] if args else kwargs["tensor"]
         return (torch.empty if func is torch.randn else func)(*args, **kwargs)
+
+
+def with_vision(*model_types: str) -> tuple[str, ...]:
+    """Return model types and, after them, those of their vision configs."""
+    return (*model_types, *(f"{model_type}_vision" for model_type in model_types))
 
 
 def length(tensor: str, axis: int) -> Callable[[Shapes], int]:

@@ -9,12 +9,11 @@ from typing import Any
 from encoders import InternViT, InternViTConfig
 
 from ..layouts import Layout, Place
-from ..published import PROCESSOR_FILES
-from .family import Family, Fields, Shapes, SmallCheckpoint, blocks, length, square
+from ..published import PROCESSORS
+from .family import Family, Fields, Shapes, blocks, length, square, with_vision
 
 # --- layouts -------------------------------------------------------------------------------------
 
-_HF_PLACES = (Place("model.", "vision_tower."), Place("", "vision_tower."), Place("", ""))
 _HF_RENAMES = {
     "embeddings.cls_token": "embeddings.class_embedding",
     "embeddings.position_embeddings": "embeddings.position_embedding",
@@ -27,65 +26,56 @@ _HF_RENAMES = {
     "multi_modal_projector.linear_1": "mlp1.1",
     "multi_modal_projector.linear_2": "mlp1.3",
 }
-_HF_ATTENTION = "encoder.layer.N.attention."
-_LAYOUTS = (
-    Layout(  # original code: OpenGVLab/InternVL*, and OpenGVLab/InternViT-* without a prefix
-        name="internvl",
-        places=(Place("", "vision_model."), Place("", "")),
-        marks=("embeddings.class_embedding", "encoder.layers."),
-        projector=("mlp1.",),
-        renames={"encoder.layers.N": "layers.N"},
-        processor_files=PROCESSOR_FILES["internvl"],  # config.json describes the tiling
-    ),
-    Layout(  # early conversions to transformers; the marks of the next layout match these too
-        name="internvl-hf-early",
-        places=_HF_PLACES,
-        marks=("encoder.layer.0.attention.attention.",),
-        projector=("multi_modal_projector.",),
-        joins={
-            "layers.N.attn.qkv": tuple(
-                f"{_HF_ATTENTION}attention.{part}" for part in ("query", "key", "value")
-            )
-        },
-        renames={
-            **_HF_RENAMES,
-            "encoder.layer.N.attention.output.dense": "layers.N.attn.proj",
-            "encoder.layer.N.intermediate.dense": "layers.N.mlp.fc1",
-            "encoder.layer.N.output.dense": "layers.N.mlp.fc2",
-        },
-        processor_files=PROCESSOR_FILES["internvl-hf"],
-    ),
-    Layout(  # transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*-HF
-        name="internvl-hf",
-        places=_HF_PLACES,
-        marks=("embeddings.cls_token", "encoder.layer."),
-        projector=("multi_modal_projector.",),
-        joins={
-            "layers.N.attn.qkv": tuple(f"{_HF_ATTENTION}{part}_proj" for part in ("q", "k", "v"))
-        },
-        renames={
-            **_HF_RENAMES,
-            "encoder.layer.N.attention.projection_layer": "layers.N.attn.proj",
-            "encoder.layer.N.attention.q_norm": "layers.N.attn.q_norm",
-            "encoder.layer.N.attention.k_norm": "layers.N.attn.k_norm",
-            "encoder.layer.N.mlp": "layers.N.mlp",
-        },
-        processor_files=PROCESSOR_FILES["internvl-hf"],
-    ),
-    Layout(  # timm: timm/vit_intern300m_patch14_448.*
-        name="timm",
-        places=(Place("", ""),),
-        marks=("cls_token", "blocks."),
-        renames={
-            "cls_token": "embeddings.class_embedding",
-            "pos_embed": "embeddings.position_embedding",
-            "patch_embed.proj": "embeddings.patch_embedding",
-            "blocks.N.ls1.gamma": "layers.N.ls1",
-            "blocks.N.ls2.gamma": "layers.N.ls2",
-            "blocks.N": "layers.N",
-        },
-        ignored=("attn_pool", "head"),
-    ),
+_HF_ATTENTION = "encoder.layer.N.attention"
+_INTERNVL = Layout(  # original code: OpenGVLab/InternVL*; without a prefix OpenGVLab/InternViT-*
+    name="internvl",
+    places=(Place("", "vision_model."), Place("", "")),
+    marks=("embeddings.class_embedding", "encoder.layers."),
+    projector=("mlp1.",),
+    renames={"encoder.layers.N": "layers.N"},
+    processor_files=PROCESSORS["internvl"],  # config.json describes the tiling
+)
+_HF = Layout(  # transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*-HF
+    name="internvl-hf",
+    places=(Place("model.", "vision_tower."), Place("", "vision_tower."), Place("", "")),
+    marks=("embeddings.cls_token", "encoder.layer."),
+    projector=("multi_modal_projector.",),
+    joins={"layers.N.attn.qkv": tuple(f"{_HF_ATTENTION}.{part}_proj" for part in "qkv")},
+    renames={
+        **_HF_RENAMES,
+        f"{_HF_ATTENTION}.projection_layer": "layers.N.attn.proj",
+        f"{_HF_ATTENTION}.q_norm": "layers.N.attn.q_norm",
+        f"{_HF_ATTENTION}.k_norm": "layers.N.attn.k_norm",
+        "encoder.layer.N.mlp": "layers.N.mlp",
+    },
+    processor_files=PROCESSORS["internvl-hf"],
+)
+_QKV = tuple(f"{_HF_ATTENTION}.attention.{part}" for part in ("query", "key", "value"))
+_HF_EARLY = replace(  # early conversions to transformers
+    _HF,
+    name="internvl-hf-early",
+    marks=("encoder.layer.0.attention.attention.",),
+    joins={"layers.N.attn.qkv": _QKV},
+    renames={
+        **_HF_RENAMES,
+        f"{_HF_ATTENTION}.output.dense": "layers.N.attn.proj",
+        "encoder.layer.N.intermediate.dense": "layers.N.mlp.fc1",
+        "encoder.layer.N.output.dense": "layers.N.mlp.fc2",
+    },
+)
+_TIMM = Layout(  # timm/vit_intern300m_patch14_448.*
+    name="timm",
+    places=(Place("", ""),),
+    marks=("cls_token", "blocks."),
+    renames={
+        "cls_token": "embeddings.class_embedding",
+        "pos_embed": "embeddings.position_embedding",
+        "patch_embed.proj": "embeddings.patch_embedding",
+        "blocks.N.ls1.gamma": "layers.N.ls1",
+        "blocks.N.ls2.gamma": "layers.N.ls2",
+        "blocks.N": "layers.N",
+    },
+    ignored=("attn_pool", "head"),
 )
 
 # --- config --------------------------------------------------------------------------------------
@@ -135,42 +125,24 @@ def _timm_section(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- record --------------------------------------------------------------------------------------
 
-_TIMM = "vit_intern300m_patch14_448"
 INTERN_VIT = Family(
     name="intern_vit",
     title="InternViT",
     encoder=InternViT,
     config=InternViTConfig,
     model_types=(
-        "intern_vit_6b",
-        "internvl_vision",
-        "internvl_chat",
-        "internvl",
-        "interns1_vision",
-        "interns1",
-        "qianfan_ocr_vision",
-        "qianfan_ocr",
+        *("intern_vit_6b", "internvl_chat"),
+        *with_vision("internvl", "interns1", "qianfan_ocr"),
     ),
     signs=(
         ("encoder.layers.0.ls1", "embeddings.class_embedding"),
         ("encoder.layer.0.lambda_1", "embeddings.cls_token"),
     ),
-    layouts=_LAYOUTS,
-    small={
-        "intern_vit": SmallCheckpoint("OpenGVLab/InternViT-300M-448px"),
-        "intern_vit_300m": SmallCheckpoint("OpenGVLab/InternVL2_5-8B", "InternViT-300M"),
-        "intern_vit_6b": SmallCheckpoint("OpenGVLab/InternVL2_5-38B", "InternViT-6B"),
-        "intern_vit_hf": SmallCheckpoint("OpenGVLab/InternVL3-8B-hf"),
-        "intern_vit_hf_early": SmallCheckpoint(
-            "OpenGVLab/InternVL3-8B-hf", layout="internvl-hf-early"
-        ),
-        "qianfan_ocr": SmallCheckpoint("baidu/Qianfan-OCR"),
-        "intern_vit_timm": SmallCheckpoint(f"timm/{_TIMM}.ogvl_2pt5"),
-    },
+    layouts=(_INTERNVL, _HF_EARLY, _HF, _TIMM),  # the marks of _HF match early ones too
     video="one tile per frame",
     replays={"image": "yes, by tile", "video": "yes, by tile"},
     fields=_FIELDS,
     outer_fields=_OUTER_FIELDS,
-    timm={_TIMM: _timm_section},
+    timm={"vit_intern300m_patch14_448": _timm_section},
     read_config=_read_config,
 )

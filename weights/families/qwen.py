@@ -22,8 +22,8 @@ from encoders import (
 )
 
 from ..layouts import Layout, Place
-from ..published import PROCESSOR_FILES
-from .family import Family, Fields, Shapes, SmallCheckpoint, blocks, length
+from ..published import PROCESSORS
+from .family import Family, Fields, Shapes, blocks, length, with_vision
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -41,9 +41,9 @@ _QWEN2 = Layout(
     ),
     marks=("blocks.",),
     ignored=("rotary_pos_emb.inv_freq", "blocks.N.attn.rotary_emb.inv_freq", "attn_pool"),
-    processor_files=PROCESSOR_FILES["qwen2"],
+    processor_files=PROCESSORS["qwen2"],
 )
-_QWEN3 = replace(_QWEN2, processor_files=PROCESSOR_FILES["qwen3"])
+_QWEN3 = replace(_QWEN2, processor_files=PROCESSORS["qwen3"])
 _OMNI_2_5 = replace(  # queries, keys and values apart
     _QWEN2,
     name="qwen2.5-omni",
@@ -62,7 +62,7 @@ _OMNI_3 = replace(  # other names in the mergers
         "merger_list.N.mlp.0": "deepstack_merger_list.N.linear_fc1",
         "merger_list.N.mlp.2": "deepstack_merger_list.N.linear_fc2",
     },
-    processor_files=PROCESSOR_FILES["qwen3-omni"],
+    processor_files=PROCESSORS["qwen3-omni"],
 )
 _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the prefix "encoder."
     name="qwen3-timm",
@@ -161,10 +161,9 @@ QWEN2_VL = Family(
     title="Qwen2-VL",
     encoder=Qwen2VLEncoder,
     config=Qwen2VLConfig,
-    model_types=("qwen2_vl", "qwen2_vl_vision", "colqwen2"),
+    model_types=(*with_vision("qwen2_vl"), "colqwen2"),
     signs=(("blocks.0.mlp.fc1.weight", "merger.ln_q.weight"),),
     layouts=(_QWEN2,),
-    small={"qwen2_vl": SmallCheckpoint("Qwen/Qwen2-VL-7B-Instruct", "Qwen2-VL")},
     video="frame pairs",
     replays=_REPLAYS,
     fields=_QWEN2_FIELDS,
@@ -175,21 +174,11 @@ QWEN2_5_VL = Family(
     encoder=Qwen2_5VLEncoder,
     config=Qwen2_5VLConfig,
     model_types=(
-        "qwen2_5_vl",
-        "qwen2_5_vl_vision",
-        "qwen2_5_omni",
-        "qwen2_5_omni_thinker",
-        "qwen2_5_omni_vision_encoder",
-        "exaone4_5",
-        "exaone4_5_vision",
+        *with_vision("qwen2_5_vl", "exaone4_5"),
+        *("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_5_omni_vision_encoder"),
     ),
     signs=(("blocks.0.mlp.gate_proj.weight", "merger.ln_q.weight"),),
     layouts=(_OMNI_2_5, _QWEN2),
-    small={
-        "qwen2_5_vl": SmallCheckpoint("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen2.5-VL"),
-        "qwen2_5_omni": SmallCheckpoint("Qwen/Qwen2.5-Omni-7B", "Qwen2.5-Omni"),
-        "exaone4_5": SmallCheckpoint("LGAI-EXAONE/EXAONE-4.5-33B"),
-    },
     video="frame pairs",
     replays=_REPLAYS,
     fields=_QWEN2_5_FIELDS,
@@ -200,34 +189,12 @@ QWEN3_VL = Family(
     encoder=Qwen3VLEncoder,
     config=Qwen3VLConfig,
     model_types=(
-        "qwen3_vl",
-        "qwen3_vl_vision",
-        "qwen3_vl_moe",
-        "qwen3_vl_moe_vision",
-        "qwen3_omni_moe",
-        "qwen3_omni_moe_thinker",
-        "qwen3_omni_moe_vision_encoder",
-        "qwen3_5",
-        "qwen3_5_vision",
-        "qwen3_5_moe",
-        "qwen3_5_moe_vision",
-        "qwen4_exp",
-        "qwen4_exp_vision",
-        "cohere_compass",
-        "cohere_compass_vision",
+        *with_vision("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
+        *with_vision("cohere_compass"),
+        *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_vision_encoder"),
     ),
     signs=(("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),),
     layouts=(_TIMM_LAYOUT, _OMNI_3, _QWEN3),
-    small={
-        "qwen3_vl": SmallCheckpoint("Qwen/Qwen3-VL-8B-Instruct", "Qwen3-VL"),
-        "qwen3_vl_moe": SmallCheckpoint("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3-VL-MoE"),
-        "qwen3_omni": SmallCheckpoint("Qwen/Qwen3-Omni-30B-A3B-Instruct", "Qwen3-Omni"),
-        "qwen3_5": SmallCheckpoint("Qwen/Qwen3.5-27B", "Qwen3.5"),
-        "qwen4_exp": SmallCheckpoint("Qwen/Qwen3.8-Flash-Next"),
-        "qwen_drive": SmallCheckpoint("Qwen/Qwen-Drive-1.0-4B"),
-        "cohere_compass": SmallCheckpoint("CohereLabs/North-Micro-Vision-Instruct"),
-        "qwen3_timm": SmallCheckpoint("timm/qwen3_vit_416m_enc.qwen3_vl_8b"),
-    },
     video="frame pairs",
     replays=_REPLAYS,
     fields=_QWEN3_FIELDS,

@@ -9,8 +9,8 @@ from typing import Any
 from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 
 from ..layouts import Layout, Place
-from ..published import PROCESSOR_FILES
-from .family import Family, Fields, Shapes, SmallCheckpoint, blocks, length, square
+from ..published import PROCESSORS
+from .family import Family, Fields, Shapes, blocks, length, square
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -28,19 +28,14 @@ _STEP3_VL = Layout(  # as published; StepFun's own code has the values of the pr
         f"{_BLOCK}.ls_2.gamma": f"{_BLOCK}.ls_2",
     },
 )
+_HF_QKV = tuple(f"layers.N.self_attn.{part}_proj" for part in "qkv")
 _STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries and keys permuted
     name="step3-vl-hf",
     places=_PLACES,
     marks=("embeddings.patch_embedding.", "layers.0.layernorm_before."),
     projector=("multi_modal_projector.",),
-    joins={
-        f"{_BLOCK}.attn.in_proj": (
-            "layers.N.self_attn.q_proj",
-            "layers.N.self_attn.k_proj",
-            "layers.N.self_attn.v_proj",
-        )
-    },
-    halves=("layers.N.self_attn.q_proj", "layers.N.self_attn.k_proj"),
+    joins={f"{_BLOCK}.attn.in_proj": _HF_QKV},
+    halves=_HF_QKV[:2],
     renames={
         "embeddings.patch_embedding": "conv1",
         "embeddings.position_embedding.weight": "positional_embedding",
@@ -56,7 +51,7 @@ _STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries a
         "downsampler2": "vit_downsampler2",
         "multi_modal_projector": "vit_large_projector",
     },
-    processor_files=PROCESSOR_FILES["step3-vl-hf"],
+    processor_files=PROCESSORS["step3-vl-hf"],
 )
 _STEP3 = Layout(
     name="step3",
@@ -68,18 +63,9 @@ _STEP3 = Layout(
 
 # --- config --------------------------------------------------------------------------------------
 
-_PROJECTOR = "vit_large_projector.weight"
-
-
-def _has_bias(shapes: Shapes) -> bool:
-    if _PROJECTOR not in shapes:
-        raise LookupError(f"{_PROJECTOR} is missing")
-    return "vit_large_projector.bias" in shapes
-
-
 _OUTER_FIELDS: Fields = {
-    ("text_config.hidden_size",): length(_PROJECTOR, 0),
-    ("projector_bias",): _has_bias,
+    ("text_config.hidden_size",): length("vit_large_projector.weight", 0),
+    ("projector_bias",): lambda shapes: "vit_large_projector.bias" in shapes,
 }
 _STEP3_VL_MLP = "transformer.resblocks.0.mlp.c_fc.weight"
 _STEP3_VL_FIELDS: Fields = {
@@ -126,10 +112,6 @@ STEP3_VL = Family(
     model_types=("perception_encoder", "step3p5_vision", "step_robotics", "step3p7", "step5"),
     signs=(("conv1.weight", "vit_downsampler1.weight"), ("layers.0.lambda_1", "downsampler1.bias")),
     layouts=(_STEP3_VL, _STEP3_VL_HF),
-    small={
-        "step3_vl": SmallCheckpoint("stepfun-ai/Step3-VL-10B", "Step3-VL"),
-        "step3_vl_hf": SmallCheckpoint("stepfun-ai/Step-3.7-Flash", layout="step3-vl-hf"),
-    },
     replays=_REPLAYS,
     fields=_STEP3_VL_FIELDS,
     outer_fields=_OUTER_FIELDS,
@@ -142,7 +124,6 @@ STEP3 = Family(
     model_types=("step3_vision_encoder", "step3_vl"),
     signs=(("embeddings.class_embedding", "transformer.layers.0.layer_norm1.weight"),),
     layouts=(_STEP3,),
-    small={"step3": SmallCheckpoint("stepfun-ai/step3", "Step3")},
     replays=_REPLAYS,
     verified=False,
     fields=_STEP3_FIELDS,

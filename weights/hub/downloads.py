@@ -1,9 +1,9 @@
 """Bringing a tower to this disk: by byte ranges into our cache, or whole shards into the client's.
 
-A fetch by ranges works in ``partial/`` of the store: the plan, the tower's folder with its file at
-the final size, and a line for each request that is done. A fetch that is killed is continued with
-the requests that are not done, once the others prove to be on the disk (a machine that lost power
-may have kept the line and lost the bytes). Nothing here needs torch.
+A fetch by ranges works in ``partial/`` of the store: the tower's folder with its file at the final
+size, and ``done``, the digest of the plan and a line for each request that is done. A fetch that is
+killed is continued with the requests that are not done, once the others prove to be on the disk (a
+machine that lost power may have kept the line and lost the bytes). Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from .parallel import Stopped, in_parallel
 from .ranges import Part, clip, in_order, plan_parts
 from .repo import Repo
 
-WRITTEN = 1 << 20
-"""Bytes that are written to the disk at once."""
+WRITTEN = 1 << 20  # bytes that are written to the disk at once
 
 
 def fetch_tower(
@@ -118,7 +117,8 @@ class _Fetch:
 
             def fetch(number: int, stop: Event) -> None:
                 part = self.parts[number]
-                if number in done and done[number] == self._crc32((part.target, part.kept)):
+                place = self.tensors, part.target, part.kept
+                if number in done and done[number] == file_crc32(*place):
                     bar.update(part.end - part.begin)
                 else:
                     self._fetch(number, part, stop, bar)
@@ -131,11 +131,11 @@ class _Fetch:
         etags = [self.repo.remote(file).etags for file in self.shards]
         names = [tags.get("x-linked-etag", tags.get("etag")) for tags in etags]
         plan = json.dumps([names, [asdict(part) for part in self.parts], self.head.hex()])
-        digest, place = sha256(plan.encode()).hexdigest(), self.folder / "plan"
+        digest = sha256(plan.encode()).hexdigest()
         with suppress(OSError, ValueError):
-            same = place.read_text() == digest and self.tensors.stat().st_size == self.size
+            first, *lines = self.done.read_text().splitlines()
+            same = first == digest and self.tensors.stat().st_size == self.size
             if same and not self.repo.options.force_download:
-                lines = self.done.read_text().splitlines()
                 return {int(number): int(value) for number, value in map(str.split, lines)}
         shutil.rmtree(self.folder, ignore_errors=True)
         self.tower.mkdir(parents=True)
@@ -146,12 +146,8 @@ class _Fetch:
             write_whole(self.tower / name, content)
         with self.tensors.open("wb") as file:
             file.truncate(self.size)
-        self.done.touch()
-        write_whole(place, digest.encode())
+        write_whole(self.done, f"{digest}\n".encode())
         return {}
-
-    def _crc32(self, place: tuple[int, int]) -> int:
-        return file_crc32(self.tensors, *place)
 
     def _fetch(self, number: int, part: Part, stop: Event, bar: Any) -> None:
         remote, position, value = self.repo.remote(part.file), part.begin, 0
@@ -178,7 +174,7 @@ class _Fetch:
             places.append((position, piece.entry.nbytes))
             position += piece.entry.nbytes
         workers = self.repo.options.max_workers
-        sums = in_parallel(lambda place, _: self._crc32(place), places, workers)
+        sums = in_parallel(lambda place, _: file_crc32(self.tensors, *place), places, workers)
         known = {piece.local: value for piece, value in zip(self.pieces, sums, strict=True)}
         with self.tensors.open("r+b") as file:
             file.write(sealed_header(self.pieces, self.record, self.files, known))

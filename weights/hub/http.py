@@ -36,15 +36,12 @@ from .parallel import Stopped, said_if_slow
 AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.python_version()}"
 """Our user agent. The client's ``build_hf_headers`` may send a request of its own first, to name
 the program that runs it; a load is to send exactly one request for a branch."""
-ATTEMPTS = 6
-"""Tries without a megabyte of progress before a file is given up."""
-FIRST_WAIT = 0.5
-"""Seconds before the second try; each further one waits twice as long."""
+ATTEMPTS = 6  # tries without a megabyte of progress before a file is given up
+FIRST_WAIT = 0.5  # seconds before the second try; each further one waits twice as long
 CHUNK = 1 << 20
 BUSY = (408, 429, 500, 502, 503, 504)
 """What a server answers that may well answer rightly a little later."""
-_EXPIRED = (400, 401, 403, 404, 410)
-"""What a storage host answers when a signed address is too old."""
+_EXPIRED = (400, 401, 403, 404, 410)  # what a storage host answers when a signed address is too old
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
@@ -58,10 +55,6 @@ class Unreachable(Exception):
 
 class _Expired(Exception):
     """A signed address expired; the Hub has to be asked for another."""
-
-
-class _Broken(Exception):
-    """An answer ended before the bytes that it promised."""
 
 
 class RemoteFile:
@@ -94,7 +87,8 @@ class RemoteFile:
     def stream(self, start: int, end: int, stop: Event | None = None) -> Iterator[bytes]:
         """Yield the bytes from ``start`` up to ``end``, fewer if the file ends before.
 
-        RangesUnsupported, Unreachable and Stopped say that this cannot be gone on with.
+        Raises RangesUnsupported if the server sends other bytes, Unreachable if the connection
+        broke too often, and Stopped once ``stop`` is set.
         """
         position, failures = start, 0
         while position < (end if self.size is None else min(end, self.size)):
@@ -105,16 +99,16 @@ class RemoteFile:
                     yield chunk
             except _Expired:
                 continue
-            except (HTTPError, _Broken) as error:
+            except HTTPError as error:
                 failures = 1 if position - began >= CHUNK else failures + 1
                 _wait(failures, ATTEMPTS, error, stop)
 
     def whole(self, limit: int, *, patient: bool = True, first: bool = False) -> bytes:
         """Return the whole of a file of at most ``limit`` bytes.
 
-        Who is ``patient`` asks busy servers again, and tries six times if connections break, not
-        twice; if nothing was asked of the Hub before (``first``), one that cannot be made counts as
-        no network, and is tried twice.
+        If ``patient``, busy servers are asked again, and connections that break are tried six times
+        instead of twice; but one that cannot be made, if nothing was asked of the Hub before
+        (``first``), is tried twice.
         """
         for failures in count(1):
             content = bytearray()
@@ -148,7 +142,7 @@ class RemoteFile:
                 if not left and not self.ranges:
                     return
         if left and self.ranges:
-            raise _Broken("the answer ended early")
+            raise HTTPError("the answer ended early")
         if left:
             self.size = end - left
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import errors
 
 from ..published import similar_names
 from .http import BUSY, Unreachable
@@ -29,16 +20,16 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str, page: 
     if type(error) is ValueError and error.__cause__ is not None:  # "due to the above error"
         error = error.__cause__
     reasons: dict[type[BaseException], str] = {
-        GatedRepoError: f"the repo is gated: accept its terms on {page}, then log in (hf auth "
-        "login) or pass token=",
-        RepositoryNotFoundError: "no such folder here and no such repo on the Hub, or it is "
+        errors.GatedRepoError: f"the repo is gated: accept its terms on {page}, then log in "
+        "(hf auth login) or pass token=",
+        errors.RepositoryNotFoundError: "no such folder here and no such repo on the Hub, or it is "
         "private: check the spelling (owner/name), log in (hf auth login) or pass token="
         + similar_names(repo_id),
-        RevisionNotFoundError: f"the repo has no revision {revision!r}: pass a branch, tag or "
-        "commit that exists",
-        RemoteEntryNotFoundError: f"the repo has no file {name}",
-        LocalEntryNotFoundError: not_here(name, obstacle(error)),
-        HFValidationError: f"not a repo id: {error}",
+        errors.RevisionNotFoundError: f"the repo has no revision {revision!r}: pass a branch, tag "
+        "or commit that exists",
+        errors.RemoteEntryNotFoundError: f"the repo has no file {name}",
+        errors.LocalEntryNotFoundError: not_here(name, obstacle(error)),
+        errors.HFValidationError: f"not a repo id: {error}",
         Unreachable: f"{name}: given up after {error}; {KEPT}",
     }
     for kind, reason in reasons.items():
@@ -58,12 +49,12 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str, page: 
 
 def obstacle(error: BaseException) -> str:
     """Return in a few words why the Hub cannot be reached."""
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError):
         return f"the server answers {status(error)}"
     if isinstance(error, Unreachable):
         return _one_line(error)
     cause = error.__cause__
-    if cause is None or isinstance(cause, OfflineModeIsEnabled):
+    if cause is None or isinstance(cause, errors.OfflineModeIsEnabled):
         return OFFLINE
     return f"{type(cause).__name__}: {_one_line(cause)}"
 
@@ -81,8 +72,8 @@ def is_absence(error: BaseException) -> bool:
 
     The Hub says so by a header; mirrors and plain servers just answer 404.
     """
-    return isinstance(error, RemoteEntryNotFoundError) or (
-        isinstance(error, HfHubHTTPError)
+    return isinstance(error, errors.RemoteEntryNotFoundError) or (
+        isinstance(error, errors.HfHubHTTPError)
         and error.response.status_code == 404
         and "x-error-code" not in error.response.headers
     )
@@ -96,7 +87,7 @@ def is_full(error: BaseException) -> bool:
 
 def status(error: BaseException) -> int | None:
     """Return the HTTP status that ``error`` reports, if it reports one."""
-    return int(error.response.status_code) if isinstance(error, HfHubHTTPError) else None
+    return int(error.response.status_code) if isinstance(error, errors.HfHubHTTPError) else None
 
 
 def _one_line(error: BaseException) -> str:

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 GRACE = 1.0
 """Seconds that threads have to end once they are told to; one in a stalled read is left behind."""
-SILENCE = 2.0
-"""Seconds of waiting after which the user is told what is waited for."""
+SILENCE = 2.0  # seconds of waiting after which the user is told what is waited for
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

@@ -12,8 +12,7 @@ from ..tensor_file import Header
 
 MOST_BYTES = 64 << 20
 """Largest request; longer runs are cut, so that several connections share them."""
-WASTE = 200
-"""One part in so many of the wanted bytes may be fetched in vain to save requests."""
+WASTE = 200  # one part in so many of the wanted bytes may be fetched in vain to save requests
 Segments: TypeAlias = tuple[tuple[int, int], ...]
 """Where wanted bytes begin and end in a remote file, in rising order."""
 

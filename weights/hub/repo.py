@@ -1,4 +1,4 @@
-"""One repo of the Hub: which commit is read, how files are addressed, what messages call it.
+"""One repo of the Hub: how to talk to it, which commit is read, how files are addressed.
 
 A branch is resolved by one request for ``config.json``, whose answer names the commit. Which commit
 a branch was last seen at is recorded, by us beside the kept towers and by the Hub's client in its
@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, TypeVar
 
 import huggingface_hub
@@ -28,17 +29,73 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # not marked 
 )
 
 from ..cache.store import Store, cache_root, repo_folder, write_whole
-from ..errors import AbsentError, CheckpointError
+from ..errors import AbsentError, CheckpointError, shown
 from ..published import similar_names
-from ..snapshot import check_name, json_limit
+from ..snapshot import LONGEST_PART, check_name, json_limit
 from .http import RemoteFile, Unreachable
 from .messages import OFFLINE, explain, is_absence, not_here, obstacle
-from .options import HubOptions
 
 CONFIG = "config.json"
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """How to talk to the Hub; the fields are keywords of :func:`~weights.load_encoder`.
+
+    A ``subfolder`` is kept in its plain spelling, a ``token`` without space around it.
+    """
+
+    revision: str | None = None
+    subfolder: str | None = None
+    cache_dir: str | Path | None = None
+    token: bool | str | None = field(default=None, repr=False)
+    local_files_only: bool = False
+    force_download: bool = False
+    fetch: str = "auto"
+    max_workers: int = 8
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fetch not in ("auto", "ranges", "shards"):
+            raise ValueError(f"fetch={self.fetch!r}: must be one of auto, ranges, shards")
+        if type(self.max_workers) is not int or not 1 <= self.max_workers <= 64:
+            raise ValueError(f"max_workers={self.max_workers!r}: must be an integer from 1 to 64")
+        if self.cache_dir == "":
+            raise ValueError("cache_dir='': pass a folder, or None for the Hub client's own cache")
+        parts = Path(self.cache_dir or ".").parts
+        if any(len(part.encode(errors="replace")) > LONGEST_PART for part in parts):
+            raise ValueError(
+                f"cache_dir={shown(str(self.cache_dir))!r}: has a name of over {LONGEST_PART} "
+                "bytes, which no disk takes; pass another folder"
+            )
+        object.__setattr__(self, "subfolder", _plain_folder(self.subfolder))
+        object.__setattr__(self, "token", _plain_token(self.token))
+
+
+def _plain_folder(subfolder: str | None) -> str | None:
+    """Return ``a/b`` for ``./a//b/``, and None for the top."""
+    path = PurePosixPath(subfolder or "")
+    if path.is_absolute() or ".." in path.parts or "\\" in str(path):
+        raise CheckpointError(
+            f"subfolder={str(path)[:200]!r}: leaves the checkpoint; pass the names of folders "
+            "inside it, joined by '/'"
+        )
+    return path.as_posix() if path.parts else None
+
+
+def _plain_token(token: bool | str | None) -> bool | str | None:
+    if not isinstance(token, str):
+        return token
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"token=<{len(token)} characters, not shown>: a token is one line of letters, digits "
+            "and signs without spaces; copy it again, or log in (hf auth login)"
+        )
+    return token
 
 
 class Repo:
@@ -119,14 +176,13 @@ class Repo:
         for place in (record, self.clients_folder / "refs" / self.revision):
             with suppress(OSError, ValueError):
                 commit = place.read_text().strip()
-                if _COMMIT.fullmatch(commit) and self._has_config(commit):
+                if not _COMMIT.fullmatch(commit):
+                    continue
+                store = self.store(commit)
+                ours = store.tower.is_dir() or store.answers.is_file()
+                if ours or self.clients_file(CONFIG, commit):
                     found.append((place.stat().st_mtime_ns, commit))
         return max(found)[1] if found else None
-
-    def _has_config(self, commit: str) -> bool:
-        store = self.store(commit)
-        ours = store.tower.is_dir() or store.answers.is_file()
-        return ours or bool(self.clients_file(CONFIG, commit))
 
     def _unknown(self, why: str) -> CheckpointError:
         """Return the error where nobody says which commit the revision is."""
@@ -138,8 +194,10 @@ class Repo:
         )
 
     def store(self, commit: str) -> Store:
-        """Return the folder of what we keep of the repo at a commit."""
-        return Store.of(self.root, self.repo_id, commit, self.options.subfolder)
+        """Return the folder of what we keep of the repo, or of a folder in it, at a commit."""
+        subfolder = self.options.subfolder
+        inside = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
+        return Store(repo_folder(self.root, self.repo_id) / f"{commit}{inside}")
 
     def inside(self, name: str) -> str:
         """Return the path of a file in the repo, of which the checkpoint may be a folder."""
@@ -152,12 +210,6 @@ class Repo:
             url = hf_hub_url(self.repo_id, self.inside(name), revision=self.revision)
             self._remotes[name] = RemoteFile(url, self.options.token, f"{self.label}: {name}")
         return self._remotes[name]
-
-    def listing(self) -> RemoteFile:
-        """Return the description of the repo, which lists its files."""
-        endpoint = huggingface_hub.constants.ENDPOINT
-        url = f"{endpoint}/api/models/{self.repo_id}/revision/{self.revision}"
-        return RemoteFile(url, self.options.token, f"{self.label}: the list of files")
 
     def clients_file(self, name: str, revision: str | None = None) -> Path | Literal[False] | None:
         """Return a file in the client's cache; False if it is known not to exist, else None."""

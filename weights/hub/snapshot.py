@@ -15,26 +15,25 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub
+
 from ..cache.kept import KeptTower
 from ..cache.store import Store
 from ..errors import AbsentError, CheckpointError, DamagedError
 from ..snapshot import Located, Snapshot, Traffic, Wanted, json_limit
 from ..tensor_file import Header, parse_json
 from .downloads import download_shards, fetch_tower
-from .http import RangesUnsupported
+from .http import RangesUnsupported, RemoteFile
 from .messages import OFFLINE, not_here
-from .options import HubOptions
 from .parallel import in_parallel
 from .ranges import in_order, plan_parts
-from .repo import Repo
+from .repo import HubOptions, Repo
 
 SAVING = 0.9
 """``fetch="auto"`` takes ranges if they transfer at most this part of what the shards would: whole
 shards, which other programs can use too, are worth a tenth."""
-FIRST_READ = 1 << 16
-"""Bytes of the first read of a header of which nothing is known."""
-LISTING = ".listing.json"
-"""Where the names of a repo's files are kept, if they had to be asked for."""
+FIRST_READ = 1 << 16  # bytes of the first read of a header of which nothing is known
+LISTING = ".listing.json"  # where the names of a repo's files are kept, if they had to be asked for
 _DAMAGE = (
     "; if the file in the Hub client's cache is damaged, force_download=True (--force-download) "
     "fetches it again"
@@ -86,8 +85,6 @@ class HubSnapshot(Snapshot):
         self._headers: dict[str, Header] = {}  # that were read from the Hub
         self._downloaded: set[str] = set()  # whole files, by this load
         self._refused: RangesUnsupported | None = None
-
-    # Small files
 
     def content(self, name: str) -> bytes | None:
         if name not in self._answers:
@@ -142,16 +139,17 @@ class HubSnapshot(Snapshot):
             if not any(name.endswith((".safetensors", ".index.json")) for name in names):
                 raise self._not_here("an index or weights")
             return names
-        remote, what = self.repo.listing(), "the list of files"
-        raw = self.repo.ask(lambda: remote.whole(json_limit(".index.json")), what)
+        repo, what = self.repo, "the list of files"
+        endpoint = huggingface_hub.constants.ENDPOINT
+        url = f"{endpoint}/api/models/{repo.repo_id}/revision/{self.commit}"
+        remote = RemoteFile(url, repo.options.token, f"{self.label}: {what}")
+        raw = repo.ask(lambda: remote.whole(json_limit(".index.json")), what)
         prefix = self.repo.inside("x")[:-1]
         siblings = parse_json(raw, f"{self.label}: {what}").get("siblings", ())
         files = [str(file.get("rfilename")) for file in siblings]
         names = sorted(file[len(prefix) :] for file in files if file.startswith(prefix))
         self._answers[LISTING] = json.dumps(names).encode()
         return names
-
-    # Headers
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
         names, workers = list(guesses), self.repo.options.max_workers
@@ -177,13 +175,12 @@ class HubSnapshot(Snapshot):
                 self._refused = RangesUnsupported(f"{remote.label}: the server ignores byte ranges")
         return self._headers[name]
 
-    # Tensors
-
     def locate(self, wanted: Wanted) -> dict[str, Located]:
         wanted.files()
         self._keep_answers()
         if self._route(wanted) == "ranges":
-            headers, damaged = self._headers_of(wanted), self.damage is not None
+            headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
+            damaged = self.damage is not None
             try:
                 fetch = partial(fetch_tower, self.repo, self.store, wanted, headers, check=damaged)
                 return self.repo.ask(fetch, "the tower").locate(wanted)
@@ -222,11 +219,9 @@ class HubSnapshot(Snapshot):
         return "ranges" if self._range_bytes(wanted) <= SAVING * missing else "shards"
 
     def _range_bytes(self, wanted: Wanted) -> int:
-        parts = plan_parts(in_order(wanted.pieces), self._headers_of(wanted), 0)
+        headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
+        parts = plan_parts(in_order(wanted.pieces), headers, 0)
         return sum(part.end - part.begin for part in parts)
-
-    def _headers_of(self, wanted: Wanted) -> dict[str, Header]:
-        return self.headers(dict.fromkeys(wanted.published.shards, 0))
 
     def _path(self, name: str) -> Path | None:
         """Return the whole file in the client's cache, if it is there and may be used."""
@@ -235,8 +230,6 @@ class HubSnapshot(Snapshot):
         path = self.repo.clients_file(name) or None
         self.advice = _DAMAGE if path else self.advice
         return path
-
-    # Errors
 
     def _not_here(self, name: str) -> CheckpointError:
         """Return the error for a file that is needed and cannot be asked for offline."""
