@@ -37,6 +37,7 @@ from .parts import (
     SEPARATOR,
     BlockSizes,
     Clip,
+    Picture,
     Sam,
     SamSizes,
     assemble,
@@ -129,11 +130,12 @@ class DeepseekOCRConfig:
         """
         vision = find_section(config, "vision_config")
         towers = read_field(vision, "width")
-        if not isinstance(towers, Mapping) or not {"sam_vit_b", "clip-l-14-224"} <= set(towers):
+        names = ("sam_vit_b", "clip-l-14-224")
+        sam, clip = (towers.get(x) if isinstance(towers, Mapping) else None for x in names)
+        if not isinstance(sam, Mapping) or not isinstance(clip, Mapping):
             raise ValueError(
                 f"config field width={towers!r}: must describe 'sam_vit_b' and 'clip-l-14-224'"
             )
-        sam, clip = towers["sam_vit_b"], towers["clip-l-14-224"]
         projector = find_section(config, "projector_config")
         require_value(vision, "model_name", "deeplip_b_l")
         require_value(projector, "projector_type", "linear")
@@ -204,24 +206,26 @@ class DeepseekOCREncoder(PathsEncoder):
             For each item ``last_hidden_state`` [cells, D], the tiles' first, and ``pooler_output``
             [tokens, out], both in the published order.
         """
-        items = zip(self.split_paths(outputs, inputs), self._grids(inputs), strict=True)
+        items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
         return [
             EncoderOutput(
                 self._sequence(
-                    {name: part.last_hidden_state for name, part in item.items()}, grids
+                    {name: part.last_hidden_state for name, part in item.items()}, pictures
                 ),
                 self._sequence(
-                    {name: part.pooler_output for name, part in item.items()}, grids, learned=True
+                    {name: part.pooler_output for name, part in item.items()},
+                    pictures,
+                    learned=True,
                 ),
-                (),
+                item["image"].deepstack_features,
             )
-            for item, grids in items
+            for item, pictures in items
         ]
 
     def _sequence(
         self,
         views: Mapping[str, Tensor | None],
-        grids: Mapping[str, tuple[int, int]],
+        pictures: Mapping[str, Picture],
         learned: bool = False,
     ) -> Tensor | None:
         """Rows of all views in the published order, with newlines and separator if ``learned``."""
@@ -229,36 +233,46 @@ class DeepseekOCREncoder(PathsEncoder):
         for name, rows in views.items():
             if rows is None:  # the wrapper of the paths left it out
                 return None
-            cell = self._cells(name)
-            maps[name] = stitch(rows.flatten(0, -2), cell, grids[name][1] // cell[1])
+            maps[name] = stitch(rows.flatten(0, -2), pictures[name].cell, pictures[name].columns)
         if learned:
             return assemble(maps, ORDER, self.image_newline, self.view_seperator)
         return torch.cat([maps[name].flatten(0, 1) for name in ORDER if name in maps])
 
-    def _cells(self, path: str) -> tuple[int, int]:
-        side = self.paths[path].row_shape[-1] // self.config.patch_size
-        return cells(side), cells(side)
-
-    def _grids(self, inputs: VisionInputs) -> list[dict[str, tuple[int, int]]]:
-        """Rows and columns in tokens of the views of each item."""
-        height, width = self._cells("image")
-        grids: list[dict[str, tuple[int, int]]] = [
-            {"image": (height, width)} for _ in inputs.grid_thw
-        ]
-        if "tiles" in self.paths:
-            used = inputs.users("tiles")
-            height, width = self._cells("tiles")
-            for item, (columns, rows, _), tiled in zip(
-                grids, inputs.tiles or [(1, 1, False)] * len(grids), used, strict=True
-            ):
-                if tiled:
-                    item["tiles"] = (rows * height, columns * width)
-        return grids
+    def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
+        """How the views of each item lie, by the names of the paths that the item uses."""
+        items: list[dict[str, Picture]] = [{} for _ in inputs.grid_thw]
+        tiles = inputs.tiles or [(1, 1, False)] * len(items)
+        for name, path in inputs.paths.items():
+            entries, used = iter(path.grid_thw.tolist()), inputs.users(name)
+            for item, tiling, is_used in zip(items, tiles, used, strict=True):
+                if is_used:
+                    views, h, w = next(entries)
+                    columns, rows = (1, 1) if name == "image" else tiling[:2]
+                    if views != columns * rows:
+                        raise ValueError(
+                            f"an item has {views} views in path {name!r}, tiles says "
+                            f"{columns}x{rows}: pass what preprocess returned"
+                        )
+                    item[name] = Picture((cells(h), cells(w)), columns, rows)
+        return items
 
     def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Arrange features in space: "image" [1, R, C, D] and, of large images, "tiles"."""
+        """Arrange features in space, without the learned tokens.
+
+        Args:
+            features: ``last_hidden_state`` [cells, D] or ``pooler_output`` [tokens, out] of all
+                items, one after another.
+            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read.
+
+        Returns:
+            Per item "image" [1, R, C, D] and, if it has tiles, "tiles" [1, R, C, D], stitched.
+
+        Raises:
+            ValueError: no tensor, or features that are not of these inputs.
+        """
         require_features(features)
-        grids = self._grids(inputs)
+        pictures = self._pictures(inputs)
+        grids = [{name: part.grid for name, part in item.items()} for item in pictures]
         pairs = zip(split_items(features, grids), grids, strict=True)
         return [take_apart(rows, ORDER, item) for rows, item in pairs]
 
@@ -320,10 +334,6 @@ class DeepseekOCRTower(TileEncoder):
         """Return the kernels that CLIP's blocks chose; those of SAM run the reference."""
         choices = super().kernel_choices()
         return choices if self.accelerator is None else {**choices, "sam": "reference"}
-
-    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
-        """Use the kernels that another process chose for CLIP's blocks."""
-        super().load_kernel_choices({key: choices[key] for key in choices if key != "sam"})
 
     def row_grid(self, h: int, w: int) -> tuple[int, int]:
         """One row per cell of the compressor's map."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
 from .hf_config import find_section, read_size, require_value
-from .inputs import HybridPreprocessor, Preprocessor, SquarePreprocessor
+from .inputs import CLIP_MEAN, CLIP_STD, HALF, HybridPreprocessor, Preprocessor, SquarePreprocessor
 from .layers import convolve
 from .parts import BlockSizes, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels
 from .paths import PathPreprocessor, PathsEncoder
@@ -73,10 +73,13 @@ class DeepseekVLConfig:
             ValueError: a value that is not implemented.
         """
         vision = find_section(config, "vision_config.params", "vision_config")
-        require_value(vision, "model_name", SIGLIP)
-        require_value(find_section(config, "aligner_config.params"), "projector_type", "mlp_gelu")
-        require_value(find_section(config, "aligner_config.params"), "depth", 2)
-        return read_siglip({**find_section(config, "vision_config"), **vision}, read_width(config))
+        aligner = find_section(config, "aligner_config.params")
+        require_value(vision, "pixel_mean", None)  # the processor normalises
+        require_value(vision, "pixel_std", None)
+        require_value(aligner, "projector_type", "mlp_gelu")
+        require_value(aligner, "depth", 2)
+        whole = {**find_section(config, "vision_config"), **vision}
+        return read_siglip(whole, read_size(aligner, "n_embed"))
 
 
 @dataclass(frozen=True)
@@ -117,21 +120,24 @@ class DeepseekVLHybridConfig:
         require_value(params, "concat_type", "tuple")
         require_value(aligner, "projector_type", "low_high_hybrid_split_mlp_gelu")
         require_value(aligner, "depth", 2)
-        require_value(low, "model_name", SIGLIP)
         require_value(high, "model_name", SAM)
-        width = read_width(config)
+        for section, mean, std in ((low, HALF, HALF), (high, CLIP_MEAN, CLIP_STD)):
+            require_value(section, "pixel_mean", list(mean))
+            require_value(section, "pixel_std", list(std))
+        width = read_size(aligner, "n_embed")  # of the language model
         if width % 2:
             raise ValueError(f"config: n_embed={width} must be even: each tower makes half of it")
-        sam = {**vision.get("sam", {}), **high}
         return cls(
             read_siglip({**vision, **low}, width // 2),
-            SamSizes.from_hf(sam),
-            read_channels(sam, "downsample_channels"),
+            SamSizes.from_hf(high),
+            read_channels(high, "downsample_channels"),
         )
 
 
 def read_siglip(section: Mapping[str, Any], out: int) -> DeepseekVLConfig:
     """Read the sizes of SigLIP; those that a config leaves out are those of its ``model_name``."""
+    require_value(section, "model_name", SIGLIP)
+    require_value(section, "select_layer", -1)
     width = read_size(section, "width", default=1024)
     return DeepseekVLConfig(
         out_hidden_size=out,
@@ -142,11 +148,6 @@ def read_siglip(section: Mapping[str, Any], out: int) -> DeepseekVLConfig:
         image_size=read_size(section, "image_size", default=384),
         patch_size=read_size(section, "patch_size", default=16),
     )
-
-
-def read_width(config: Mapping[str, Any]) -> int:
-    """Read the width of the language model, which the aligner projects to."""
-    return read_size(find_section(config, "aligner_config.params"), "n_embed")
 
 
 class DeepseekVLEncoder(TileEncoder):
@@ -233,11 +234,6 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
 
     @property
-    def num_features(self) -> int:
-        """Columns of ``last_hidden_state``."""
-        return self.config.hidden_size
-
-    @property
     def out_features(self) -> int:
         """Columns of ``pooler_output``."""
         return self.config.out_hidden_size
@@ -250,14 +246,24 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         Returns:
             For each item ``last_hidden_state`` [views, n, D of SAM + D of SigLIP] and
             ``pooler_output`` [views*n, out].
+
+        Raises:
+            ValueError: an item without the same number of views in both paths.
         """
+        views, others = (path.grid_thw[:, 0].tolist() for path in inputs.paths.values())
+        if views != others:
+            raise ValueError(
+                f"path 'image' has {sum(views)} views of {len(views)} items, path 'high' "
+                f"{sum(others)} of {len(others)}: pass what preprocess returned"
+            )
         if not outputs:
             return []
         low, high = outputs["image"], outputs["high"]
         halves = _beside(high.pooler_output, low.pooler_output)
         tokens = None if halves is None else self.aligner(F.gelu(halves))
         hidden = _beside(high.last_hidden_state, low.last_hidden_state)
-        return self.low.split(EncoderOutput(hidden, tokens, ()), inputs.grid_thw)
+        joined = EncoderOutput(hidden, tokens, low.deepstack_features)
+        return self.low.split(joined, inputs.grid_thw)
 
     def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Arrange features in space: for each item one map [1, h, w, D], named "image"."""
@@ -307,7 +313,7 @@ class HighResolution(TileEncoder):
         """
         patches = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        first, last = self.config.global_blocks[0], self.config.depth - 1
+        first, last = min(self.config.global_blocks), self.config.depth - 1
         states = list(self.run_blocks(patches, metadata, sorted({first, last})))
         maps = self._on_grid(self.sam.neck(states[-1]))
         maps = maps + self._on_grid(self.neck_hd(states[0])) * self.hd_alpha_downsamples
@@ -344,10 +350,6 @@ class HighResolution(TileEncoder):
         choices = super().kernel_choices()
         return choices if self.accelerator is None else {**choices, "sam": "reference"}
 
-    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
-        """Use the choices of another process, which choose nothing for SAM."""
-        super().load_kernel_choices({key: choices[key] for key in choices if key != "sam"})
-
     def block_context(self, hidden: Tensor, metadata: Metadata) -> None:
         """Return nothing: every view attends to itself."""
 
@@ -359,7 +361,7 @@ class HighResolution(TileEncoder):
             yield state.flatten(1, 2)
 
     def row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """The grid of the small view, whatever the size of this one."""
+        """Return the grid of the small view, which the features have at every size of views."""
         return self.grid, self.grid
 
     def token_grid(self, h: int, w: int) -> tuple[int, int]:

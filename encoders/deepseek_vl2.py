@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -32,11 +33,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
-from .hf_config import find_section, read_field, read_size, require_value
-from .inputs import CandidatePreprocessor, Preprocessor, require_features
+from .hf_config import find_section, read_field, read_ratio, read_size, require_value
+from .inputs import CandidatePreprocessor, Preprocessor, read_candidates, require_features
 from .parts import (
     SEPARATOR,
     BlockSizes,
+    Picture,
     Siglip,
     assemble,
     split_items,
@@ -45,8 +47,6 @@ from .parts import (
 )
 from .paths import PathPreprocessor, PathsEncoder
 from .tile_encoder import TileEncoder
-
-MOST_CANDIDATES = 1024
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class DeepseekVL2Config:
         require_value(vision, "model_name", "siglip_so400m_patch14_384")
         require_value(vision, "class_token", False)
         require_value(vision, "global_pool", "map")
+        require_value(vision, "ignore_head", True)
         require_value(projector, "projector_type", "downsample_mlp_gelu")
         require_value(projector, "token_pooling", False)
         require_value(projector, "downsample_ratio", 2)
@@ -109,41 +110,21 @@ class DeepseekVL2Config:
         return cls(
             depth=read_size(vision, "layers", most=1024),
             hidden_size=width,
-            intermediate_size=int(width * read_ratio(vision)),
+            intermediate_size=int(width * read_ratio(vision, "mlp_ratio", default=4.0)),
             num_heads=read_size(vision, "heads", default=16),
             out_hidden_size=out,
             projector_size=out * read_size(projector, "mlp_ratio", default=1, most=64),
-            projector_depth=read_size(projector, "depth", default=2, most=16),
+            # The source makes two layers for a depth of 1, too.
+            projector_depth=max(read_size(projector, "depth", default=2, most=16), 2),
             image_size=image_size,
             patch_size=read_size(vision, "patch_size", default=16),
             global_first=config.get("global_view_pos", "head") == "head",
-            candidate_resolutions=read_candidates(config, image_size),
+            candidate_resolutions=read_candidates(
+                "config",
+                read_field(config, "candidate_resolutions", default=[[image_size, image_size]]),
+                image_size,
+            ),
         )
-
-
-def read_ratio(vision: Mapping[str, Any]) -> float:
-    """Read the multiple of the width that the blocks' MLP has, cut off to whole columns."""
-    ratio = read_field(vision, "mlp_ratio", default=4)
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 64:
-        raise ValueError(f"config field mlp_ratio={ratio!r}: must be a number from 0 to 64")
-    return float(ratio)
-
-
-def read_candidates(config: Mapping[str, Any], side: int) -> tuple[tuple[int, int], ...]:
-    """Read the sizes that an image is resized to, the first of them one view."""
-    sizes = read_field(config, "candidate_resolutions", default=[[side, side]])
-    if (
-        not isinstance(sizes, list | tuple)
-        or not 0 < len(sizes) <= MOST_CANDIDATES
-        or any(not isinstance(size, list | tuple) or len(size) != 2 for size in sizes)
-        or any(type(n) is not int or n <= 0 or n % side or n > 64 * side for s in sizes for n in s)
-        or tuple(sizes[0]) != (side, side)
-    ):
-        raise ValueError(
-            f"config field candidate_resolutions={sizes!r}: must be pairs of multiples of "
-            f"{side}, [{side}, {side}] first"
-        )
-    return tuple((width, height) for width, height in sizes)
 
 
 class DeepseekVL2Encoder(PathsEncoder):
@@ -174,55 +155,72 @@ class DeepseekVL2Encoder(PathsEncoder):
             For each item ``last_hidden_state`` [views, n, D], the whole image first, and
             ``pooler_output`` [tokens, out] in the published order.
         """
-        items = zip(self.split_paths(outputs, inputs), self._tilings(inputs), strict=True)
+        items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
         return [
             item["image"]._replace(
-                pooler_output=self._sequence(item["image"].pooler_output, columns)
+                pooler_output=self._sequence(item["image"].pooler_output, pictures)
             )
-            for item, (columns, _) in items
+            for item, pictures in items
         ]
 
-    def _sequence(self, tokens: Tensor | None, columns: int) -> Tensor | None:
+    def _sequence(self, tokens: Tensor | None, pictures: Mapping[str, Picture]) -> Tensor | None:
         if tokens is None:  # the wrapper of the paths left it out
             return None
-        cell = self._cell
-        whole, tiles = tokens.split([cell[0] * cell[1], len(tokens) - cell[0] * cell[1]])
-        views = {"image": stitch(whole, cell, 1), "tiles": stitch(tiles, cell, columns)}
+        rows = dict(
+            zip(pictures, tokens.split([prod(p.grid) for p in pictures.values()]), strict=True)
+        )
+        views = {name: stitch(rows[name], p.cell, p.columns) for name, p in pictures.items()}
         return assemble(views, self.config.order, self.image_newline, self.view_seperator)
 
-    @property
-    def _cell(self) -> tuple[int, int]:
-        """Rows and columns of a view in tokens."""
-        side = self.config.tile_size // self.config.patch_size
-        return self.paths["image"].token_grid(side, side)
-
-    def _tilings(self, inputs: VisionInputs) -> list[tuple[int, int]]:
-        """Columns and rows of the tiles of each item."""
-        tiles = inputs.tiles or []
-        if [1 + c * r for c, r, _ in tiles] != inputs.grid_thw[:, 0].tolist():
+    def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
+        """How the whole image and its tiles lie, per item."""
+        tiles, grids = inputs.tiles or [], inputs.grid_thw.tolist()
+        if len(tiles) != len(grids):
             raise ValueError(
-                f"tiles={tiles} do not make the {inputs.grid_thw[:, 0].tolist()} views per item of "
-                "these inputs, of which the first is the whole image: pass what preprocess returned"
+                f"tiles has {len(tiles)} items, grid_thw {len(grids)}: pass what preprocess "
+                "returned"
             )
-        return [(columns, rows) for columns, rows, _ in tiles]
+        items = []
+        for (columns, rows, _), (views, h, w) in zip(tiles, grids, strict=True):
+            if views != 1 + columns * rows:
+                raise ValueError(
+                    f"an item has {views} views, the whole image and {columns}x{rows} tiles are "
+                    f"{1 + columns * rows}: pass what preprocess returned"
+                )
+            cell = self.paths["image"].token_grid(h, w)
+            items.append({"image": Picture(cell), "tiles": Picture(cell, columns, rows)})
+        return items
 
     def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Arrange features in space: "image" [1, R, C, D] and "tiles" [1, R, C, D] of each item."""
+        """Arrange features in space, without the learned tokens.
+
+        Args:
+            features: ``last_hidden_state`` [views, n, D] or ``pooler_output`` [tokens, out] of all
+                items, one after another.
+            inputs: what ``preprocess`` returned; only the grid and ``tiles`` are read.
+
+        Returns:
+            Per item "image" [1, R, C, D] and "tiles" [1, R, C, D], stitched.
+
+        Raises:
+            ValueError: no tensor, or features that are not of these inputs.
+        """
         require_features(features)
-        tilings = self._tilings(inputs)
+        pictures = self._pictures(inputs)
         if features.ndim == 3:
             maps = self.paths["image"].feature_maps(features, inputs.grid_thw)
             return [
                 {
                     "image": views[:1],
-                    "tiles": rearrange(views[1:], "(r c) h w d -> 1 (r h) (c w) d", c=columns),
+                    "tiles": rearrange(
+                        views[1:], "(r c) h w d -> 1 (r h) (c w) d", r=item["tiles"].rows
+                    ),
                 }
-                for views, (columns, _) in zip(maps, tilings, strict=True)
+                for views, item in zip(maps, pictures, strict=True)
             ]
-        (h, w), order = self._cell, self.config.order
-        grids = [{"image": (h, w), "tiles": (rows * h, columns * w)} for columns, rows in tilings]
+        grids = [{name: part.grid for name, part in item.items()} for item in pictures]
         pairs = zip(split_items(features, grids), grids, strict=True)
-        return [take_apart(rows, order, item) for rows, item in pairs]
+        return [take_apart(rows, self.config.order, item) for rows, item in pairs]
 
 
 class DeepseekVL2Tower(TileEncoder):

@@ -80,6 +80,16 @@ def read_epsilon(section: Mapping[str, Any], *names: str, default: float) -> flo
     return float(value)
 
 
+def read_ratio(section: Mapping[str, Any], *names: str, default: float) -> float:
+    """Return the width of an MLP over that of its tower, above 0 and at most 64."""
+    value = read_field(section, *names, default=default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 64:
+        raise ValueError(
+            f"config field {names[0]}={value!r}: must be a number above 0 and at most 64"
+        )
+    return float(value)
+
+
 def require_value(section: Mapping[str, Any], name: str, *allowed: Any) -> None:
     """Raise a ValueError if the field ``name`` has a value that this encoder does not implement."""
     value = section.get(name, allowed[0])

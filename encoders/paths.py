@@ -154,9 +154,10 @@ class PathsEncoder(Encoder):
             ValueError: entries that cannot be assigned to items.
         """
         items: list[dict[str, EncoderOutput]] = [{} for _ in inputs.grid_thw]
+        users = {name: inputs.users(name) for name in inputs.paths}  # of paths left out, too
         for name, output in outputs.items():
             entries = iter(self.paths[name].split(output, inputs.paths[name].grid_thw))
-            for item, used in zip(items, inputs.users(name), strict=True):
+            for item, used in zip(items, users[name], strict=True):
                 if used:
                     item[name] = next(entries)
         return items
@@ -173,6 +174,8 @@ class PathsEncoder(Encoder):
                 f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
                 f"{', '.join(self.paths)}: pass what its own preprocess returns"
             )
+        for name in self.paths:
+            inputs.users(name)  # before a path runs
 
     def encoding(self) -> Encoding:
         """This encoder, and how ``encode`` and ``encode_many`` call its paths."""

@@ -38,8 +38,8 @@ from .contract import BlockParts, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
-    read_field,
     read_flag,
+    read_ratio,
     read_size,
     require_divisible,
     require_value,
@@ -102,7 +102,7 @@ class Step3VLConfig:
         require_value(rope, "rope_type", "axial")
         require_value(rope, "rope_theta", 10000.0)
         width = read_size(vision, "width", "hidden_size", default=1536)
-        ratio = read_field(vision, "mlp_ratio", default=8960 / 1536)
+        ratio = read_ratio(vision, "mlp_ratio", default=8960 / 1536)
         return cls(
             depth=read_size(vision, "layers", "num_hidden_layers", default=47, most=1024),
             hidden_size=width,

@@ -79,16 +79,16 @@ class TileEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The tokens of one tile, and of ``largest_batch`` tiles."""
+        """The tokens of one tile and those of ``largest_batch`` tiles."""
         return self._tile_tokens, self.largest_batch * self._tile_tokens
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """One tile."""
+        """The shape of one tile: channels, height and width in pixels."""
         return self.config.in_channels, self.side, self.side
 
     def grid_for(self, tokens: int) -> Grid:
-        """The smallest number of whole tiles that makes ``tokens`` tokens."""
+        """Return the grid of the fewest tiles that make at least ``tokens`` tokens."""
         side = self.side // self.config.patch_size
         return max(-(-tokens // self._tile_tokens), 1), side, side
 

@@ -303,7 +303,7 @@ class GraphedEncoder(EncodesItems):
                 or this was called from inside its own encoder, or inside a CUDA graph that is being
                 captured.
         """
-        several, inputs = len(self._wanted) > 1, pixel_values
+        several, inputs = isinstance(self.encoder, MultiPathEncoder), pixel_values
         if not isinstance(inputs, VisionInputs):
             if several:
                 raise ValueError(

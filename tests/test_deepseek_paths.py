@@ -123,11 +123,56 @@ def test_a_field_that_a_path_leaves_out_is_left_out(name: str) -> None:
     }
     whole = encoder.join(outputs, inputs)
     for field in ("last_hidden_state", "pooler_output"):
-        partial = {path: output._replace(**{field: None}) for path, output in outputs.items()}
+        missing: dict[str, Any] = {field: None, "deepstack_features": None}
+        partial = {path: output._replace(**missing) for path, output in outputs.items()}
         for item, full in zip(encoder.join(partial, inputs), whole, strict=True):
-            assert getattr(item, field) is None
+            assert getattr(item, field) is item.deepstack_features is None
             for other in {"last_hidden_state", "pooler_output"} - {field}:
                 assert torch.equal(getattr(item, other), getattr(full, other))
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3])
+def test_hybrid_items_need_a_view_in_both_paths(entries: int) -> None:
+    encoder = build("deepseek_vl_hybrid")
+    inputs = draw_inputs(encoder, [(1, 1, False)] * 2)
+    other = draw_inputs(encoder, [(1, 1, False)] * entries).paths["high"]
+    message = rf"path 'high' (has )?{entries} (entries|of)"
+    with pytest.raises(ValueError, match=message):
+        encoder(inputs._replace(other_paths={"high": other}))
+
+
+@pytest.mark.parametrize("name", ["deepseek_vl2", "deepseek_ocr"])
+def test_tiles_that_do_not_make_the_views_are_refused(name: str) -> None:
+    encoder = build(name)
+    inputs = draw_inputs(encoder, [(2, 1, True), (1, 2, True)])
+    for tiles in ([(2, 2, True), (1, 2, True)], [(1, 2, True), (3, 1, True)]):
+        with pytest.raises(ValueError, match=r"an item has [23] views.*pass what preprocess"):
+            encoder(inputs._replace(tiles=tiles))
+
+
+def test_inputs_of_another_mode_with_the_same_paths_are_encoded() -> None:
+    """The tokens are laid out by the grid of the inputs, not by the size of the mode."""
+    encoder = build("deepseek_ocr")
+    tiny, small = encoder.at_mode("tiny"), encoder.at_mode("small")
+    tiny.paths = {"image": encoder.paths["tiles"]}
+    small.paths = {"image": encoder.paths["image"]}
+    inputs = draw_inputs(small, [(1, 1, False)])
+    assert torch.equal(tokens_of(tiny(inputs)), tokens_of(small(inputs)))
+    assert len(tokens_of(tiny(inputs))) == 2 * 3 + 1
+
+
+@pytest.mark.parametrize("name", ["deepseek_vl2", "deepseek_ocr"])
+def test_graphs_of_one_path_take_whole_inputs_alone(name: str) -> None:
+    """The output of the path has no newlines and no separator."""
+    encoder, tiles = build(name), VL2_TILES
+    if name == "deepseek_ocr":
+        encoder, tiles = encoder.at_mode("base"), [(1, 1, False)] * 2
+        encoder.paths = {"image": encoder.paths["image"].at(128)}
+    inputs = draw_inputs(encoder, tiles)
+    graphed = GraphedEncoder(encoder, backend="eager")
+    with pytest.raises(ValueError, match="has the paths image: pass the whole result"):
+        graphed(inputs.pixel_values, inputs.grid_thw)
+    assert len(tokens_of(graphed(inputs))) == len(tokens_of(encoder(inputs)))
 
 
 # --- features in space -------------------------------------------------------------------------

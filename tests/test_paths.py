@@ -267,6 +267,19 @@ def test_entries_that_fit_no_item_are_refused(tiles: Any) -> None:
         encoder(inputs)
 
 
+def test_tiles_that_got_lost_are_missed_before_a_path_runs() -> None:
+    encoder = fresh("step3_vl")
+    inputs = encoder.preprocess(IMAGES)
+    pixels, grids = inputs.paths["tiles"]
+    lost = inputs._replace(other_paths={"tiles": PathInputs(pixels[:0], grids[:0])})
+    graphed = GraphedEncoder(encoder, backend="eager")
+    with pytest.raises(ValueError, match="path 'tiles' has 0 entries for 4 items"):
+        graphed(lost)
+    encoder.conv1.register_forward_hook(lambda *_: pytest.fail("a path ran"))
+    with pytest.raises(ValueError, match="path 'tiles' has 0 entries for 4 items"):
+        encoder(lost)
+
+
 def test_what_is_no_input_of_this_encoder_is_named() -> None:
     encoder = shared("step3_vl")
     inputs = encoder.preprocess(IMAGES)
@@ -312,6 +325,16 @@ def test_the_accelerated_form_accelerates_every_path() -> None:
         fast.load_kernel_choices({"image": choices["image"]})
     with pytest.raises(ValueError, match="accelerated already"):
         fast.accelerated()
+
+
+@pytest.mark.usefixtures("fused")
+@torch.no_grad()
+def test_fused_blocks_refuse_angles_of_larger_views() -> None:
+    path = shared("step3_vl").paths["tiles"]
+    pixels, metadata = torch.zeros(1, 3, 84, 84), path.prepare_encoder_metadata([[1, 8, 8]])
+    for tower in (path, path.accelerated()):
+        with pytest.raises(ValueError, match=r"views of.* 64"):
+            tower(pixels, encoder_metadata=metadata)
 
 
 @pytest.mark.usefixtures("fused")

@@ -124,6 +124,13 @@ class Forward:
         self.own, self.encoder, self.metadata = own, encoder, metadata
         self.shape = hidden.shape
         self.tile_rows = hidden.shape[1] if hidden.ndim == 3 else 0
+        angles = metadata.get("rotary_pos_emb_cos")
+        if self.tile_rows and angles is not None and len(angles) != self.tile_rows:
+            raise ValueError(  # the kernel would turn rows by the angles of others
+                f"encoder_metadata has angles for views of {len(angles)} patches, these pixels "
+                f"make views of {self.tile_rows}: pass what prepare_encoder_metadata makes of the "
+                "grid_thw of these pixels"
+            )
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
         self.writable = False
         """Whether the stream is a tensor of this pass that no caller holds."""

@@ -36,8 +36,15 @@ from .grids import (
 from .images import Preprocessor, StagedItem, StagedPreprocessor, resize
 from .intake import Video, is_one_item, read_images, read_item, to_rgb
 from .patches import PatchPreprocessor
-from .processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD, PixelRules
-from .sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
+from .processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PixelRules,
+)
+from .sizes import best_tiling, read_candidates, sample_frames, smart_resize, smart_resize_video
 from .tiles import TilePreprocessor
 from .video_files import VideoFrames, require_av
 from .views import (
@@ -50,6 +57,8 @@ from .views import (
 from .windows import WindowPreprocessor, plan_windows
 
 __all__ = [
+    "CLIP_MEAN",
+    "CLIP_STD",
     "HALF",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
@@ -78,6 +87,7 @@ __all__ = [
     "missing_grid",
     "plan_windows",
     "raster_maps",
+    "read_candidates",
     "read_grid",
     "read_images",
     "read_item",

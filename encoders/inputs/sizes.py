@@ -1,16 +1,18 @@
 """The size an image is resized to, how it is tiled, and which frames are sampled from a video.
 
 Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image and Qwen3-VL video processors,
-``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), and
-the ``sample_frames`` of its Qwen2-VL, Qwen3-VL and InternVL video processors. Python's ``round``
-(half to even) is part of the definitions.
+``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), the
+``sample_frames`` of its Qwen2-VL, Qwen3-VL and InternVL video processors, and
+``select_best_resolution`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e. Python's ``round`` (half
+to even) is part of the definitions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, SupportsFloat, TypeAlias
+from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import torch
 
@@ -166,6 +168,56 @@ def _tile_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
         if columns * rows >= min_tiles
     ]
     return sorted(grids, key=math.prod)
+
+
+def best_candidate(
+    width: int, height: int, candidates: Sequence[tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the candidate size that keeps most pixels of an image and, of several, wastes least.
+
+    Args:
+        width: of the image in pixels.
+        height: of the image in pixels.
+        candidates: widths and heights in pixels; of equals, the first one is taken.
+
+    Returns:
+        Width and height of the candidate (``select_best_resolution`` of the source).
+    """
+
+    def worth(size: tuple[int, int]) -> tuple[int, int]:
+        scale = min(size[0] / width, size[1] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - size[0] * size[1]
+
+    return max(candidates, key=worth)
+
+
+def read_candidates(where: str, sizes: Any, side: int) -> tuple[tuple[int, int], ...]:
+    """Check the sizes that DeepSeek-VL2 may resize an image to, for its tiles.
+
+    Args:
+        where: what holds the sizes, for errors.
+        sizes: widths and heights in pixels, as parsed from JSON.
+        side: side of a view in pixels; the first size is one view.
+
+    Returns:
+        The widths and heights.
+
+    Raises:
+        ValueError: anything but pairs of multiples of ``side``.
+    """
+    if (
+        not isinstance(sizes, list | tuple)
+        or not 0 < len(sizes) <= MOST_TILES
+        or any(not isinstance(size, list | tuple) or len(size) != 2 for size in sizes)
+        or any(type(n) is not int or n <= 0 or n % side or n > 64 * side for s in sizes for n in s)
+        or tuple(sizes[0]) != (side, side)
+    ):
+        raise ValueError(
+            f"{where}: candidate_resolutions={sizes!r} must be pairs of multiples of {side}, "
+            f"[{side}, {side}] first"
+        )
+    return tuple((width, height) for width, height in sizes)
 
 
 def sample_frames(

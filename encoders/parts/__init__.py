@@ -4,7 +4,7 @@ Each is written once. A family's encoder file puts them together and names its p
 ``assembly`` makes one sequence of the tokens of an image's views.
 """
 
-from .assembly import SEPARATOR, assemble, split_items, stitch, take_apart
+from .assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
 from .blocks import Block, BlockSizes, nested_sizes
 from .clip import Clip
 from .sam import Neck, Sam, SamSizes, read_channels
@@ -16,6 +16,7 @@ __all__ = [
     "BlockSizes",
     "Clip",
     "Neck",
+    "Picture",
     "Sam",
     "SamSizes",
     "Siglip",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
@@ -21,6 +22,22 @@ from torch import Tensor
 
 SEPARATOR = "separator"
 """Stands in an order of views for the learned separator, whether or not all views are there."""
+
+
+class Picture(NamedTuple):
+    """How views of an image lie side by side."""
+
+    cell: tuple[int, int]
+    """Rows and columns of a view in tokens."""
+    columns: int = 1
+    """Views side by side."""
+    rows: int = 1
+    """Views one above another."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """R and C of the whole picture."""
+        return self.rows * self.cell[0], self.columns * self.cell[1]
 
 
 def stitch(tokens: Tensor, grid: tuple[int, int], columns: int) -> Tensor:
