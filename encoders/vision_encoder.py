@@ -80,7 +80,8 @@ class Encoder(SavedEncoder, EncodesItems, ABC):
             videos: each a sequence of such frames, or one array [F, H, W, C] / tensor [F, C, H, W].
             min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
             max_pixels: largest area, likewise.
-            max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT).
+            max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
+                DeepSeek-OCR, DeepSeek-VL2).
             fps: sample videos at this many frames per second; by default every frame is used.
             num_frames: sample videos to this many frames.
 

@@ -119,6 +119,12 @@ def test_ocr_makes_at_most_max_tiles(most: int) -> None:
     assert tiled == (most > 1)
 
 
+def test_ocr_makes_the_nine_tiles_of_the_hubs_code_if_asked() -> None:
+    image = Image.new("RGB", (1920, 1080))
+    assert OCR([image]).tiles == [(2, 1, True)]
+    assert OCR([image], max_tiles=9).tiles == [(4, 2, True)]
+
+
 def test_small_ocr_modes_stretch_the_image() -> None:
     image = photograph(800, 400)
     small = OcrPreprocessor(16, base_size=512, tiled=False, keep_shape=False)
@@ -229,6 +235,25 @@ def test_the_files_of_the_converted_hybrid_are_read() -> None:
     assert HYBRID.with_files({"preprocessor_config": theirs}) == HYBRID
 
 
+def test_what_a_file_leaves_out_is_that_of_its_class() -> None:
+    """VLMImageProcessor has CLIP's mean and std, DeepseekVLV2Processor 0.5."""
+    changed = VL.with_files({"preprocessor_config": {"image_size": 384}})
+    assert (changed.mean, changed.std) == (HYBRID.mean, HYBRID.std)
+    assert VL2.with_files({"processor_config": {"candidate_resolutions": [[384, 384]]}}).mean == (
+        (0.5, 0.5, 0.5)
+    )
+
+
+def test_the_file_of_the_hybrid_colours_its_padding_alone() -> None:
+    """Its towers normalise, by the values of config.json."""
+    file = {"image_size": 1024, "do_normalize": False, "image_mean": [1.0, 0.0, 0.0]}
+    ours = HYBRID.with_files({"preprocessor_config": file})
+    inputs = ours([Image.new("RGB", (100, 50))])
+    red = (torch.tensor([1.0, 0.0, 0.0]) - torch.tensor(HYBRID.mean)) / torch.tensor(HYBRID.std)
+    assert torch.allclose(inputs.paths["high"].pixel_values[0, :, 0, 0], red, atol=1e-6)
+    assert inputs.pixel_values[0, :, 0, 0].tolist() == pytest.approx([1.0, -1.0, -1.0])
+
+
 @pytest.mark.parametrize(
     ("ours", "section", "message"),
     [
@@ -236,6 +261,11 @@ def test_the_files_of_the_converted_hybrid_are_read() -> None:
         (VL, {"size": {"height": 1, "width": 1}}, r"takes views of 384x384"),
         (VL, {"do_normalize": False}, r"do_normalize=False is not implemented"),
         (HYBRID, {"image_size": 384}, r"takes views of 1024x1024"),
+        (HYBRID, {"do_normalize": True}, r"do_normalize=True is not implemented"),
+        (VL2, {"patch_size": 16}, r"patch_size=16 is not implemented: it must be 14"),
+        (VL2, {"downsample_ratio": 4}, r"downsample_ratio=4 is not implemented"),
+        (VL2, {"candidate_resolutions": [[768, 384]]}, r"must be pairs of multiples of 384"),
+        (VL2, {"candidate_resolutions": "x"}, r"must be pairs of multiples of 384"),
         (OCR, {"normalize": False}, r"normalize=False is not implemented"),
         (VL2, {"image_mean": [1]}, r"image_mean=\[1\] must be three numbers"),
     ],
@@ -253,6 +283,19 @@ def test_keywords_without_a_use_are_refused(ours: ViewPreprocessor, keyword: str
     arguments: Any = {keyword: 3}
     with pytest.raises(ValueError, match=f"{keyword}=3: this family takes images"):
         ours([Image.new("RGB", (8, 8))], **arguments)
+
+
+@pytest.mark.parametrize(
+    "ours", [VL, HYBRID, OcrPreprocessor(16, tiled=False)], ids=lambda ours: type(ours).__name__
+)
+def test_max_tiles_is_refused_where_nothing_is_cut(ours: ViewPreprocessor) -> None:
+    with pytest.raises(ValueError, match="max_tiles=4: this encoder makes no tiles; leave it out"):
+        ours([Image.new("RGB", (8, 8))], max_tiles=4)
+
+
+def test_true_is_no_number_of_tiles() -> None:
+    with pytest.raises(ValueError, match="max_tiles=True: must be a positive integer"):
+        OCR([Image.new("RGB", (8, 8))], max_tiles=True)
 
 
 @pytest.mark.parametrize("ours", [VL, HYBRID, VL2, OCR], ids=lambda ours: type(ours).__name__)

@@ -119,6 +119,51 @@ def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Ten
     )[0]
 
 
+def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colour: Stats) -> Tensor:
+    """Lay an image over a canvas of one colour.
+
+    Args:
+        image: uint8 [3, h, w], not larger than the canvas.
+        height: of the canvas in pixels.
+        width: of the canvas in pixels.
+        top: row of the canvas where the image begins.
+        left: column of the canvas where the image begins.
+        colour: red, green and blue from 0 to 1; as in the sources, they are cut off to levels.
+
+    Returns:
+        uint8 [3, height, width].
+    """
+    levels = torch.tensor([int(part * 255) for part in colour], dtype=torch.uint8, device="cpu")
+    canvas = levels[:, None, None].repeat(1, height, width)
+    canvas[:, top : top + image.shape[1], left : left + image.shape[2]] = image
+    return canvas
+
+
+def padded(image: Tensor, height: int, width: int, colour: Stats) -> Tensor:
+    """Resize an image in its shape to fit a canvas, centred, as PIL's ``ImageOps.pad`` does.
+
+    Python's ``round`` (half to even) is part of the definition. A side that it makes 0, for which
+    PIL leaves the image out, has one pixel here.
+
+    Args:
+        image: uint8 [3, h, w].
+        height: of the canvas in pixels.
+        width: of the canvas in pixels.
+        colour: red, green and blue around the image, as :func:`laid_over` takes them.
+
+    Returns:
+        uint8 [3, height, width].
+    """
+    shape, canvas = image.shape[2] / image.shape[1], width / height
+    tall, wide = height, width
+    if shape > canvas:
+        tall = max(round(image.shape[1] / image.shape[2] * width), 1)
+    elif shape < canvas:
+        wide = max(round(image.shape[2] / image.shape[1] * height), 1)
+    top, left = round((height - tall) * 0.5), round((width - wide) * 0.5)
+    return laid_over(resize(image, tall, wide), height, width, top, left, colour)
+
+
 def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
     """Copy frames into one tensor.
 
@@ -197,7 +242,9 @@ def check_keywords(counts: Mapping[str, object], fps: float | None = None) -> No
 
 
 def _whole(value: object) -> int:
-    """Return an integer of any type as int, and 0 for anything else."""
+    """Return an integer of any type as int, and 0 for anything else; True is no integer here."""
+    if isinstance(value, bool):
+        return 0
     try:
         return index(value) if isinstance(value, SupportsIndex) else 0
     except TypeError:  # an array of several numbers, or of floats

@@ -233,7 +233,10 @@ def image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
     return _first(
         ("processor_config.json: image_processor", _nested(files, "image_processor")),
         ("preprocessor_config.json", files.get("preprocessor_config")),
-        ("processor_config.json", top if "image_mean" in top else None),
+        (
+            "processor_config.json",
+            top if {"image_mean", "candidate_resolutions"} & set(top) else None,
+        ),
     )
 
 

@@ -12,6 +12,8 @@ Deliberate differences:
   differs by at most one level at most scales.
 - DeepSeek-VL2 cuts no image of a prompt with more than two images. Every image is cut here as if
   it were alone; ``max_tiles=1`` leaves images whole.
+- DeepSeek-OCR cuts an image into at most six tiles, as its processor for vLLM does. The code beside
+  the weights on the Hub makes up to nine; ``max_tiles=9`` does that here.
 - transformers' DeepseekVLImageProcessor rounds the shorter side to the nearest pixel; the source
   cuts it off, as is done here.
 """
@@ -29,7 +31,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..contract import PathInputs, VisionInputs
-from .images import check_keywords, folded_stats, grid_tensor, resize
+from .images import check_keywords, folded_stats, grid_tensor, laid_over, padded, resize
 from .intake import read_images
 from .processor_files import (
     CLIP_MEAN,
@@ -43,7 +45,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import best_tiling
+from .sizes import best_candidate, best_tiling, read_candidates
 
 Own = TypeVar("Own", bound="ViewPreprocessor")
 
@@ -73,6 +75,11 @@ class ViewPreprocessor(ABC):
     @abstractmethod
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the views of an image, uint8 [3, H, W]."""
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether images are cut into tiles, whose number ``max_tiles`` bounds."""
+        return True
 
     def stats(self, path: str) -> tuple[Stats, Stats]:
         """Return mean and standard deviation of the pixels of a path."""
@@ -122,7 +129,11 @@ class ViewPreprocessor(ABC):
             ("num_frames", num_frames),
         ):
             if value is not None:
-                raise ValueError(f"{name}={value}: this family takes images in views of one size")
+                raise ValueError(
+                    f"{name}={value}: this family takes images in views of one size; leave it out"
+                )
+        if max_tiles is not None and not self.has_tiles:
+            raise ValueError(f"max_tiles={max_tiles}: this encoder makes no tiles; leave it out")
         if len(videos):
             raise ValueError(
                 f"{len(videos)} videos: this family takes images alone; pass frames as images"
@@ -158,6 +169,16 @@ class SquarePreprocessor(ViewPreprocessor):
         """One path."""
         return {"image": self.image_size}
 
+    @property
+    def has_tiles(self) -> bool:
+        """No image is cut."""
+        return False
+
+    @property
+    def colour(self) -> Stats:
+        """Red, green and blue of the padding, from 0 to 1."""
+        return self.mean
+
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return one view."""
         return Views({"image": [self.square(image)]})
@@ -172,13 +193,18 @@ class SquarePreprocessor(ViewPreprocessor):
             max(int(width / longer * side), self.min_size),
         )
         free_rows, free_columns = side - small.shape[1], side - small.shape[2]
-        return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.mean)
+        return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:
         """Return mean, std and the smallest side; the size must be the tower's."""
         check_side(where, section, self.image_size)
-        smallest = read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
-        return {**super().rules(where, section), "min_size": smallest}
+        require_supported(where, section)
+        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # the defaults of its class
+        return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
+
+    def smallest(self, where: str, section: Section) -> int:
+        """Return ``min_size`` of a section."""
+        return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
 
 
 @dataclass(frozen=True)
@@ -186,6 +212,7 @@ class HybridPreprocessor(SquarePreprocessor):
     """DeepSeek-VL-7B: a view of 1024x1024 pixels and the same one at 384x384, as two paths.
 
     ``mean`` and ``std`` are those of the large view, the path "high"; "image" is the small one.
+    They are the published towers' own: the processor file has the colour of the padding alone.
     """
 
     image_size: int = 1024
@@ -194,6 +221,12 @@ class HybridPreprocessor(SquarePreprocessor):
     low_size: int = 384
     low_mean: Stats = HALF
     low_std: Stats = HALF
+    background: Stats = CLIP_MEAN
+
+    @property
+    def colour(self) -> Stats:
+        """Red, green and blue of the padding, from 0 to 1."""
+        return self.background
 
     @property
     def sides(self) -> dict[str, int]:
@@ -213,25 +246,29 @@ class HybridPreprocessor(SquarePreprocessor):
         return Views({"image": [low[0]], "high": [high]})
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:
-        """Read the file of the original repo, or of its conversion to transformers."""
-        if "high_res_size" not in section:  # the original: its tower normalises
+        """Return the fields that the original repo's file, or that of its conversion, sets.
+
+        Raises:
+            ValueError: a value that is not implemented, or views of another size.
+        """
+        if "high_res_size" not in section:  # the original: its towers normalise
             check_side(where, section, self.image_size)
-            mean, std = read_stats(where, section, self.mean, self.std)
-            smallest = read_positive(where, "min_size", section.get("min_size"), 14)
-            return {"mean": mean, "std": std, "min_size": smallest}
+            require_supported(where, section, {"do_normalize": False})
+            colour, _ = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+            return {"background": colour, "min_size": self.smallest(where, section)}
         require_supported(where, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
         check_side(where, section, self.low_size)
         check_side(where, {"size": section["high_res_size"]}, self.image_size)
         high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}
         mean, std = read_stats(where, high, CLIP_MEAN, CLIP_STD)
         low_mean, low_std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
-        smallest = read_positive(where, "min_size", section.get("min_size"), 14)
         return {
             "mean": mean,
             "std": std,
             "low_mean": low_mean,
             "low_std": low_std,
-            "min_size": smallest,
+            "background": mean,
+            "min_size": self.smallest(where, section),
         }
 
 
@@ -267,6 +304,13 @@ class CandidatePreprocessor(ViewPreprocessor):
         views = [view[:, :patches, :patches] for view in (whole, *tiles)]
         return Views({"image": views}, (width // side, height // side, True))
 
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Return mean, std and the candidates; the sizes must be the tower's."""
+        require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
+        sizes = section.get("candidate_resolutions")
+        found = self.candidates if sizes is None else read_candidates(where, sizes, self.image_size)
+        return {**super().rules(where, section), "candidates": found}
+
 
 @dataclass(frozen=True)
 class OcrPreprocessor(ViewPreprocessor):
@@ -288,6 +332,11 @@ class OcrPreprocessor(ViewPreprocessor):
         """The view of the whole image, and the tiles in a mode that has tiles."""
         return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
 
+    @property
+    def has_tiles(self) -> bool:
+        """Some modes cut images."""
+        return self.tiled
+
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the view of the whole image and its tiles row by row."""
         base, side = self.base_size, self.tile_size
@@ -302,63 +351,6 @@ class OcrPreprocessor(ViewPreprocessor):
         canvas = resize(image, rows * side, columns * side)
         tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
         return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))
-
-
-def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colour: Stats) -> Tensor:
-    """Lay an image over a canvas of one colour.
-
-    Args:
-        image: uint8 [3, h, w], not larger than the canvas.
-        height: of the canvas in pixels.
-        width: of the canvas in pixels.
-        top: row of the canvas where the image begins.
-        left: column of the canvas where the image begins.
-        colour: red, green and blue from 0 to 1; as in the sources, they are cut off to levels.
-
-    Returns:
-        uint8 [3, height, width].
-    """
-    levels = torch.tensor([int(part * 255) for part in colour], dtype=torch.uint8, device="cpu")
-    canvas = levels[:, None, None].repeat(1, height, width)
-    canvas[:, top : top + image.shape[1], left : left + image.shape[2]] = image
-    return canvas
-
-
-def padded(image: Tensor, height: int, width: int, colour: Stats) -> Tensor:
-    """Resize an image in its shape to fit a canvas, centred, as PIL's ``ImageOps.pad`` does.
-
-    Python's ``round`` (half to even) is part of the definition.
-    """
-    shape, canvas = image.shape[2] / image.shape[1], width / height
-    tall, wide = height, width
-    if shape > canvas:
-        tall = max(round(image.shape[1] / image.shape[2] * width), 1)
-    elif shape < canvas:
-        wide = max(round(image.shape[2] / image.shape[1] * height), 1)
-    top, left = round((height - tall) * 0.5), round((width - wide) * 0.5)
-    return laid_over(resize(image, tall, wide), height, width, top, left, colour)
-
-
-def best_candidate(
-    width: int, height: int, candidates: Sequence[tuple[int, int]]
-) -> tuple[int, int]:
-    """Return the candidate size that keeps most pixels of an image and, of several, wastes least.
-
-    Args:
-        width: of the image in pixels.
-        height: of the image in pixels.
-        candidates: widths and heights in pixels; of equals, the first one is taken.
-
-    Returns:
-        Width and height of the candidate (``select_best_resolution`` of the source).
-    """
-
-    def worth(size: tuple[int, int]) -> tuple[int, int]:
-        scale = min(size[0] / width, size[1] / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        return kept, kept - size[0] * size[1]
-
-    return max(candidates, key=worth)
 
 
 def check_side(where: str, section: Section, side: int) -> None:

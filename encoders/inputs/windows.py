@@ -63,13 +63,13 @@ class Windows(NamedTuple):
 
 
 def plan_windows(width: int, height: int, image_size: int = 728, tile_size: int = 504) -> Windows:
-    """Return how an image that was padded and scaled by step 1 is cut.
+    """Return how an image is cut; thin and large images were padded and scaled before.
 
     Args:
-        width: of the image in pixels.
-        height: of the image in pixels.
-        image_size: side of the whole view; images below it are cut if they are long.
-        tile_size: side of a tile.
+        width: of the image in pixels, at most 3024.
+        height: of the image in pixels, at most 3024.
+        image_size: side of the whole view in pixels; images below it are cut if they are long.
+        tile_size: side of a tile in pixels.
     """
     long, short = max(width, height), min(width, height)
     if long < image_size:
