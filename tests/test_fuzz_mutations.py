@@ -27,6 +27,12 @@ FAMILIES = {
     "intern_vit_300m": None,
     "intern_vit_hf": None,
     "intern_vit_timm": None,
+    "step3_vl": None,
+    "step3": None,
+    "deepseek_vl": None,
+    "deepseek_vl_hybrid": None,
+    "deepseek_vl2": None,
+    "deepseek_ocr": None,
 }
 """What is written, and the prefix where the published names are ours but for it."""
 ODD: tuple[Any, ...] = (
