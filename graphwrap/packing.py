@@ -56,9 +56,10 @@ class Packer:
         self.eager_tokens = max([eager_tokens, *[budget.tokens for budget in self.budgets]])
         self._by_price = sorted(self.budgets, key=lambda budget: (ms[budget], budget))
         self._most_tokens = list(accumulate([one.tokens for one in self._by_price], max))
-        self._capacities = np.array(self.budgets, np.int64).reshape(-1, len(Budget._fields))
-        above = (self._capacities[:, None] <= self._capacities).all(axis=2).sum(axis=1)
-        self._widest = self._capacities[above == 1]  # budgets that are inside no other
+        capacities = np.array(self.budgets, np.int64).reshape(-1, len(Budget._fields)).T.copy()
+        above = (capacities[:, :, None] <= capacities[:, None]).all(axis=0).sum(axis=1)
+        self._capacities = capacities  # [fields of Budget, budgets]
+        self._widest = capacities[:, above == 1]  # budgets that are inside no other
         self._start = self._slope = 0.0  # of a line that no budget's price lies below
         if self.budgets:
             small, large = self.budgets[0], self.budgets[-1]
@@ -69,19 +70,18 @@ class Packer:
         """Return groups that cover every item once, in the order of their first items."""
         if not specs:
             return []
-        batch = Batch.of(specs)
-        best = [self._run(range(len(specs)), batch)]
-        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._least(2, batch.rows):
+        best = [self._run(range(len(specs)), specs)]
+        rows = sum([spec.input_size for spec in specs])
+        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._least(2, rows):
             return best
         needs = _needs(specs)
-        order: Any = np.argsort(-needs[:, 0], kind="stable")
-        fits = (needs[order, None] <= self._widest).all(axis=2).any(axis=1)
+        order: Any = np.argsort(-needs[0], kind="stable")
+        fits = (needs[:, order, None] <= self._widest[:, None]).all(axis=0).any(axis=1)
         over = self._eager_runs(order[~fits].tolist(), specs)
         eager = self._eager_runs(order.tolist(), specs) if fits.any() else over
         best = min(best, eager, key=_cost)
-        replays = self._replays(order[fits].tolist(), specs, _cost(best) - _cost(over))
-        why = {specs[item]: "" for group in over for item in group.items}
-        why = {spec: self.why_eager(spec) for spec in why}
+        replays = self._replays(order[fits].tolist(), specs, needs, _cost(best) - _cost(over))
+        why = {spec: self.why_eager(spec) for spec in {specs[item] for item in order[~fits]}}
         groups = []
         for group in replays + over if replays else best:
             if group.budget is None:
@@ -102,8 +102,9 @@ class Packer:
         """Return the least that so many replays or more can cost for so many rows together."""
         return replays * self._start + self._slope * rows
 
-    def _run(self, items: Sequence[int], batch: Batch) -> Group:
+    def _run(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
         """Return items as one run, of infinite cost if neither a budget nor an eager run may."""
+        batch = Batch.of([specs[item] for item in items])
         budget, cost = None, math.inf
         if batch.tokens <= self.eager_tokens or batch.items == 1:
             cost = self.prices.eager(batch.rows)
@@ -128,30 +129,34 @@ class Packer:
             cost = self.prices.eager(rows[end] - rows[start])
             runs.append(Group(tuple(sorted(order[start:end])), None, cost))
             start = end
-        if runs:
-            last = runs.pop().items
-            runs.append(self._run(last, Batch.of([specs[item] for item in last])))
-        return runs
+        return runs[:-1] + [self._run(run.items, specs) for run in runs[-1:]]
 
     def _replays(
-        self, order: list[int], specs: Sequence[EncoderItemSpec], most: float
+        self, order: list[int], specs: Sequence[EncoderItemSpec], needs: Any, most: float
     ) -> list[Group]:
-        """Return the cheapest of a few packings of items that fit; none if all cost ``most``."""
-        needs, few = _needs([specs[item] for item in order]), len(order) <= FEW_ITEMS
-        tokens, rows = needs[:, :2].sum(axis=0).tolist()
+        """Return the cheapest of a few packings of items that fit; none if all cost ``most``.
+
+        The items are places in ``specs`` and in ``needs``, the largest first.
+        """
+        these, few = needs[:, order], len(order) <= FEW_ITEMS
+        tokens, rows = these[:2].sum(axis=1).tolist()
         if few:  # from one run of everything down to the largest item
-            low = bisect_left(self.budgets, (needs[:1, 0].sum(),))
+            low = bisect_left(self.budgets, (these[0, :1].sum(),))
             tried = self.budgets[low : bisect_left(self.budgets, (tokens,)) + 2][::-1]
         else:
-            tried = self._by_estimate(needs)[: max(PLACEMENTS // len(order), 1)]
-        best, least, last = list[Group](), most, list[tuple[Sequence[int], Batch]]()
+            tried = self._by_estimate(these)[: max(PLACEMENTS // len(order), 1)]
+        best, least, last = list[Group](), most, list[Sequence[int]]()
         for capacity in tried:
             if WORTH_A_SPLIT * self._least(-(-tokens // capacity.tokens), rows) >= least:
                 continue
-            placed = self._first_fit(order, specs, capacity)
+            placed, outside = self._first_fit(order, specs, capacity)
+            if FEW_ITEMS < len(outside) < len(order):
+                placed += [run.items for run in self._replays(outside, specs, needs, math.inf)]
+            else:
+                placed += [[item] for item in outside]
             if placed == last:  # as with the capacity before
                 continue
-            last, runs = placed, [self._run(*run) for run in placed]
+            last, runs = placed, [self._run(items, specs) for items in placed]
             if few and _cost(runs) < WORTH_MERGING * least:
                 runs = self._merged(runs, specs)
             if _cost(runs) < least:
@@ -163,26 +168,26 @@ class Packer:
 
         The items that it holds are taken to fill it without a gap, and the others to run alone.
         """
-        needs = needs[:: -(-len(needs) // SAMPLE)]
+        needs = needs[:, :: -(-needs.shape[1] // SAMPLE)]
         replay_ms = np.array([self.prices.replay_ms[budget] for budget in self.budgets])
-        inside = (needs[:, None] <= self._capacities).all(axis=2)
-        shares = inside.T @ needs / np.maximum(self._capacities, 1)
-        shares[:, 3] = inside.sum(axis=0) / self.max_batch_size  # longest segments are not summed
+        inside = (needs[:, :, None] <= self._capacities[:, None]).all(axis=0)
+        shares = needs @ inside / np.maximum(self._capacities, 1)
+        shares[3] = inside.sum(axis=0) / self.max_batch_size  # longest segments are not summed
         alone_ms = np.where(inside, replay_ms, math.inf).min(axis=1)
-        estimate = shares.max(axis=1) * replay_ms + ~inside.T @ alone_ms
+        estimate = shares.max(axis=0) * replay_ms + alone_ms @ ~inside
         return [self.budgets[place] for place in np.argsort(estimate, kind="stable")]
 
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
-    ) -> list[tuple[Sequence[int], Batch]]:
-        """Return runs of items in the order given, each item in the first run with room.
+    ) -> tuple[list[Sequence[int]], list[int]]:
+        """Return runs of items, each in the first run with room, and items over the capacity.
 
         The rule of :meth:`Budget.fits` is applied here to what is left of each capacity: 10,000
         items take 5 ms that way, and 30 ms by summing each batch and asking the budget.
         """
-        most = Batch(self.max_batch_size, *capacity)
-        opened: list[list[Any]] = [[*most, 0, []]]  # what is left, longest segment, items
-        recent, outside = opened, list[int]()
+        unused = self.max_batch_size, *capacity
+        runs: list[list[Any]] = [[*unused, []]]  # what is left, and the items; the last is empty
+        recent, outside = runs, list[int]()
         for item in order:
             rows, tokens, segments, longest, windows = specs[item]
             for left in recent:
@@ -198,31 +203,21 @@ class Packer:
             else:
                 outside.append(item)
                 continue
-            if left is opened[-1]:  # the last one is always empty
-                opened.append([*most, 0, []])
-                recent = opened[-OPEN_RUNS:]
+            if left is runs[-1]:
+                runs.append([*unused, []])
+                recent = runs[-OPEN_RUNS:]
             left[0] -= 1
             left[1] -= tokens
             left[2] -= rows
             left[3] -= segments
             left[5] -= windows
-            if longest > left[6]:
-                left[6] = longest
-            left[7].append(item)
-        placed: list[tuple[Sequence[int], Batch]] = []
-        for n, tokens, rows, segments, _, windows, longest, items in opened[:-1]:
-            used = most[1] - tokens, most[2] - rows, most[3] - segments, longest, most[5] - windows
-            placed.append((items, Batch(most[0] - n, *used)))
-        alone: list[Sequence[int]] = [[item] for item in outside]
-        if FEW_ITEMS < len(outside) < len(order):
-            alone = [run.items for run in self._replays(outside, specs, math.inf)]
-        return placed + [(items, Batch.of([specs[item] for item in items])) for items in alone]
+            left[6].append(item)
+        return [left[6] for left in runs[:-1]], outside
 
     def _merged(self, runs: list[Group], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return runs of which no two would cost less as one replay."""
         for one, other in combinations(runs, 2):
-            both = one.items + other.items
-            run = self._run(both, Batch.of([specs[item] for item in both]))
+            run = self._run(one.items + other.items, specs)
             if run.cost < one.cost + other.cost:
                 rest = [run for run in runs if run is not one and run is not other]
                 return self._merged([*rest, run], specs)
@@ -230,9 +225,9 @@ class Packer:
 
 
 def _needs(specs: Sequence[EncoderItemSpec]) -> Any:
-    """Return what items cost as an array [items, fields of Budget]."""
+    """Return what items cost as an array [fields of Budget, items]."""
     numbers = np.fromiter(chain.from_iterable(specs), np.int64)
-    return numbers.reshape(len(specs), -1)[:, [1, 0, 2, 3, 4]] if specs else np.zeros((0, 5), int)
+    return numbers.reshape(len(specs), -1).T[[1, 0, 2, 3, 4]]
 
 
 def _cost(runs: Sequence[Group]) -> float:
