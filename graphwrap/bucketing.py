@@ -26,10 +26,7 @@ _Line: TypeAlias = tuple[float, float, int]
 
 
 def default_budgets(
-    low: int,
-    high: int,
-    count: int,
-    whole: Callable[[Sequence[int]], list[int]] = sorted,
+    low: int, high: int, count: int, whole: Callable[[Sequence[int]], list[int]] = sorted
 ) -> list[int]:
     """Return at most ``count`` budgets from ``low`` to ``high`` with little padding for any sizes.
 

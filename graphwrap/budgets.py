@@ -104,10 +104,6 @@ def choose_budgets(
 
     The settings are those of :class:`GraphedEncoder`. ``max_frames_per_batch`` has no effect where
     segments are tiles of one length: a budget's tokens decide there.
-
-    Raises:
-        ValueError: a number that is not a positive integer, an empty list, bounds that cross,
-            or more items per replay than the smallest budget has tokens.
     """
     items = _given("max_batch_size", max_batch_size)
     frames = _given("max_frames_per_batch", max_frames_per_batch)

@@ -20,7 +20,6 @@ from encoders.contract import Metadata
 
 ALIGN = 16
 PADDING = "__padding__"
-Handle: TypeAlias = tuple[int, int]
 StreamNumbers: TypeAlias = tuple[int, int, int]
 BROKEN: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture could not be ended, kept because torch's host allocator may ask them."""
@@ -118,7 +117,7 @@ class Memory:
         self.stream = torch.cuda.Stream(device) if has_graphs else None
         """Where graphs are captured: a pool gives memory that one stream freed to no other."""
         self.arenas: list[Arena] = []
-        self.handles: list[Handle] = []
+        self.handles: list[tuple[int, int]] = []
         self.empty = True
         """Whether nothing has been captured into the pool."""
         self.pool_bytes = 0
@@ -228,5 +227,4 @@ class Memory:
 
 def _stream_numbers(device: torch.device) -> StreamNumbers:
     """Return the current stream in numbers: making the object takes several microseconds."""
-    numbers: StreamNumbers = torch._C._cuda_getCurrentStream(device.index)
-    return numbers
+    return cast(StreamNumbers, torch._C._cuda_getCurrentStream(device.index))

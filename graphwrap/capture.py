@@ -7,7 +7,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, cast
 
@@ -64,7 +64,7 @@ def capture_encoder(
         made = {name: capturer.run(bar) for name, capturer in capturers.items()}
     guard, paths = WeightGuard(roots, attributes, hooks=target.has_graphs), {}
     for name, graphs in made.items():
-        paths[name] = Executor(targets[name], graphs, memory, guard, counts, clone=clone)
+        paths[name] = Executor(targets[name], graphs, guard, counts, clone)
         counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
         counts.dropped += graphs.dropped
     memory.mark_use()
@@ -72,30 +72,26 @@ def capture_encoder(
     return Captured(paths, memory, guard)
 
 
+@dataclass
 class Capturer:
-    """Captures the budgets of one path.
+    """Captures the budgets of one path."""
 
-    With a ``share``, the largest inferred budgets are left out until arena and pool fit one part in
-    so many of free memory. The ``label`` is the path, where there are several.
-    """
+    target: Target
+    wanted: BudgetSet
+    memory: Memory
+    table: Table | None = None
+    share: int = 0
+    """Arena and pool of inferred budgets take one part in so many of free memory, 0 for any."""
+    label: str = ""
+    """The path, where there are several."""
 
-    def __init__(
-        self,
-        target: Target,
-        wanted: BudgetSet,
-        memory: Memory,
-        table: Table | None = None,
-        share: int = 0,
-        label: str = "",
-    ) -> None:
-        self.target, self.memory, self.table, self.label = target, memory, table, label
-        self._forward = captured_forward(target, len(wanted.budgets))
+    def __post_init__(self) -> None:
+        self._forward = captured_forward(self.target, len(self.wanted.budgets))
         self._failed: dict[Budget, Exception] = {}
-        if target.has_graphs and table is not None:
-            wanted = table.restrict(wanted)
-        if target.has_graphs and share and wanted.inferred:
-            wanted = self._fit_memory(wanted, share)
-        self._wanted = wanted
+        if self.target.has_graphs and self.table is not None:
+            self.wanted = self.table.restrict(self.wanted)
+        if self.target.has_graphs and self.share and self.wanted.inferred:
+            self.wanted = self._fit_memory(self.wanted, self.share)
 
     def run(self, bar: Any) -> Graphs:
         """Capture every budget, largest first; those that fail are dropped with a warning each."""
@@ -126,9 +122,9 @@ class Capturer:
         left out the largest budgets, it is twice what fitted.
         """
         most = max((budget.tokens for budget in prices.replay_ms), default=0)
-        if most in (0, self._wanted.budgets[-1].tokens):
+        if most in (0, self.wanted.budgets[-1].tokens):
             most = max(most, index(self.target.encoder.budget_range[1]))
-        return Packer(prices, self._wanted.max_batch_size, 2 * most)
+        return Packer(prices, self.wanted.max_batch_size, 2 * most)
 
     def _price(self, runners: dict[Budget, Runner]) -> Prices:
         """Return the prices of the table, or measured ones."""
@@ -146,15 +142,13 @@ class Capturer:
         )
         return Prices.unmeasured(runners)
 
-    def _layout(self, budget: Budget) -> Layout:
-        return Layout(capacity_metadata(self.target.encoder, budget, []), budget.rows)
-
     def _prepare(self) -> tuple[Arena, dict[Budget, Layout]]:
         """Return the arena, and the layouts of the budgets for which host and device have room."""
         layouts = {}
-        for budget in self._wanted.budgets if self.target.backend != "eager" else ():
+        for budget in self.wanted.budgets if self.target.backend != "eager" else ():
             try:
-                layouts[budget] = self._layout(budget)
+                empty = capacity_metadata(self.target.encoder, budget, [])
+                layouts[budget] = Layout(empty, budget.rows)
             except (RuntimeError, MemoryError) as error:
                 self._drop(budget, error)
         while layouts:
@@ -171,12 +165,9 @@ class Capturer:
         target = self.target
         return Arena((rows, *target.encoder.row_shape), target.dtype, target.device, block)
 
-    def _runner(self, budget: Budget, layout: Layout, arena: Arena) -> Runner:
-        return Runner(budget, layout, self._forward, arena, self.target.outputs)
-
     def _capture(self, graphs: Graphs, budget: Budget, layout: Layout) -> None:
         began, memory, accelerator = time.perf_counter(), self.memory, self.target.accelerator
-        runner = self._runner(budget, layout, graphs.arena)
+        runner = Runner(budget, layout, self._forward, graphs.arena, self.target.outputs)
         try:
             empty = layout.pack(capacity_metadata(self.target.encoder, budget, []), rows=0)
             if memory.stream is not None:  # the last warm-up may still be reading its metadata
@@ -258,9 +249,10 @@ class Capturer:
         return math.inf
 
     def _probe(self, budget: Budget) -> float:
-        layout, device = self._layout(budget), self.target.device
+        device, empty = self.target.device, capacity_metadata(self.target.encoder, budget, [])
+        layout = Layout(empty, budget.rows)
         arena = self._arena({budget: layout})
-        runner = self._runner(budget, layout, arena)
+        runner = Runner(budget, layout, self._forward, arena, self.target.outputs)
         if self.target.accelerator is not None:  # its first run derives weights and times kernels
             runner.body()
         torch.cuda.reset_peak_memory_stats(device)

@@ -23,19 +23,9 @@ from encoders.contract import (
 )
 from encoders.streams import EncodesItems, Encoding, ItemEncoder
 
+from . import guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
-from .guards import (
-    BACKENDS,
-    check_alone,
-    check_pixels,
-    find_weights,
-    read_outputs,
-    require_choice,
-    require_members,
-    resolve_backend,
-    settled,
-)
 from .prices import Table, fingerprint, read_tables, write_tables
 from .replay import Captured
 from .runner import ONLY, FormSettings, Target, choose_form, paths_of
@@ -107,11 +97,11 @@ class GraphedEncoder(EncodesItems):
         on_overflow: str = "eager",
         clone: bool = True,
     ) -> None:
-        require_choice("backend", backend, BACKENDS)
-        require_choice("on_overflow", on_overflow, ("eager", "raise"))
-        require_choice("clone", clone, (True, False))
-        require_choice("compile", compile, (True, False))
-        self.outputs = read_outputs(outputs)
+        guards.require_choice("backend", backend, guards.BACKENDS)
+        guards.require_choice("on_overflow", on_overflow, ("eager", "raise"))
+        guards.require_choice("clone", clone, (True, False))
+        guards.require_choice("compile", compile, (True, False))
+        self.outputs = guards.read_outputs(outputs)
         paths = paths_of(encoder)
         self.encoder = encoder
         choose = partial(
@@ -129,7 +119,7 @@ class GraphedEncoder(EncodesItems):
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
-        self._settings = FormSettings(kernels, precision, compile)
+        self._form = FormSettings(kernels, precision, compile)
         self._lock = threading.RLock()
         self._tables: dict[str, Table] = {}
         self._targets: dict[str, Target] = {}
@@ -149,16 +139,14 @@ class GraphedEncoder(EncodesItems):
 
     def _locate(self) -> None:
         """Find where the weights are now, and make the forms of the encoder that run there."""
-        place = find_weights(self.encoder)
+        place = guards.find_weights(self.encoder)
         if not self._targets or (self.device, self.dtype) != place:
             self._targets = {}
             self.device, self.dtype = place
-            self.backend = resolve_backend(self._backend, self.device)
+            self.backend = guards.resolve_backend(self._backend, self.device)
             for name, path in paths_of(self.encoder).items():
-                form = choose_form(path, self._settings)
-                self._targets[name] = Target(
-                    *form, *place, self.outputs, self.backend, self._settings
-                )
+                form = choose_form(path, self._form)
+                self._targets[name] = Target(*form, *place, self.outputs, self.backend, self._form)
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
         """Capture all budgets, largest first, and time them; does nothing if that is done.
@@ -179,7 +167,7 @@ class GraphedEncoder(EncodesItems):
         Warns:
             UserWarning: the largest budget was lowered to fit memory, or a budget was dropped.
         """
-        check_alone(self._lock, self.device)
+        guards.check_alone(self._lock, self.device)
         with self._lock:
             self._ready(progress)
         return self
@@ -198,7 +186,7 @@ class GraphedEncoder(EncodesItems):
             self._locate()
             if captured is None or self.backend != "eager":
                 self._counts = GraphStats(self.backend)
-            with CAPTURES, settled(self.device):
+            with CAPTURES, guards.settled(self.device):
                 self._captured = capture_encoder(
                     self.encoder,
                     self._targets,
@@ -319,7 +307,7 @@ class GraphedEncoder(EncodesItems):
             )
         used = {name: path for name, path in inputs.paths.items() if len(path.grid_thw)}
         outputs = self._run(used if several else inputs.paths)
-        with settled(self.device):
+        with guards.settled(self.device):
             if isinstance(self.encoder, MultiPathEncoder):
                 return self.encoder.join(outputs, inputs)
             return cast(GraphableEncoder, self.encoder).split(outputs[ONLY], inputs.grid_thw)
@@ -328,19 +316,19 @@ class GraphedEncoder(EncodesItems):
         self, inputs: Mapping[str, PathInputs], out: EncoderOutput | None = None
     ) -> dict[str, EncoderOutput]:
         """Return the output of each path that has inputs; ``out`` is for the only one."""
-        check_alone(self._lock, self.device)
+        guards.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()
             for name, (pixels, _) in inputs.items():
-                check_pixels(pixels, captured.paths[name].row_shape, self.device)
+                guards.check_pixels(pixels, captured.paths[name].row_shape, self.device)
                 captured.guard.check_gradients(pixels)
-            with settled(self.device):
+            with guards.settled(self.device):
                 return captured.run(inputs, out, refuses=self.on_overflow == "raise")
 
     def encoding(self) -> Encoding:
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
         fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
-        require_members(self.encoder, ("preprocess",), fix)
+        guards.require_members(self.encoder, ("preprocess",), fix)
         inner = self.encoder.encoding() if isinstance(self.encoder, EncodesItems) else None
         stager = inner.stager if inner else None
         calls = {name: partial(self._call_path, name) for name in self._wanted}

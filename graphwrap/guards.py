@@ -22,7 +22,6 @@ MEMBERS = (
     "split",
 )
 BACKENDS = ("auto", "cudagraph", "static", "eager")
-UNCHANGED = nullcontext()
 SLOTS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 Place: TypeAlias = tuple[dict[str, Any], str, Tensor]
@@ -49,14 +48,12 @@ class WeightGuard:
     A graph reads addresses. Weights updated in place are seen by the next replay; weights rebound
     (``load_state_dict(assign=True)``, ``.to()``, a submodule replaced) are not, and would be
     answered with the old ones. The old storages are held, so that the check may run while a replay
-    does. Hooks registered or removed after capture would have no effect on replays.
+    does. Hooks registered or removed after capture would have no effect on replays; ``hooks`` says
+    whether that is an error.
 
-    Args:
-        roots: the user's module and, if it has several, its paths.
-        attributes: what :func:`plain_tensors` gave before the encoder ran. Those that running it
-            has set are left out: ``torch.nn.utils.prune`` and ``weight_norm`` set a layer's weight
-            in every forward, and what it is made of is guarded.
-        hooks: whether changes of hooks are an error.
+    The ``attributes`` are what :func:`plain_tensors` gave before the encoder ran. Those that it set
+    when it ran are left out: ``torch.nn.utils.prune`` and ``weight_norm`` set a layer's weight in
+    every forward, and what it is made of is guarded.
     """
 
     def __init__(
@@ -159,7 +156,7 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
     if on_cuda and torch._C._cuda_getDevice() != device.index:
         undo.append(torch.cuda.device(device))
     if not undo:
-        return UNCHANGED
+        return nullcontext()
     stack = ExitStack()
     for mode in undo:
         stack.enter_context(mode)
@@ -173,13 +170,7 @@ def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
             "weights.load_encoder(repo_id) does"
         )
-    missing = []
-    for name in names:
-        try:
-            getattr(encoder, name)
-        except AttributeError:
-            missing.append(name)
-    if missing:
+    if missing := [name for name in names if getattr(encoder, name, None) is None]:
         raise TypeError(f"{type(encoder).__name__} has no {', '.join(missing)}: {fix}")
 
 

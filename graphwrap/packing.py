@@ -187,10 +187,10 @@ class Packer:
         """
         unused = self.max_batch_size, *capacity
         runs: list[list[Any]] = [[*unused, []]]  # what is left, and the items; the last is empty
-        recent, outside = runs, list[int]()
+        outside = list[int]()
         for item in order:
             rows, tokens, segments, longest, windows = specs[item]
-            for left in recent:
+            for left in runs[-OPEN_RUNS:]:
                 if (
                     left[0]
                     and tokens <= left[1]
@@ -205,7 +205,6 @@ class Packer:
                 continue
             if left is runs[-1]:
                 runs.append([*unused, []])
-                recent = runs[-OPEN_RUNS:]
             left[0] -= 1
             left[1] -= tokens
             left[2] -= rows

@@ -83,14 +83,11 @@ def measure(
         if (rows := _rows(encoder, grids)) > points[-1][0]:
             attention = _replay_ms(encoder, runners[budget], grids, pixels) - times[budget.rows]
             points.append((rows, _eager_ms(encoder, grids, pixels) - attention))
-    lines = [_line(*ends) for ends in pairwise(points)] or [(points[0][1], 0.0)]
-    return Prices({one: times[one.rows] for one in runners}, lines)
-
-
-def _line(one: tuple[int, float], other: tuple[int, float]) -> tuple[float, float]:
-    """Return intercept and slope of the line through two points, which does not fall."""
-    slope = max(other[1] - one[1], 0.0) / (other[0] - one[0])
-    return one[1] - slope * one[0], slope
+    lines = []
+    for (fewer, ms), (more, more_ms) in pairwise(points):
+        slope = max(more_ms - ms, 0.0) / (more - fewer)  # a line does not fall
+        lines.append((ms - slope * fewer, slope))
+    return Prices({one: times[one.rows] for one in runners}, lines or [(points[0][1], 0.0)])
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:

@@ -41,69 +41,55 @@ class Graphs:
 
 
 class _Prepared(NamedTuple):
-    """A step seen before: its metadata, as one block of bytes for a replay, and the places of its
-    rows in the arena."""
+    """What a step seen before needs besides its pixels."""
 
     metadata: Metadata
+    """For a replay, one block of bytes."""
     views: list[Tensor]
+    """The places of its rows in the arena."""
 
 
+@dataclass
 class Executor:
-    """Runs the calls of one encoder, or of one path of it, on what was captured.
+    """Runs the calls of one encoder, or of one path of it, on what was captured."""
 
-    Args:
-        target: what was captured, where and with which outputs.
-        graphs: the runners, their arena and what packs; no runners on the eager backend.
-        memory: of all graphs.
-        guard: notices weights that moved.
-        counts: where eager runs are counted.
-        clone: whether results are the caller's own.
-    """
+    target: Target
+    graphs: Graphs
+    """The runners, their arena and what packs; no runners on the eager backend."""
+    guard: WeightGuard
+    counts: GraphStats
+    """Where eager runs are counted."""
+    clone: bool
+    """Whether results are the caller's own."""
+    plans: Cache[Plan] = field(default_factory=lambda: Cache(PLAN_ITEMS))
+    prepared: Cache[_Prepared] = field(default_factory=lambda: Cache(METADATA_BYTES))
+    written: object = None
+    """The key of the step whose metadata lie in the arena."""
 
-    def __init__(
-        self,
-        target: Target,
-        graphs: Graphs,
-        memory: Memory,
-        guard: WeightGuard,
-        counts: GraphStats,
-        *,
-        clone: bool,
-    ) -> None:
-        self.target, self.graphs, self.memory = target, graphs, memory
-        self.guard, self.counts, self.clone = guard, counts, clone
-        self.pads = target.backend != "eager"
+    def __post_init__(self) -> None:
+        self.pads = self.target.backend != "eager"
         """Whether there are budgets at all, or everything runs eagerly as it is."""
-        self.row_shape = tuple(graphs.arena.pixels.shape[1:])
-        self.plans: Cache[Plan] = Cache(PLAN_ITEMS)
-        self.prepared: Cache[_Prepared] = Cache(METADATA_BYTES)
-        self.written: object = None
-        """The key of the step whose metadata lie in the arena."""
+        self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
         self._like: dict[str, Tensor] = {}
 
     def plan(self, grid_thw: GridLike | None, rows: int | None = None) -> Plan:
         """Return the plan of a grid for so many pixel rows, kept since it was first seen."""
         plan = self._seen(grid_thw)
-        if plan is None:
-            if grid_thw is None:
-                raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
-            key = tuple(read_grid(grid_thw))
-            specs = self.target.encoder.item_specs(list(key))
-            made = sum([spec.input_size for spec in specs])
-        else:
-            made = plan.rows
-        if rows is not None and rows != made:  # before packing, which takes no absurd numbers
-            raise ValueError(
-                f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
-                "belongs to these pixels"
-            )
-        if plan is None:
-            everything, why = tuple(range(len(specs))), ("eager backend",) * len(specs)
-            groups = [Group(everything, None, 0.0, why)]  # also where there is nothing
-            if specs and self.pads:
-                groups = self.graphs.packer.pack(specs)
-            plan = make_plan(key, specs, groups)
-            self.plans.put(key, plan, max(len(key), 1))
+        if plan is not None:
+            _check_rows(rows, plan.rows)
+            return plan
+        if grid_thw is None:
+            raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
+        key = tuple(read_grid(grid_thw))
+        specs = self.target.encoder.item_specs(list(key))
+        _check_rows(rows, sum([spec.input_size for spec in specs]))  # packing needs sane numbers
+        if specs and self.pads:
+            groups = self.graphs.packer.pack(specs)
+        else:  # also where there is nothing
+            why = ("eager backend",) * len(specs)
+            groups = [Group(tuple(range(len(specs))), None, 0.0, why)]
+        plan = make_plan(key, specs, groups)
+        self.plans.put(key, plan, max(len(key), 1))
         return plan
 
     def _seen(self, grid_thw: GridLike | None) -> Plan | None:
@@ -112,10 +98,10 @@ class Executor:
         Equal numbers find the same plan, and a grid that was refused has no plan to find.
         """
         rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
+        if not isinstance(rows, list | tuple):
+            return None
         try:
-            return (
-                self.plans.get(tuple(map(tuple, rows))) if isinstance(rows, list | tuple) else None
-            )
+            return self.plans.get(tuple(map(tuple, rows)))
         except TypeError:  # flat, or nested too deeply: the encoder says so
             return None
 
@@ -148,10 +134,7 @@ class Executor:
         for runner in self.graphs.runners.values():
             self._like = runner.outputs
         if not self._like:  # the fields of an empty run are like those of any other
-            encoder, device = self.target.encoder, self.target.device
-            metadata = encoder.prepare_encoder_metadata([], device=device)
-            output = encoder(pixels[:0], encoder_metadata=metadata)
-            self._like = output_fields(output, self.target.outputs)
+            self._like = output_fields(self.target.encoder(pixels[:0], []), self.target.outputs)
         if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
             lent = [*lent, pixels]
         return read_out(out, self._like, plan.rows, plan.tokens, lent)
@@ -229,6 +212,14 @@ class Executor:
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(self.target.device))
+
+
+def _check_rows(rows: int | None, made: int) -> None:
+    if rows is not None and rows != made:
+        raise ValueError(
+            f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
+            "belongs to these pixels"
+        )
 
 
 @dataclass(frozen=True)

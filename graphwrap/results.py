@@ -55,24 +55,13 @@ def owned(
 
 
 def read_out(
-    out: EncoderOutput,
-    like: Mapping[str, Tensor],
-    rows: int,
-    tokens: int,
-    lent: Sequence[Tensor],
+    out: EncoderOutput, like: Mapping[str, Tensor], rows: int, tokens: int, lent: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """Return the caller's tensors by field name, checked before anything runs.
 
-    Args:
-        out: a tensor for every field that will be returned, None for the others.
-        like: fields of the right trailing shapes, dtypes and devices.
-        rows: input rows of the call.
-        tokens: output tokens of the call.
-        lent: tensors that must not be written over, such as pixels and buffers.
-
-    Raises:
-        ValueError: ``out`` is not an :class:`EncoderOutput` of tensors, or a tensor is missing,
-            superfluous, does not fit, or shares its storage with another one.
+    The fields of ``like`` have the right trailing shapes, dtypes and devices. The tensors of
+    ``lent``, such as pixels and buffers, must not be written over. It is a ValueError if a tensor
+    is missing, superfluous, does not fit, or shares its storage with another one.
     """
     if not isinstance(out, EncoderOutput):
         raise ValueError(

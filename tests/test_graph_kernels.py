@@ -269,12 +269,13 @@ def test_derived_weights_are_refreshed_after_streams_are_ordered(
     """The last call may still be reading them on another stream."""
     graphed = graphed_of(FastToy()).capture(progress=False)
     order: list[str] = []
-    executor = executor_of(graphed)
+    executor, captured = executor_of(graphed), graphed._captured
+    assert captured is not None
     for owner, name in (
-        (executor.memory, "wait_for_last_use"),
+        (captured.memory, "wait_for_last_use"),
         (accelerator_of(graphed), "refresh"),
         (executor, "_replay"),
-        (executor.memory, "mark_use"),
+        (captured.memory, "mark_use"),
     ):
         call = getattr(owner, name)
 

@@ -55,7 +55,7 @@ def lowered(
     monkeypatch.setattr(encoder, "forward", counted)
     wanted = choose_budgets(encoder, max_frames_per_batch=2)
     target = Target(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
-    return wanted, Capturer(target, wanted, Memory(CPU, False), share=3)._wanted
+    return wanted, Capturer(target, wanted, Memory(CPU, False), share=3).wanted
 
 
 # --- a third of free memory -----------------------------------------------------------------------
