@@ -180,7 +180,7 @@ class Packer:
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
     ) -> tuple[list[Sequence[int]], list[int]]:
-        """Return runs of items, each in the first run with room, and items over the capacity.
+        """Return items put into the first run with room, run by run, and items over the capacity.
 
         The rule of :meth:`Budget.fits` is applied here to what is left of each capacity: 10,000
         items take 5 ms that way, and 30 ms by summing each batch and asking the budget.
