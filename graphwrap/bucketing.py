@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, SupportsIndex, TypeAlias
@@ -125,27 +125,24 @@ def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) ->
 
     If the last budget takes the sizes from ``start`` on, padding is a line in that budget, whose
     slope is the weight of those sizes. For each number of budgets the lines are kept that are the
-    lowest somewhere, and the lowest one moves on as the budget grows.
+    lowest at this size or at a larger one, the lowest at this size first.
     """
     weight = [0, *accumulate(weights)]  # of the sizes before each place
     tokens = [0, *accumulate(map(operator.mul, sizes, weights))]
     best = [0.0, *[math.inf] * len(sizes)]  # padding of the sizes before each place
     starts: list[list[int]] = []
     for _ in range(min(most, len(sizes))):
-        lines, lowest, row, chosen = list[_Line](), 0, [0.0], [0]
+        lines, row, chosen = deque[_Line](), [0.0], [0]
         for place, size in enumerate(sizes):
             line = -weight[place], best[place] + tokens[place], place
             while len(lines) > 1 and _is_hidden(lines[-2], lines[-1], line):
                 lines.pop()
             if best[place] < math.inf:
                 lines.append(line)
-            lowest = min(lowest, len(lines) - 1)
-            while lowest + 1 < len(lines) and _at(size, lines[lowest + 1]) < _at(
-                size, lines[lowest]
-            ):
-                lowest += 1
-            row.append(_at(size, lines[lowest]) + size * weight[place + 1] - tokens[place + 1])
-            chosen.append(lines[lowest][2])
+            while len(lines) > 1 and _at(size, lines[1]) < _at(size, lines[0]):
+                lines.popleft()
+            row.append(_at(size, lines[0]) + size * weight[place + 1] - tokens[place + 1])
+            chosen.append(lines[0][2])
         best = row
         starts.append(chosen)
     budgets, end = [], len(sizes)

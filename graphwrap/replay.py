@@ -254,11 +254,10 @@ class Captured:
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
         stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())
-        reasons: dict[str, None] = {}  # in the order of the paths, each once
-        for accelerator in dict.fromkeys(path.target.accelerator for path in self.paths.values()):
-            if accelerator is not None:
-                stats.derived_bytes += accelerator.nbytes
-                reasons[accelerator.choices().get("reference_because") or ""] = None
+        made = dict.fromkeys(path.target.accelerator for path in self.paths.values())  # each once
+        accelerators = [one for one in made if one is not None]
+        stats.derived_bytes = sum(one.nbytes for one in accelerators)
+        reasons = dict.fromkeys(one.choices().get("reference_because") for one in accelerators)
         stats.note = "; ".join(filter(None, reasons))
 
     def poison(self) -> None:
