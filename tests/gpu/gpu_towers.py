@@ -21,6 +21,7 @@ from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
+from encoders.step3_vl import Step3VLConfig, Step3VLTower
 from encoders.vision_encoder import VisionEncoder
 from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
@@ -28,7 +29,9 @@ from graphwrap.packing import Packer
 from graphwrap.prices import Prices
 
 Grids = list[list[int]]
-FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5"]
+FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl"]
+TILE_PATCHES = {"intern_vit": 32, "step3_vl": 36}
+"""Side of a tile in patches, of the towers over tiles; of Step3-VL its path "tiles"."""
 INTERN = {
     "force_image_size": 448,
     "llm_config": {"hidden_size": 896},
@@ -46,6 +49,16 @@ EXAONE = {
     **QWEN2_5, "hidden_size": 2048, "intermediate_size": 5120, "num_heads": 32,
     "num_key_value_heads": 8, "out_hidden_size": 5120,
 }  # fmt: skip
+STEP3 = {
+    "understand_projector_stride": 2, "projector_bias": False, "text_config": {"hidden_size": 4096},
+    "vision_config": {
+        "image_size": 728, "patch_size": 14, "width": 1536, "layers": 2, "heads": 16,
+        "mlp_ratio": 8960 / 1536, "num_channels": 3, "use_cls_token": False,
+        "use_abs_posemb": True, "use_ln_pre": True, "use_ln_post": False, "use_rope2d": True,
+        "ls_init_value": 0.1, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu",
+        "output_dim": None, "pool_type": "none",
+    },
+}  # fmt: skip
 QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096}
 
 
@@ -58,6 +71,7 @@ def new_tower(name: str, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
         "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
         "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
         "exaone4_5": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(EXAONE)),
+        "step3_vl": lambda: Step3VLTower(Step3VLConfig.from_hf(STEP3)),
     }
     encoder = build[name]().eval().requires_grad_(False)
     for key, weight in encoder.named_parameters():
@@ -81,23 +95,26 @@ def form(name: str, kernels: str) -> VisionEncoder:
 def forms() -> list[tuple[str, str]]:
     """Every family with the reference and every attention kernel that is installed and fits it."""
     kernels = ["reference", *(k for k in KERNELS if is_installed(KERNELS[k].package))]
-    return [(f, k) for f in FAMILIES for k in kernels if k != "cudnn" or f == "intern_vit"]
+    return [(f, k) for f in FAMILIES for k in kernels if k != "cudnn" or f in TILE_PATCHES]
 
 
 def budgets_of(name: str) -> list[int]:
-    return [256, 1024, 2048] if name == "intern_vit" else [64, 256, 1024]
+    tiles = {"intern_vit": 256, "step3_vl": 81}.get(name)
+    return [tiles, 4 * tiles, 8 * tiles] if tiles else [64, 256, 1024]
 
 
 def calls_of(name: str) -> dict[str, Grids]:
     """Images and clips alone and mixed; every item fits the largest budget."""
-    if name == "intern_vit":
-        return {
-            "one tile": [[1, 32, 32]],
-            "an image": [[7, 32, 32]],
-            "images": [[1, 32, 32], [3, 32, 32], [1, 32, 32]],
-            "a clip": [[8, 32, 32]],
-            "images and a clip": [[1, 32, 32], [5, 32, 32], [4, 32, 32], [1, 32, 32]],
+    if name in TILE_PATCHES:
+        counts = {
+            "one tile": [1],
+            "an image": [7],
+            "images": [1, 3, 1],
+            "a clip": [8],
+            "images and a clip": [1, 5, 4, 1],
         }
+        side = TILE_PATCHES[name]
+        return {call: [[count, side, side] for count in each] for call, each in counts.items()}
     return {
         "a thumbnail": [[1, 4, 6]],
         "an image": [[1, 34, 46]],

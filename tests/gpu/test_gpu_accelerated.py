@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpu_towers import (
     FAMILIES,
+    TILE_PATCHES,
     Grids,
     any_sync_is_an_error,
     calls_of,
@@ -95,9 +96,10 @@ def test_float64_runs_the_reference_and_warns_once() -> None:
 @pytest.mark.parametrize(("name", "kernels"), forms())
 def test_nan_in_pad_rows_changes_no_bit_of_real_rows(name: str, kernels: str) -> None:
     fast = form(name, kernels)
-    grids = [[2, 32, 32]] if name == "intern_vit" else [[1, 10, 14], [2, 4, 6]]
+    side = TILE_PATCHES.get(name)
+    grids = [[2, side, side]] if side else [[1, 10, 14], [2, 4, 6]]
     pixels = on_gpu(fast, grids)
-    rows = len(pixels) + (2 if name == "intern_vit" else 60)
+    rows = len(pixels) + (2 if side else 60)
     metadata = fast.prepare_encoder_metadata(
         grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=12
     )

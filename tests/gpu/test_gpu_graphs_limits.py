@@ -12,6 +12,7 @@ import pytest
 import torch
 from gpu_towers import (
     FAMILIES,
+    TILE_PATCHES,
     any_sync_is_an_error,
     budgets_of,
     calls_of,
@@ -134,7 +135,8 @@ def test_two_objects_in_one_process_do_not_disturb_each_other() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ten_budgets_cost_about_what_the_largest_costs(name: str) -> None:
-    ten = [256 * step for step in range(1, 11)]
+    unit = budgets_of(name)[0] if name in TILE_PATCHES else 256
+    ten = [unit * step for step in range(1, 11)]
     held = []
     for budgets in (ten, ten[-1:]):
         graphed = replaying(tower(name), budgets)
@@ -156,7 +158,7 @@ def test_release_returns_all_of_it(name: str) -> None:
     grids = calls_of(name)["images and a clip"]
     pixels = on_gpu(encoder, grids)
     encoder(pixels, grids)  # kernels' own workspaces stay with the process
-    replaying(encoder, [256]).release()
+    replaying(encoder, budgets_of(name)[:1]).release()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     graphed = replaying(encoder, budgets_of(name))
