@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import time
+import warnings
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -103,7 +104,9 @@ def check(folder: Path, family: str, name: str, seconds: float) -> None:
     """Load, and if that succeeds, compare with another reader of the format."""
     start = time.perf_counter()
     try:
-        tower = load_encoder(folder).state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of defaults, where a processor file lost its values
+            tower = load_encoder(folder).state_dict()
     except CheckpointError:
         return
     finally:
