@@ -77,7 +77,9 @@ KINDS = ["hidden", "branch", "branch, scale", "offset", "strided branch, scale, 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("norm_kind", ["layer norm", "layer norm without bias", "RMS norm"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[:-1]), KINDS[-1]]
+)
 def test_sums_and_norms_match_torch_at_every_width(
     kind: str, norm_kind: str, dtype: torch.dtype
 ) -> None:
@@ -244,6 +246,8 @@ def test_weighted_table_rows_are_added(
 
 LENGTHS = ((33, 1, 70, 0, 7), (1,))
 SIZES = [16, 24, 32, 40, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128]
+FAST_SIZES = (64, 72, 80)
+"""Sizes of the published towers; the others are slow tests."""
 LONG_TILES = [(size, 2048) for size in (16, 64, 72, 112)]
 
 
@@ -259,7 +263,13 @@ def attended(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", ATTENTION_DTYPES, ids=str)
-@pytest.mark.parametrize(("size", "longest"), [*((size, 70) for size in SIZES), *LONG_TILES])
+@pytest.mark.parametrize(
+    ("size", "longest"),
+    [
+        pytest.param(size, longest, marks=() if size in FAST_SIZES else pytest.mark.slow)
+        for size, longest in [*((size, 70) for size in SIZES), *LONG_TILES]
+    ],
+)
 def test_triton_attention_matches_torch_for_every_head_size(
     size: int, longest: int, dtype: torch.dtype
 ) -> None:

@@ -21,7 +21,7 @@ from accelerated_cases import (
     run,
 )
 from encoders.vision_encoder import VisionEncoder
-from oracles import BY_NAME, build_encoder, distances
+from oracles import BY_NAME, build_encoder, distances, slow
 from test_contract_modules import Lora
 
 pytestmark = [
@@ -101,7 +101,7 @@ def test_what_a_hook_keeps_is_not_written_over(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fused_in_interpreter")
-@pytest.mark.parametrize("name", ["intern_vit_6b", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", [slow("intern_vit_6b"), "qwen2_5_vl", slow("qwen3_vl")])
 def test_a_hook_may_return_columns_in_memory_order(name: str) -> None:
     """The same values in other strides: the kernels read rows."""
     encoder = fresh(name)

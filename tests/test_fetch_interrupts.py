@@ -41,13 +41,14 @@ def start(hub: HubServer, home: Path, way: str, limit: int = 0) -> subprocess.Po
     return subprocess.Popen(command, env=environment(hub, home), stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     ("way", "fault"),
     [
         ("ranges", Fault(429, {"Retry-After": "60"})),
-        pytest.param("ranges", Fault(stall=60), marks=pytest.mark.slow),
-        pytest.param("shards", Fault(429, {"Retry-After": "60"}), marks=pytest.mark.slow),
+        ("ranges", Fault(stall=60)),
+        ("shards", Fault(429, {"Retry-After": "60"})),
         ("shards", Fault(stall=60)),
     ],
     ids=str,

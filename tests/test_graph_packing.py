@@ -296,7 +296,7 @@ def best_of(times: int, call: Callable[[], object]) -> float:
     return min(taken)
 
 
-@pytest.mark.parametrize("prices", ["unmeasured", "measured"])
+@pytest.mark.parametrize("prices", [pytest.param("unmeasured", marks=pytest.mark.slow), "measured"])
 @pytest.mark.parametrize("traffic", TRAFFIC)
 def test_ten_thousand_items_are_packed_in_a_moment(traffic: str, prices: str) -> None:
     """The bound is 20 ms on a calm machine. On a busy one a pass of plain Python over the items,

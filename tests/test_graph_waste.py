@@ -36,6 +36,7 @@ def test_the_other_lists_owe_nothing_to_the_first_and_are_always_the_same() -> N
         assert sum(size in known for _, size in others[name]) <= 20, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_default_budgets_pad_eight_percent_at_most(family: str) -> None:
     default = report()[family]["default"]
@@ -43,6 +44,7 @@ def test_the_default_budgets_pad_eight_percent_at_most(family: str) -> None:
     assert default["fixed"]["padding"] <= 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sizes.other_lists())
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_figure_holds_within_two_points_on_a_list_drawn_differently(

@@ -135,6 +135,7 @@ def test_distance_to_the_pil_backend_is_printed() -> None:
     print(f"largest: {levels:.1f} levels")
 
 
+@pytest.mark.slow
 def test_tiles_of_500_random_sizes_are_the_reference_s() -> None:
     rng = random.Random(5)
     small = TilePreprocessor(image_size=56)

@@ -56,7 +56,8 @@ def test_a_program_for_one_grid_has_the_encoders_bits(name: str) -> None:
     assert all(map(torch.equal, output.values(), wanted.values()))
 
 
-@pytest.mark.parametrize("name", SOME_SLOW)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOWERS)
 def test_a_dynamic_program_takes_items_of_any_size(name: str) -> None:
     encoder = tiny(name)
     run = export_program(encoder).module()

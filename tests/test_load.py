@@ -314,6 +314,7 @@ def test_loading_needs_hardly_more_memory_than_the_tower(tmp_path: Path, family:
     assert grown <= 1.15 * tower
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_loading_has_a_small_fixed_cost_in_memory(tmp_path: Path) -> None:
     """The towers are tiny: what grows is the loader's own, such as modules imported late."""

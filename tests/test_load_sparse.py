@@ -32,6 +32,7 @@ print(read() - before[0], resident() - before[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/io")
 def test_of_a_checkpoint_of_many_gigabytes_only_the_tower_is_read(tmp_path: Path) -> None:
     folder = write_seeded_checkpoint(tmp_path / "large", "qwen3_vl", width=256, depth=8, shards=3)

@@ -47,6 +47,7 @@ def test_a_group_of_some_ranks_shares_out_among_them(ranks: Ranks) -> None:
         assert_same_bits(found, ToyEncoder()(pixels_of(grids), grids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["intern_vit_300m", "qwen2_5_vl", "qwen3_vl"])
 def test_results_have_the_bits_of_the_same_shares_run_alone(ranks: Ranks, name: str) -> None:
     encoder = tower(name)
@@ -64,6 +65,7 @@ def test_results_have_the_bits_of_the_same_shares_run_alone(ranks: Ranks, name: 
             assert_same_bits(output, wanted[item]._replace(last_hidden_state=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [0, 1, 5])
 @pytest.mark.parametrize(("name", "pool"), [("qwen3_vl", "mean"), ("intern_vit_300m", "cls")])
 def test_vectors_are_those_of_one_process(ranks: Ranks, name: str, pool: str, images: int) -> None:

@@ -90,6 +90,7 @@ def assert_equal(found: Sequence[EncoderOutput], wanted: Sequence[EncoderOutput]
 # --- results --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphed", [False, True])
 @pytest.mark.parametrize("outputs", [EVERY_FIELD, ("pooler_output",), ("deepstack_features",)])
 def test_every_rank_returns_the_items_of_one_process(
@@ -103,6 +104,7 @@ def test_every_rank_returns_the_items_of_one_process(
             assert_equal(one, [item._replace(**left_out) for item in toy(inputs)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphed", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_results_have_the_bits_of_the_same_shares_run_alone(
@@ -115,6 +117,7 @@ def test_results_have_the_bits_of_the_same_shares_run_alone(
         assert_equal(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "graphed"), [("step3_vl", False), ("deepseek_vl_hybrid", True)])
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_encode_takes_images_and_gives_outputs_or_vectors(

@@ -80,6 +80,7 @@ def test_error_line_holds_no_control_characters(
     assert "\\x1b[2Ja.png: there is no such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["list >&-", "bench >&- 2>&-"])
 def test_closed_streams_are_no_error(command: str) -> None:
     run = shell(f"{{vitgraph}} {command}")

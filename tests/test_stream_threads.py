@@ -42,7 +42,7 @@ def settle() -> None:
     time.sleep(0.15)
 
 
-@pytest.mark.parametrize("workers", [1, 4, 16])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow), 16])
 def test_no_more_than_four_batches_are_read_ahead(workers: int) -> None:
     items = Counted()
     stream = NumberEncoder().encode_many(
@@ -196,7 +196,8 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
 def test_ctrl_c_ends_the_process_and_its_threads(seconds: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED.format(seconds=seconds)],

@@ -68,9 +68,8 @@ def test_sampling_a_file_keeps_only_the_sampled_frames(
     assert len(converted) == 4
 
 
-@pytest.mark.parametrize(
-    "used", [pytest.param(False, marks=pytest.mark.slow, id="fresh"), pytest.param(True, id="used")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 def test_an_open_video_can_be_copied_and_pickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: bool
 ) -> None:

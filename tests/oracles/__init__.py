@@ -29,6 +29,7 @@ from .families import (
     WHOLE,
     Family,
     grids_for,
+    slow,
 )
 from .keys import timm_keys
 from .lift import NO_LIFT, LiftFloat32
@@ -57,6 +58,7 @@ __all__ = [
     "fields_of",
     "fresh",
     "grids_for",
+    "slow",
     "timm_keys",
     "tiny",
     "window_walk",

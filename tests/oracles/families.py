@@ -299,15 +299,19 @@ FAMILIES = [
         side=128,
     ),
 ]  # fmt: skip
+
+
+def slow(name: str) -> Any:
+    """Return a parameter with which a test is a slow one."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 BY_NAME = {family.name: family for family in FAMILIES}
 TOWERS = [family.name for family in FAMILIES if not family.twin]
 """Names of the towers whose maths differ; most tests run over these."""
 WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].encoder_class]
 """Names of the towers that are encoders by themselves and not a path of one."""
-FEW_FAST = [
-    pytest.param(name, marks=() if name in ("intern_vit_300m", "qwen2_5_vl") else pytest.mark.slow)
-    for name in TOWERS
-]
+FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) for name in TOWERS]
 """The towers for tests that take a second or more each: two run in a plain pytest, all in CI."""
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
