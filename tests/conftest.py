@@ -12,9 +12,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from encoders import Encoder
 from fetching import point_client_at
 from hub_server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
 
 OWN_PROCESS = "VITGRAPH_TEST_IN_OWN_PROCESS"
 """The environment variable of a process that runs one test of a third-party package."""
@@ -74,6 +76,18 @@ def cache(tmp_path: Path) -> Path:
 def folder(tmp_path: Path) -> Path:
     """A small checkpoint: shards that hold the tower, and one that does not."""
     return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint of Qwen3-VL that no test changes."""
+    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
+
+
+@pytest.fixture(scope="module")
+def encoder(repo: Path) -> Encoder:
+    """The encoder of ``repo`` in float32, which no test changes."""
+    return load_encoder(repo, dtype=torch.float32, progress=False)
 
 
 @pytest.fixture

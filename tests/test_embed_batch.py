@@ -14,18 +14,7 @@ import weights
 from encoders.vision_encoder import VisionEncoder
 from photographs import china, flower, photographs
 from vitgraph import EmbedBatch
-from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
-
-
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
-
-
-@pytest.fixture(scope="module")
-def encoder(repo: Path) -> VisionEncoder:
-    return load_encoder(repo, dtype=torch.float32, progress=False)
 
 
 @pytest.fixture

@@ -17,22 +17,10 @@ from encoders.vision_encoder import VisionEncoder
 from photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.features import load_embeddings
-from vitgraph.seeded import write_seeded_checkpoint
-from weights import load_encoder
 
 KEYS = ["b/inner/one.jpg", "b/two.PNG", "c.jpg", "d.jpg"]
 FIELDS = "pooler_output,last_hidden_state,deepstack_features"
 Embed = Callable[..., int]
-
-
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
-
-
-@pytest.fixture(scope="module")
-def encoder(repo: Path) -> VisionEncoder:
-    return load_encoder(repo, dtype=torch.float32, progress=False)
 
 
 @pytest.fixture

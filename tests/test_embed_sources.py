@@ -17,14 +17,8 @@ from photographs import china
 from vitgraph.cli import main
 from vitgraph.embedding.sources import find_files
 from vitgraph.features import load_embeddings
-from vitgraph.seeded import write_seeded_checkpoint
 
 Embed = Callable[..., int]
-
-
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
 
 
 @pytest.fixture(scope="module")

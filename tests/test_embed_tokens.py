@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
 
 from encoders.vision_encoder import VisionEncoder
@@ -18,21 +18,12 @@ from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays, write_tokens
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
-from weights import load_encoder
 
 KEYS = ["b.png", "c.png", "d.png"]
 FIELDS = "pooler_output,last_hidden_state,deepstack_features"
+NEEDS_PYARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
+FORMATS = ["npy", "safetensors", pytest.param("parquet", marks=NEEDS_PYARROW)]
 Embed = Callable[..., int]
-
-
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
-
-
-@pytest.fixture(scope="module")
-def encoder(repo: Path) -> VisionEncoder:
-    return load_encoder(repo, dtype=torch.float32, progress=False)
 
 
 @pytest.fixture
@@ -61,12 +52,10 @@ def close(one: Any, other: Any) -> bool:
     return bool(difference <= 2e-6 * np.linalg.norm(np.asarray(other, np.float64)))
 
 
-@pytest.mark.parametrize("format", ["npy", "safetensors", "parquet"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_whole_outputs_are_found_through_the_row_table(
     embed: Embed, photos: Path, tmp_path: Path, encoder: VisionEncoder, format: str
 ) -> None:
-    if format == "parquet":
-        pytest.importorskip("pyarrow")
     chosen = ("--pool", "none", "--fields", FIELDS, "--format", format)
     assert embed(photos, "--shard-items", 2, *chosen) == 0
     found = {}
@@ -168,12 +157,10 @@ def test_size_of_whole_outputs_is_estimated(
     assert f"writes about {size / 1e3:,.1f} kB, by a sample of 3 images, of float32" in said
 
 
-@pytest.mark.parametrize("format", ["npy", "safetensors", "parquet"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_whole_outputs_load_as_one_array_per_image(
     embed: Embed, photos: Path, tmp_path: Path, encoder: VisionEncoder, format: str
 ) -> None:
-    if format == "parquet":
-        pytest.importorskip("pyarrow")
     (photos / "bad.jpg").write_bytes(b"x")
     chosen = ("--pool", "none", "--fields", FIELDS, "--format", format, "--shard-items", 2)
     assert embed(photos, *chosen) == 3

@@ -24,15 +24,9 @@ from vitgraph.embedding import job as job_module
 from vitgraph.embedding.manifest import alone
 from vitgraph.embedding.workers import Worker, read_worker
 from vitgraph.features import load_embeddings
-from vitgraph.seeded import write_seeded_checkpoint
 
 Command = list[str]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
 
 
 @pytest.fixture(scope="module")

@@ -112,9 +112,10 @@ class Layout:
         """
         axes = [side.split() for side in self.views.get(ours, " -> ").split("->")]
         before, after = reversed(axes) if inverse else axes
-        lengths = dict(zip(before, shape, strict=False))
-        left = [length for axis, length in lengths.items() if axis not in after]
-        if len(before) != len(shape) or any(length != 1 for length in left):
+        if len(before) != len(shape):
+            return shape
+        lengths = dict(zip(before, shape, strict=True))
+        if any(length != 1 for axis, length in lengths.items() if axis not in after):
             return shape
         return tuple(lengths.get(axis, 1) for axis in after)
 

@@ -96,12 +96,9 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
     tokens = [count // merge**2 for count in patches]
     if features.shape[0] == sum(patches):
         return [
-            rearrange(
-                part, "(t h w a b) d -> t (h a) (w b) d",
-                t=t, h=h // merge, w=w // merge, a=merge, b=merge,
-            )
-            for part, (t, h, w) in zip(features.split(patches), grids, strict=True)
-        ]  # fmt: skip
+            rearrange(part, "(t h w a b) d -> t (h a) (w b) d", t=t, h=h // merge, a=merge, b=merge)
+            for part, (t, h, _) in zip(features.split(patches), grids, strict=True)
+        ]
     if features.shape[0] == sum(tokens):
         return [
             part.unflatten(0, (t, h // merge, w // merge))
