@@ -23,8 +23,8 @@ from .tile_encoder import TileEncoder
 from .vision_encoder import Encoder, VisionEncoder
 
 LARGEST_BATCH = {"image": 8, "tiles": 36}
-"""Views of the largest default graph. One whole image of Step3-VL, 2,704 patches through 1.8 billion
-parameters, is 10 TFLOP of work; an item has at most 36 tiles unless it is long and narrow."""
+"""Views of the largest default graph. One whole image of Step3-VL is 10 TFLOP of work: 2,704
+patches through 1.8 billion parameters. Only a long and narrow item has more than 36 tiles."""
 
 Self = TypeVar("Self", bound="PathsEncoder")
 
