@@ -42,33 +42,42 @@ class BlockRunner(nn.Module, ABC):
         self.gradient_checkpointing = False
 
     def run_blocks(
-        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
+        self,
+        hidden: Tensor,
+        metadata: Metadata,
+        wanted: Sequence[int],
+        blocks: nn.ModuleList | None = None,
     ) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted``; blocks after the last are not run.
 
         An accelerated encoder runs fused blocks unless gradients are recorded.
 
         Args:
-            hidden: [P, D], or InternViT [tiles, 1+h*w, D]; rows in the order that blocks work in.
+            hidden: [P, D], of towers over tiles [tiles, n, D], of SAM [views, h, w, D]; rows in
+                the order that blocks work in.
             metadata: what ``prepare_encoder_metadata`` returns.
             wanted: block numbers from 0, ascending, each once.
+            blocks: the stack that runs, of an encoder that has several; None: ``self.blocks``.
         """
+        blocks = self.blocks if blocks is None else blocks
         if self.accelerator is None or self._records_gradients(hidden):
-            return self.reference_blocks(hidden, metadata, wanted)
-        return self.accelerator.run_blocks(self, hidden, metadata, wanted)
+            return self.reference_blocks(hidden, metadata, wanted, blocks)
+        return self.accelerator.run_blocks(self, hidden, metadata, wanted, blocks)
 
-    def hidden_after(self, hidden: Tensor, metadata: Metadata, blocks: int) -> Tensor:
-        """The hidden state after the first ``blocks`` blocks; ``hidden`` itself after none."""
-        for state in self.run_blocks(hidden, metadata, [blocks - 1] if blocks else []):
+    def hidden_after(
+        self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
+    ) -> Tensor:
+        """The hidden state after the first ``count`` blocks; ``hidden`` itself after none."""
+        for state in self.run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
             hidden = state
         return hidden
 
     def reference_blocks(
-        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
+        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int], blocks: nn.ModuleList
     ) -> Iterator[Tensor]:
         """Yield the same states as ``run_blocks``, calling each block as a module."""
         context = self.block_context(hidden, metadata)
-        for number, block in enumerate(islice(self.blocks, max(wanted, default=-1) + 1)):
+        for number, block in enumerate(islice(blocks, max(wanted, default=-1) + 1)):
             hidden = self.run_block(block, hidden, context)
             if number in wanted:
                 yield hidden

@@ -230,6 +230,16 @@ class MultiPathEncoder(Protocol):
 PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
 
 
+class RelativePositions(NamedTuple):
+    """How a block over views [B, h, w, D] attends by learned relative positions (SAM)."""
+
+    tables: Callable[[int, int], tuple[Tensor, Tensor]]
+    """Takes height and width of what attends to itself; returns the tables [2*height - 1, K] and
+    [2*width - 1, K] for the distances ``1 - size`` to ``size - 1`` between query and key."""
+    window: int
+    """Side of the windows that attention stays inside of; 0: it covers the whole view."""
+
+
 class BlockParts(NamedTuple):
     """The layers of one pre-norm block by role, for code that runs its steps in another way.
 
@@ -265,6 +275,8 @@ class BlockParts(NamedTuple):
     """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
     interleaved: bool = False
     """Whether rotary positions turn pairs (2i, 2i + 1) of a head instead of (i, i + K/2)."""
+    relative: RelativePositions | None = None
+    """Relative positions, of a block whose views each attend to themselves alone."""
 
 
 @runtime_checkable
@@ -277,15 +289,12 @@ class NamesItsParts(Protocol):
 class BlockTower(Protocol):
     """Everything that an accelerator uses of the encoder whose blocks it runs."""
 
-    @property
-    def blocks(self) -> nn.ModuleList: ...
-
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Any: ...
 
     def run_block(self, block: nn.Module, *args: Any) -> Tensor: ...
 
     def reference_blocks(
-        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
+        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int], blocks: nn.ModuleList
     ) -> Iterator[Tensor]: ...
 
 
@@ -303,9 +312,14 @@ class Accelerator(Protocol):
         ...
 
     def run_blocks(
-        self, encoder: BlockTower, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
+        self,
+        encoder: BlockTower,
+        hidden: Tensor,
+        metadata: Metadata,
+        wanted: Sequence[int],
+        blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """The hidden state after each block in ``wanted`` (ascending block numbers)."""
+        """The hidden state after each of the ``blocks`` in ``wanted`` (ascending numbers)."""
         ...
 
     def add_weighted_rows(

@@ -330,10 +330,9 @@ class DeepseekOCRTower(TileEncoder):
         """Columns of ``pooler_output``."""
         return self.config.out_hidden_size
 
-    def kernel_choices(self) -> dict[str, Any]:
-        """Return the kernels that CLIP's blocks chose; those of SAM run the reference."""
-        choices = super().kernel_choices()
-        return choices if self.accelerator is None else {**choices, "sam": "reference"}
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+        """Return what the blocks of CLIP read; SAM's, over [B, h, w, D], read nothing."""
+        return super().block_context(hidden, metadata) if hidden.ndim == 3 else None
 
     def row_grid(self, h: int, w: int) -> tuple[int, int]:
         """One row per cell of the compressor's map."""
@@ -350,9 +349,8 @@ class DeepseekOCRTower(TileEncoder):
         """Run SAM and the compressor: [B, h/4, w/4, D of CLIP]."""
         weight = self.sam_model.pos_embed
         hidden = self.sam_model.embed(self.admit_tiles(pixel_values, weight, grid_thw))
-        for block in self.sam_model.blocks:
-            hidden = self.run_block(block, hidden)
-        return self.sam_model.compress(hidden)
+        blocks = self.sam_model.blocks
+        return self.sam_model.compress(self.hidden_after(hidden, {}, len(blocks), blocks))
 
 
 class Compressor(Sam):

@@ -345,11 +345,6 @@ class HighResolution(TileEncoder):
         """Columns of ``pooler_output``."""
         return self.out
 
-    def kernel_choices(self) -> dict[str, Any]:
-        """Say that SAM's blocks run the reference: no fused step has their relative positions."""
-        choices = super().kernel_choices()
-        return choices if self.accelerator is None else {**choices, "sam": "reference"}
-
     def block_context(self, hidden: Tensor, metadata: Metadata) -> None:
         """Return nothing: every view attends to itself."""
 

@@ -289,8 +289,7 @@ def test_accelerated_paths_agree_and_say_what_runs(name: str) -> None:
     assert torch.equal(tokens_of(fast(inputs)), tokens_of(encoder(inputs)))
     choices: dict[str, dict[str, Any]] = fast.kernel_choices()
     assert choices.keys() == encoder.paths.keys()
-    with_sam = {"deepseek_ocr": {"image", "tiles"}, "deepseek_vl_hybrid": {"high"}}.get(name, set())
-    assert {path for path in choices if choices[path].get("sam") == "reference"} == with_sam
+    assert all("CUDA" in choice["reference_because"] for choice in choices.values())
     fast.load_kernel_choices(choices)
 
 

@@ -55,6 +55,26 @@ class AttentionShape(NamedTuple):
         return self.heads // self.group
 
 
+class RelativeViews(NamedTuple):
+    """Views of h x w rows that attend by relative positions."""
+
+    views: int
+    h: int
+    w: int
+    window: int
+    """Side of the windows that attention stays inside of; 0: each view attends as a whole."""
+
+    @property
+    def segment(self) -> tuple[int, int]:
+        """Height and width of what attends to itself."""
+        return (self.window, self.window) if self.window else (self.h, self.w)
+
+    @property
+    def cut(self) -> bool:
+        """Whether windows reach beyond the view."""
+        return self.window > 0 and bool(self.h % self.window or self.w % self.window)
+
+
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionShape], Tensor]
 
 
@@ -154,11 +174,16 @@ def _takes_half(shape: AttentionShape, dtype: torch.dtype, most: int) -> bool:
     return dtype in HALF and shape.size % 8 == 0 and 16 <= shape.size <= most
 
 
+def _takes_triton(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Head sizes of a power of two, or up to 16 columns more; 96 gives wrong numbers on an H200."""
+    return _takes_half(shape, dtype, 128) and shape.size - (1 << shape.size.bit_length() - 1) <= 16
+
+
 REFERENCE = AttentionKernel("reference", "torch", lambda *_: True, _reference)
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        AttentionKernel("triton", "triton", lambda s, d, _: _takes_half(s, d, 128), _triton),
+        AttentionKernel("triton", "triton", _takes_triton, _triton),
         AttentionKernel("flash2", "torch", lambda s, d, _: _takes_half(s, d, 256), _flash2),
         AttentionKernel(
             "cudnn",

@@ -8,7 +8,8 @@ attention, is dropped.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,16 +18,20 @@ from torch import Tensor
 
 from ..attention import attention
 from .attention_kernels import (
+    HALF,
     KERNELS,
     REFERENCE,
     TORCH_KERNELS,
     AttentionKernel,
     AttentionShape,
+    RelativeViews,
     is_installed,
 )
 
 ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest relative L2 distance to float32 attention; correct kernels have 3e-3 in bfloat16."""
+RELATIVE = "triton, relative positions"
+"""The name of the kernel for relative positions among those that were dropped."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
 """Segment lengths of the trials before a kernel may be chosen: both tilings and ragged ends."""
 
@@ -40,6 +45,7 @@ class KernelChoices:
         self._taken: dict[AttentionShape, str] = {}
         self._milliseconds: dict[AttentionShape, dict[str, float]] = {}
         self._tried: dict[tuple[str, int, int, int, torch.dtype], bool] = {}
+        self._relative: dict[tuple[int, RelativeViews, torch.dtype], bool] = {}
         self._warned = False
 
     def pick(self, q: Tensor, shape: AttentionShape) -> str:
@@ -94,20 +100,52 @@ class KernelChoices:
         """
         key = (name, shape.heads, shape.group, shape.size, q.dtype)
         if key not in self._tried:
-            kernel, agrees = KERNELS[name], True
-            try:
-                for lengths in [(shape.longest,) * 2] if shape.equal else TRIALS:
-                    distance = _distance(kernel, lengths, q, shape)
-                    if not distance <= ERROR[q.dtype]:  # also true for NaN
-                        agrees = False
-                        self.dropped[name] = f"its result is {distance:.1e} from float32 attention"
-            except torch.OutOfMemoryError:  # it says nothing of the kernel
-                raise
-            except (RuntimeError, ImportError, AssertionError, TypeError, ValueError) as error:
-                agrees = False
-                self.dropped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            self._tried[key] = agrees
+            kernel = KERNELS[name]
+            self._tried[key] = all(
+                self._close(name, partial(_distance, kernel, lengths, q, shape), q.dtype)
+                for lengths in ([(shape.longest,) * 2] if shape.equal else TRIALS)
+            )
         return self._tried[key]
+
+    def takes_relative(self, rows: Tensor, heads: int, views: RelativeViews) -> bool:
+        """Whether the Triton kernel computes attention with relative positions of these views.
+
+        It is tried once per head size, views and dtype, against float32 attention over one view.
+
+        Args:
+            rows: [T, D]; only the width, dtype and device are read.
+            heads: of the attention.
+            views: how the rows lie.
+        """
+        if self.asked not in ("auto", "torch", "triton") or rows.dtype not in HALF:
+            return False
+        from .relative_attention import distance, takes  # it needs Triton
+
+        size = rows.shape[1] // heads
+        key = size, views._replace(views=1), rows.dtype
+        if key not in self._relative:
+            if not takes(size, views):
+                return False
+            if rows.is_cuda and torch.cuda.is_current_stream_capturing():
+                return False  # nothing can be tried during a capture; a later call tries it
+            self._relative[key] = self._close(
+                RELATIVE, lambda: distance(size, views, rows.device, rows.dtype), rows.dtype
+            )
+        return self._relative[key]
+
+    def _close(self, name: str, distance: Callable[[], float], dtype: torch.dtype) -> bool:
+        """Whether a kernel's distance to float32 attention is small; if not it is dropped."""
+        try:
+            far = distance()
+        except torch.OutOfMemoryError:  # it says nothing of the kernel
+            raise
+        except (RuntimeError, ImportError, AssertionError, TypeError, ValueError) as error:
+            self.dropped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            return False
+        if far <= ERROR[dtype]:  # false for NaN
+            return True
+        self.dropped[name] = f"its result is {far:.1e} from float32 attention"
+        return False
 
     def _time(self, names: Sequence[str], q: Tensor, shape: AttentionShape) -> dict[str, float]:
         """Milliseconds of each kernel, summed over the typical segment lengths of a shape.
@@ -143,6 +181,10 @@ class KernelChoices:
                 {**shape._asdict(), "kernel": name, "ms": self._milliseconds.get(shape, {})}
                 for shape, name in self._taken.items()
             ],
+            "relative_positions": [
+                {**views._asdict(), "size": size, "dtype": str(dtype), "kernel": _named(agrees)}
+                for (size, views, dtype), agrees in self._relative.items()
+            ],
             "dropped": dict(self.dropped),
         }
 
@@ -168,6 +210,10 @@ class KernelChoices:
                     "install what brings it, or let this process choose its own"
                 )
         self._taken.update(taken)
+
+
+def _named(agrees: bool) -> str:
+    return "triton" if agrees else REFERENCE.name
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:

@@ -12,30 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeGuard
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import check_equal_segments
-from ..contract import BlockParts, BlockTower, Metadata, NamesItsParts, PartNorm
+from ..contract import BlockParts, BlockTower, Metadata, PartNorm, RelativePositions
 from ..layers import add_weighted_rows, is_plain, is_plain_table, is_untouched
-from .attention_kernels import HALF, AttentionKernel, AttentionShape
+from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeViews
 from .choices import KernelChoices
 from .derived import DerivedWeights
-from .obstacles import obstacle, obstacle_now
+from .obstacles import NO_PARTS, fusible, is_norm, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:
     from .norms import Norm
 
 ALIGNED = 64
 """Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
-
-NO_PARTS = (
-    "no block of this tower names its parts: it has relative positions or norms on its branches, "
-    "or was replaced"
-)
 
 
 class FusedBlocks:
@@ -45,8 +41,8 @@ class FusedBlocks:
         self.precision = precision
         self.attention = KernelChoices(kernels)
         self.derived = DerivedWeights()
-        self.taken = "reference"
-        self.layers_called = 0
+        self.ran: dict[int, tuple[set[str], int]] = {}
+        """For each stack of blocks the attention kernels and the layers called of the last run."""
         self.reference_because = because
 
     def __getstate__(self) -> dict[str, str]:
@@ -61,6 +57,12 @@ class FusedBlocks:
         """Bytes of weights derived from the encoder's."""
         return self.derived.nbytes
 
+    @property
+    def taken(self) -> str:
+        """The attention kernels that the last forward took, or "reference"."""
+        names = set().union(*(kernels for kernels, _ in self.ran.values()))
+        return ", ".join(sorted(names)) or "reference"
+
     def refresh(self) -> None:
         """Bring derived weights up to date with every write to their sources that torch counts."""
         self.derived.refresh()
@@ -71,7 +73,7 @@ class FusedBlocks:
             **self.attention.to_dict(),
             "precision": self.precision,
             "reference_because": self.reference_because,
-            "layers_called": self.layers_called,
+            "layers_called": sum(called for _, called in self.ran.values()),
         }
 
     def load_choices(self, choices: Mapping[str, Any]) -> None:
@@ -83,17 +85,22 @@ class FusedBlocks:
         self.attention.load(choices)
 
     def run_blocks(
-        self, encoder: BlockTower, hidden: Tensor, metadata: Metadata, wanted: Sequence[int]
+        self,
+        encoder: BlockTower,
+        hidden: Tensor,
+        metadata: Metadata,
+        wanted: Sequence[int],
+        blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """The hidden state after each block in ``wanted`` (ascending block numbers)."""
+        """The hidden state after each of the ``blocks`` in ``wanted`` (ascending numbers)."""
         self.reference_because = obstacle(hidden.device, hidden.dtype) or obstacle_now()
-        if self.reference_because is None and not any(map(_names_its_parts, encoder.blocks)):
+        if self.reference_because is None and not any(map(names_its_parts, blocks)):
             self.reference_because = NO_PARTS
         if self.reference_because is not None or not len(hidden) or not wanted:
-            self.taken = "reference"
-            return encoder.reference_blocks(hidden, metadata, wanted)
+            self.ran[id(blocks)] = set(), 0
+            return encoder.reference_blocks(hidden, metadata, wanted, blocks)
         self.derived.follow()
-        return Forward(self, encoder, hidden, metadata).states(wanted)
+        return Forward(self, encoder, hidden, metadata).states(blocks, wanted)
 
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
@@ -123,7 +130,7 @@ class Forward:
         self.activations, self.norms, self.rotary = activations, norms, rotary
         self.own, self.encoder, self.metadata = own, encoder, metadata
         self.shape = hidden.shape
-        self.tile_rows = hidden.shape[1] if hidden.ndim == 3 else 0
+        self.tile_rows = prod(hidden.shape[1:-1]) if hidden.ndim > 2 else 0
         angles = metadata.get("rotary_pos_emb_cos")
         if self.tile_rows and angles is not None and len(angles) != self.tile_rows:
             raise ValueError(  # the kernel would turn rows by the angles of others
@@ -141,16 +148,18 @@ class Forward:
         self.buffer: Tensor | None = None
         self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
+        self.kernels: set[str] = set()
+        """Names of the attention kernels of this pass."""
         self.called = 0
 
-    def states(self, wanted: Sequence[int]) -> Iterator[Tensor]:
+    def states(self, stack: nn.ModuleList, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted``.
 
         A state is complete only after the norm of the next block has read it, so it is yielded
         there.
         """
-        blocks = list(islice(self.encoder.blocks, max(wanted) + 1))
-        every = [fusible(block) for block in blocks]
+        blocks = list(islice(stack, max(wanted) + 1))
+        every = [self._fusible(block) for block in blocks]
         self.sums = self._summed_biases(every)
         for number, (block, parts) in enumerate(zip(blocks, every, strict=True)):
             before = number - 1 in wanted
@@ -168,12 +177,25 @@ class Forward:
             rows = self._normed(parts.norm2)
             inner, weight = self._inner(parts, rows)
             self._add(parts.down, inner, parts.scale2, weight)
-        names = {kernel.name for _, kernel in self.picked.values()}
-        self.own.taken = ", ".join(sorted(names)) or "reference"
-        self.own.layers_called = self.called
+        self.own.ran[id(stack)] = self.kernels, self.called
         self.own.derived.refresh()  # weights that this pass derived, before a capture needs them
         self._complete()
         yield self.stream.hidden.view(self.shape)
+
+    def _fusible(self, block: nn.Module) -> BlockParts | None:
+        """The parts of a block whose steps run here, or None if the block is to be called."""
+        parts = fusible(block)
+        if parts is None or parts.relative is None:
+            return parts
+        # The missing rows of a window get the bias of a plain product.
+        fits = is_plain(parts.qkv) and self.own.attention.takes_relative(
+            self.stream.hidden, parts.num_heads, self._views(parts.relative)
+        )
+        return parts if fits else None
+
+    def _views(self, relative: RelativePositions) -> RelativeViews:
+        views, h, w, _ = self.shape
+        return RelativeViews(views, h, w, relative.window)
 
     def _summed_biases(self, every: Sequence[BlockParts | None]) -> Iterator[Tensor]:
         """Running sums of the biases of products that add to the stream in place.
@@ -207,7 +229,7 @@ class Forward:
 
     def _normed(self, norm: PartNorm, keep: bool = False) -> Tensor:
         """The normalised rows of the stream; with ``keep``, ``kept`` is the complete stream."""
-        if not _is_norm(norm):
+        if not is_norm(norm):
             self.called += 1
             self._complete()
             self.kept, self.writable = self.stream.hidden, self.writable and not keep
@@ -221,7 +243,7 @@ class Forward:
         return rows
 
     def _kernel_norm(self, norm: nn.LayerNorm | nn.RMSNorm) -> Norm:
-        assert norm.eps is not None  # see _is_norm
+        assert norm.eps is not None  # see is_norm
         bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
         return self.norms.Norm(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
 
@@ -245,6 +267,8 @@ class Forward:
 
     def _attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
         """Attention over normalised rows, before the output product."""
+        if parts.relative is not None:
+            return self._attend_relative(parts, parts.relative, rows)
         offsets, longest = self._segments(parts)
         heads = parts.num_heads
         shared = parts.num_key_value_heads or heads
@@ -260,6 +284,7 @@ class Forward:
             shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
             name = self.own.attention.pick(q, shape)
             self.picked[parts.windows] = shape, self.own.attention.kernel(name)
+            self.kernels.add(name)
         shape, kernel = self.picked[parts.windows]
         if cos is not None or kernel.reads_padding:
             self.rotary.rotate_in_place(qkv, cos, sin, offsets, heads + shared, parts.interleaved)
@@ -273,6 +298,19 @@ class Forward:
                 "one with kernels=..., or use the reference"
             ) from error
         return out.flatten(1)
+
+    def _attend_relative(
+        self, parts: BlockParts, relative: RelativePositions, rows: Tensor
+    ) -> Tensor:
+        """The same by learned relative positions, inside windows or whole views."""
+        from .relative_attention import attend  # it needs Triton
+
+        views = self._views(relative)
+        qkv = self._linear(parts.qkv, rows)
+        out = rows.new_empty(len(rows), parts.num_heads, qkv.shape[1] // (3 * parts.num_heads))
+        self.kernels.add("triton")
+        tables = relative.tables(*views.segment)
+        return attend(qkv, parts.qkv.bias, tables, views, out).flatten(1)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
         """Offsets of the attention segments of a block, and the longest one's rows."""
@@ -290,7 +328,7 @@ class Forward:
         return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
 
     def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
-        if _is_norm(norm):
+        if is_norm(norm):
             self.norms.normalise(self.norms.Sum(rows), self._kernel_norm(norm), out=rows)
         else:
             self.called += 1
@@ -348,8 +386,7 @@ class Forward:
             return F.linear(rows, layer.weight, layer.bias)
         self.called += 1
         if self.tile_rows:  # the shape that the reference calls it with
-            rows = rows.unflatten(0, (-1, self.tile_rows))
-            return layer(rows).flatten(0, 1).contiguous()
+            return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()
 
@@ -357,24 +394,3 @@ class Forward:
         """Apply a linear layer; the result may be overwritten, because no hook holds it."""
         out = self._linear(layer, rows)
         return out if is_plain(layer) else out.clone(memory_format=torch.contiguous_format)
-
-
-def _names_its_parts(block: nn.Module) -> bool:
-    return isinstance(block, NamesItsParts)
-
-
-def fusible(block: nn.Module) -> BlockParts | None:
-    """The parts of a block, or None if one of its containers was hooked or replaced."""
-    parts = block.parts() if isinstance(block, NamesItsParts) else None
-    if parts is None or not all(map(is_untouched, parts.containers)):
-        return None
-    return parts
-
-
-def _is_norm(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
-    """Whether the fused kernel computes everything that this norm computes."""
-    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or not is_untouched(norm):
-        return False
-    if type(norm) not in (nn.LayerNorm, nn.RMSNorm):
-        return False
-    return norm.eps is not None and len(norm.normalized_shape) == 1 and norm.elementwise_affine

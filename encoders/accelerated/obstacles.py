@@ -1,13 +1,19 @@
-"""The reasons why an encoder cannot be accelerated, as sentences for users."""
+"""What cannot be accelerated: the reasons as sentences for users, and which blocks can be."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import TypeGuard
 
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 
+from ..contract import BlockParts, NamesItsParts
+from ..layers import is_untouched
+
+NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -37,3 +43,25 @@ def obstacle_now() -> str | None:
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+def names_its_parts(block: nn.Module) -> bool:
+    """Whether a block can list its layers by role."""
+    return isinstance(block, NamesItsParts)
+
+
+def fusible(block: nn.Module) -> BlockParts | None:
+    """The parts of a block, or None if one of its containers was hooked or replaced."""
+    parts = block.parts() if isinstance(block, NamesItsParts) else None
+    if parts is None or not all(map(is_untouched, parts.containers)):
+        return None
+    return parts
+
+
+def is_norm(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
+    """Whether the fused kernel computes everything that this norm computes."""
+    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or not is_untouched(norm):
+        return False
+    if type(norm) not in (nn.LayerNorm, nn.RMSNorm):
+        return False
+    return norm.eps is not None and len(norm.normalized_shape) == 1 and norm.elementwise_affine

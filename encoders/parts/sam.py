@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ..contract import BlockParts, RelativePositions
 from ..hf_config import read_blocks, read_size, require_divisible
 from ..layers import convolve
 from .blocks import MLP, resize_table
@@ -142,6 +143,23 @@ class SamBlock(nn.Module):
         hidden = hidden + rows
         return hidden + self.mlp(self.norm2(hidden))
 
+    def parts(self) -> BlockParts | None:
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        if (type(self), type(self.attn), type(self.mlp)) != (SamBlock, SamAttention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            proj=self.attn.proj,
+            norm2=self.norm2,
+            up=self.mlp.fc1,
+            down=self.mlp.fc2,
+            num_heads=self.attn.num_heads,
+            activation=self.mlp.activation,
+            relative=RelativePositions(self.attn.tables, self.window),
+        )
+
 
 class SamAttention(nn.Module):
     """Attention over a grid of patches with relative positions on both axes."""
@@ -157,14 +175,17 @@ class SamAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h, w = x.shape[1:3]
         q, k, v = rearrange(self.qkv(x), "b h w (s n k) -> s b n h w k", s=3, n=self.num_heads)
-        wide_q, wide_k = relative_columns(
-            q, k, relative_rows(self.rel_pos_h, h), relative_rows(self.rel_pos_w, w)
-        )
+        rows_h, rows_w = (relative_rows(table) for table in self.tables(h, w))
+        wide_q, wide_k = relative_columns(q, k, rows_h, rows_w)
         # One width for q, k and v lets flash attention take it; the added columns of v are zero.
         wide_v = F.pad(v.flatten(2, 3), (0, h + w))
         out = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, scale=1.0)
         out = rearrange(out[..., : v.shape[-1]], "b n (h w) k -> b h w (n k)", h=h)
         return self.proj(out)
+
+    def tables(self, h: int, w: int) -> tuple[Tensor, Tensor]:
+        """Return the relative positions [2*h - 1, K] and [2*w - 1, K] of views of h*w patches."""
+        return resize_relative(self.rel_pos_h, h), resize_relative(self.rel_pos_w, w)
 
 
 class Neck(nn.Sequential):
@@ -216,20 +237,33 @@ def in_windows(attend: Callable[[Tensor], Tensor], x: Tensor, side: int) -> Tens
     return out[:, :h, :w]
 
 
-def relative_rows(table: Tensor, size: int) -> Tensor:
-    """Return row ``q - k`` of a table of relative positions for all positions q and k of an axis.
+def resize_relative(table: Tensor, size: int) -> Tensor:
+    """Resize a table of relative positions to an axis of another length.
 
     Args:
         table: [2*side - 1, K], for the distances ``1 - side`` to ``side - 1``.
-        size: positions on the axis. The table is interpolated linearly, in float32 or wider, if it
-            was made for another number.
+        size: positions on the axis.
+
+    Returns:
+        [2*size - 1, K], interpolated linearly in float32 or wider; ``table`` itself if it has this
+        size.
+    """
+    if len(table) == 2 * size - 1:
+        return table
+    wide = table.to(torch.promote_types(table.dtype, torch.float32)).t()[None]
+    return F.interpolate(wide, size=2 * size - 1, mode="linear")[0].t().to(table.dtype)
+
+
+def relative_rows(table: Tensor) -> Tensor:
+    """Return row ``q - k`` of a table of relative positions for all positions q and k of an axis.
+
+    Args:
+        table: [2*size - 1, K], for the distances ``1 - size`` to ``size - 1``.
 
     Returns:
         [size, size, K], queries first.
     """
-    if len(table) != 2 * size - 1:
-        wide = table.to(torch.promote_types(table.dtype, torch.float32)).t()[None]
-        table = F.interpolate(wide, size=2 * size - 1, mode="linear")[0].t().to(table.dtype)
+    size = (len(table) + 1) // 2
     places = torch.arange(size, device=table.device)
     return table[places[:, None] - places + size - 1]
 

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
-from encoders.accelerated.attention_kernels import KERNELS, is_installed
+from encoders.accelerated.attention_kernels import KERNELS, AttentionShape, is_installed
+from encoders.contract import NamesItsParts
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
 from encoders.step3_vl import Step3VLConfig, Step3VLTower
+from encoders.tile_encoder import TileEncoder
 from encoders.vision_encoder import VisionEncoder
 from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
@@ -62,18 +64,20 @@ STEP3 = {
 QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096}
 
 
+BUILD: dict[str, Callable[[], VisionEncoder]] = {
+    "intern_vit": lambda: InternViT(InternViTConfig.from_hf(INTERN)),
+    "qwen2_vl": lambda: Qwen2VLEncoder(Qwen2VLConfig.from_hf({"depth": 2})),
+    "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
+    "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
+    "exaone4_5": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(EXAONE)),
+    "step3_vl": lambda: Step3VLTower(Step3VLConfig.from_hf(STEP3)),
+}
+
+
 def new_tower(name: str, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
     """Published widths, two or three blocks, weights from a seed, scaled to peaked attention."""
     torch.manual_seed(0)
-    build: dict[str, Callable[[], VisionEncoder]] = {
-        "intern_vit": lambda: InternViT(InternViTConfig.from_hf(INTERN)),
-        "qwen2_vl": lambda: Qwen2VLEncoder(Qwen2VLConfig.from_hf({"depth": 2})),
-        "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
-        "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
-        "exaone4_5": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(EXAONE)),
-        "step3_vl": lambda: Step3VLTower(Step3VLConfig.from_hf(STEP3)),
-    }
-    encoder = build[name]().eval().requires_grad_(False)
+    encoder = BUILD[name]().eval().requires_grad_(False)
     for key, weight in encoder.named_parameters():
         if weight.ndim > 1 and "pos" not in key:
             weight.mul_(2.5 if "qkv" in key else 1.7)  # a Linear's own are 1 / sqrt(3 * inputs)
@@ -94,8 +98,28 @@ def form(name: str, kernels: str) -> VisionEncoder:
 
 def forms() -> list[tuple[str, str]]:
     """Every family with the reference and every attention kernel that is installed and fits it."""
-    kernels = ["reference", *(k for k in KERNELS if is_installed(KERNELS[k].package))]
-    return [(f, k) for f in FAMILIES for k in kernels if k != "cudnn" or f in TILE_PATCHES]
+    with torch.device("meta"):
+        towers = {name: BUILD[name]() for name in FAMILIES}
+    return [(name, kernel) for name, made in towers.items() for kernel in kernels_for(made)]
+
+
+def kernels_for(encoder: VisionEncoder) -> list[str]:
+    """The reference and every attention kernel that is installed and takes this tower."""
+    block = encoder.blocks[0]
+    parts = block.parts() if isinstance(block, NamesItsParts) else None
+    if parts is None:
+        return ["reference"]
+    heads, shared = parts.num_heads, parts.num_key_value_heads or parts.num_heads
+    shape = AttentionShape(
+        heads, parts.qkv.out_features // (heads + 2 * shared), 100, 1, 100,
+        equal=isinstance(encoder, TileEncoder), dtype="torch.bfloat16", group=heads // shared,
+    )  # fmt: skip
+    taking = [
+        name
+        for name, kernel in KERNELS.items()
+        if is_installed(kernel.package) and kernel.takes(shape, torch.bfloat16, (9, 0))
+    ]
+    return ["reference", *taking]
 
 
 def budgets_of(name: str) -> list[int]:

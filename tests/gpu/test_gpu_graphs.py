@@ -219,7 +219,7 @@ def test_inputs_on_the_gpu_or_the_cpu_pinned_or_not_give_the_same_bits(
 
 def test_replay_split_and_eager_show_one_face(family: tuple[str, GraphedEncoder]) -> None:
     name, graphed = family
-    over = [[9, 32, 32]] if name == "intern_vit" else [[1, 66, 66]]
+    over = [[9, *[TILE_PATCHES[name]] * 2]] if name in TILE_PATCHES else [[1, 66, 66]]
     shown = set()
     for grids in (*calls_of(name).values(), over, []):
         output = graphed(on_gpu(graphed.encoder, grids), grids)

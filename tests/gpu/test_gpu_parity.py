@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from gpu_towers import kernels_for
 from torch import Tensor
 
-from encoders.accelerated.attention_kernels import KERNELS, is_installed
 from encoders.attention import _flash_takes, attention, padding_rows
 from oracles import (
     BY_NAME,
@@ -29,6 +29,7 @@ from oracles import (
     build_pair,
     distances,
     draw_pixels,
+    edited,
     fields_of,
 )
 from oracles.halves import half_errors, six_blocks
@@ -189,8 +190,9 @@ def test_half_precision_is_as_exact_as_the_references_own(
 
 def forms_of(family: Family) -> list[str]:
     """The reference and every attention kernel that is installed and takes this family's shapes."""
-    names = [name for name in KERNELS if is_installed(KERNELS[name].package)]
-    return ["reference", *(name for name in names if name != "cudnn" or family.tiled)]
+    config = family.config_class.from_hf(edited(family.config, **six_blocks(family)))
+    with torch.device("meta"):
+        return kernels_for(family.build(config))
 
 
 def small_grids(family: Family) -> list[Grids]:

@@ -1,0 +1,220 @@
+"""Attention with learned relative positions inside square windows or whole views (Triton).
+
+The score of a query at (y, x) for a key at (y', x') is their product times ``K ** -0.5``, plus
+``query . table_h[y - y'] + query . table_w[x - x']`` (SAM). Both terms are read from the products
+of every query with all rows of the tables: R numbers per query instead of one per query and key.
+
+Query, key and value rows are read in place from the fused projection. No window is cut out: a
+program reads the rows of its window where they lie. Windows at the edge reach beyond the view;
+their missing rows count as zeros before the projection, so their keys and values are its biases.
+
+Shapes: B views of h x w rows, T = B*h*w, H heads, K head size, R = columns of the products.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention_kernels import RelativeViews
+
+
+@triton.jit
+def _relative_kernel(
+    qkv,
+    bias,
+    products,
+    out,
+    h,
+    w,
+    tall,
+    wide,
+    across,
+    windows,
+    blocks,
+    rows,
+    columns,
+    row_stride,
+    scale,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    LINES: tl.constexpr,
+    EXACT: tl.constexpr,
+    CUT: tl.constexpr,
+):
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    program, head = tl.program_id(0), tl.program_id(1)
+    window = program // blocks % windows
+    origin = (program // blocks // windows).to(tl.int64) * h  # the first line of the view
+    top, left = window // across * tall, window % across * wide
+    m = program % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+    y, x = m // wide, m % wide
+    own = (y < tall) & (top + y < h) & (left + x < w)
+    row = (origin + top + y) * w + left + x
+    column = tl.arange(0, SIZE)
+    query = qkv + head * SIZE
+    key, value = query + HEADS * SIZE, query + 2 * HEADS * SIZE
+    q = tl.load(query + row[:, None] * row_stride + column[None, :], mask=own[:, None], other=0.0)
+    n = tl.arange(0, BLOCK_W * LINES)
+    step, j = n // BLOCK_W, n % BLOCK_W
+    near = products + (head.to(tl.int64) * rows + row) * columns
+    beside = tl.load(
+        near[:, None] + (2 * tall - 1) + x[:, None] - j[None, :] + (wide - 1),
+        mask=own[:, None] & (j[None, :] < wide),
+        other=0.0,
+    )
+    beside = beside.to(tl.float32) * LOG2_E
+    if CUT:
+        key_bias = tl.load(bias + (HEADS + head) * SIZE + column)
+        value_bias = tl.load(bias + (2 * HEADS + head) * SIZE + column)
+    highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    result = tl.zeros([BLOCK_M, SIZE], tl.float32)
+    for first in tl.range(0, tall, LINES):
+        line = first + step
+        inside = (line < tall) & (j < wide)
+        at = ((origin + top + line) * w + left + j) * row_stride
+        keys = key + at[None, :] + column[:, None]
+        values = value + at[:, None] + column[None, :]
+        if EXACT:
+            k, v = tl.load(keys), tl.load(values)
+        else:
+            there = inside & (top + line < h) & (left + j < w)
+            k = tl.load(keys, mask=there[None, :], other=0.0)
+            v = tl.load(values, mask=there[:, None], other=0.0)
+            if CUT:
+                k = tl.where(there[None, :], k, key_bias[:, None])
+                v = tl.where(there[:, None], v, value_bias[None, :])
+        if LINES == 1:
+            above = tl.load(near + y - first + (tall - 1), mask=own, other=0.0)[:, None]
+        else:
+            above = tl.load(
+                near[:, None] + y[:, None] - line[None, :] + (tall - 1),
+                mask=own[:, None] & (line[None, :] < tall),
+                other=0.0,
+            )
+        scores = tl.dot(q, k) * scale + (beside + above.to(tl.float32) * LOG2_E)
+        if not EXACT:
+            scores = tl.where(inside[None, :], scores, -float("inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        p = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(highest - higher)
+        total = total * fade + tl.sum(p, 1)
+        result = tl.dot(p.to(v.dtype), v, result * fade[:, None])
+        highest = higher
+    place = out + row[:, None] * (HEADS * SIZE) + head * SIZE + column[None, :]
+    share = (1.0 / total)[:, None]
+    tl.store(place, (result * share).to(out.dtype.element_ty), mask=own[:, None])
+
+
+WIDEST = 128
+"""Windows and views of more columns are not taken: a program holds a line of keys."""
+
+
+def takes(size: int, views: RelativeViews) -> bool:
+    """Whether the kernel runs for a head size and views."""
+    return size in (16, 32, 64, 128) and views.segment[1] <= WIDEST
+
+
+def attend(
+    qkv: Tensor,
+    bias: Tensor | None,
+    tables: tuple[Tensor, Tensor],
+    views: RelativeViews,
+    out: Tensor,
+) -> Tensor:
+    """Softmax attention inside each window or view, with relative positions.
+
+    Args:
+        qkv: [T, 3*H*K], contiguous: the fused projection of T = B*h*w rows.
+        bias: [3*H*K], the bias of the projection, or None if it has none.
+        tables: [2*height - 1, K] and [2*width - 1, K]: rows for the distances ``1 - size`` to
+            ``size - 1`` between a query and a key of one window or view.
+        views: how the rows lie.
+        out: [T, H, K], contiguous; all of it is written.
+
+    Returns:
+        ``out``.
+    """
+    rows, heads, size = out.shape
+    tall, wide = views.segment
+    filler = tables[0].new_zeros(-2 * (tall + wide - 1) % 8, size)  # aligned rows: cuBLAS is fast
+    table = torch.cat((*tables, filler))
+    q = qkv.unflatten(-1, (3, heads, size))[:, 0].transpose(0, 1)
+    products = torch.bmm(q, table.t().expand(heads, -1, -1))
+    if bias is None and views.cut:
+        bias = qkv.new_zeros(qkv.shape[1])
+    across, down = -(-views.w // wide), -(-views.h // tall)
+    block_w = max(triton.next_power_of_2(wide), 16)
+    block_m, lines, warps, stages = tiling(tall * wide, block_w)
+    blocks = triton.cdiv(tall * wide, block_m)
+    _relative_kernel[(blocks * across * down * views.views, heads)](
+        qkv,
+        bias,
+        products,
+        out,
+        views.h,
+        views.w,
+        tall,
+        wide,
+        across,
+        across * down,
+        blocks,
+        rows,
+        products.shape[2],
+        qkv.stride(0),
+        size**-0.5 * LOG2_E,
+        HEADS=heads,
+        SIZE=size,
+        BLOCK_M=block_m,
+        BLOCK_W=block_w,
+        LINES=lines,
+        EXACT=wide == block_w and tall % lines == 0 and not views.cut,
+        CUT=views.cut,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return out
+
+
+def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
+    """Query rows per program, lines of keys per step, warps and pipeline stages."""
+    lines = max(64 // block_w, 1)
+    return (128, lines, 8, 3) if rows >= 1024 else (64, lines, 4, 3)
+
+
+LOG2_E = 1.4426950408889634
+"""log2(e): the kernel computes powers of two instead of powers of e."""
+
+
+def distance(size: int, views: RelativeViews, device: torch.device, dtype: torch.dtype) -> float:
+    """Relative L2 distance of the kernel's result to float32 attention, on one random view."""
+    views = views._replace(views=1)
+    tall, wide = views.segment
+    dice = torch.Generator(device).manual_seed(0)
+    rows = (views.h * views.w, 3 * size)
+    shapes = (rows, rows[1:], (2 * tall - 1, size), (2 * wide - 1, size))
+    qkv, bias, *pair = (
+        torch.randn(shape, generator=dice, device=device).to(dtype) for shape in shapes
+    )
+    got = attend(qkv, bias, (pair[0], pair[1]), views, qkv.new_empty(len(qkv), 1, size))
+    padded = bias.float().repeat(-(-views.h // tall) * tall, -(-views.w // wide) * wide, 1)
+    padded[: views.h, : views.w] = qkv.float().view(views.h, views.w, -1)
+    parts = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, tall)).transpose(1, 2)
+    q, k, v = parts.flatten(2, 3).chunk(3, dim=-1)
+    y, x = (torch.arange(n, device=device) for n in (tall, wide))
+    above = pair[0].float()[y[:, None] - y + tall - 1]
+    beside = pair[1].float()[x[:, None] - x + wide - 1]
+    grid = q.unflatten(2, (tall, wide))
+    bias_h = torch.einsum("abyxk,yzk->abyxz", grid, above)[..., None]
+    bias_w = torch.einsum("abyxk,xzk->abyxz", grid, beside)[..., None, :]
+    scores = (bias_h + bias_w).flatten(4).flatten(2, 3)
+    truth = F.scaled_dot_product_attention(q, k, v, attn_mask=scores)
+    truth = truth.unflatten(2, (tall, wide)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    truth = truth[: views.h, : views.w].flatten(0, 1)
+    return float((got[:, 0].float() - truth).norm() / truth.norm())
