@@ -184,8 +184,9 @@ def attend(
 
 def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
     """Query rows per program, lines of keys per step, warps and pipeline stages."""
-    lines = max(64 // block_w, 1)
-    return (128, lines, 8, 3) if rows >= 1024 else (64, lines, 4, 3)
+    if rows < 1024:
+        return 128, max(32 // block_w, 1), 4, 3
+    return 64, max(64 // block_w, 1), 4, 3
 
 
 LOG2_E = 1.4426950408889634
@@ -202,6 +203,7 @@ def distance(size: int, views: RelativeViews, device: torch.device, dtype: torch
     qkv, bias, *pair = (
         torch.randn(shape, generator=dice, device=device).to(dtype) for shape in shapes
     )
+    pair = [table * size**-0.5 for table in pair]  # scores of about one, as trained tables make
     got = attend(qkv, bias, (pair[0], pair[1]), views, qkv.new_empty(len(qkv), 1, size))
     padded = bias.float().repeat(-(-views.h // tall) * tall, -(-views.w // wide) * wide, 1)
     padded[: views.h, : views.w] = qkv.float().view(views.h, views.w, -1)
