@@ -16,6 +16,7 @@ from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
 
 from .configs import Config
+from .deepseek import hybrid, ocr, siglip
 from .drawn import build_pair, draw_pixels, fields_of
 from .families import Family
 from .lift import LiftFloat32
@@ -30,6 +31,14 @@ LARGE_QWEN: list[Grids] = [
 ]
 LARGE_TILES: list[Grids] = [[[4, 32, 32]], [[7, 32, 32]], [[3, 32, 32], [1, 32, 32], [5, 32, 32]]]
 """Grids that each make a thousand tokens or more."""
+
+
+SIX_OF_SEVERAL = {
+    "deepseek_vl": siglip(layers=6),
+    "deepseek_vl_hybrid": hybrid(low={"layers": 6}, high={"layers": 1, "global_attn_indexes": [0]}),
+    "deepseek_ocr": ocr(clip={"layers": 6}, sam={"layers": 6, "global_attn_indexes": [2, 5]}),
+}
+"""Six blocks of the families whose config describes towers inside its vision section."""
 
 
 @dataclass
@@ -66,6 +75,8 @@ class Errors:
 
 def six_blocks(family: Family) -> Config:
     """Return changes to six blocks of published widths, with every kind of block."""
+    if family.name in SIX_OF_SEVERAL:
+        return SIX_OF_SEVERAL[family.name]
     if family.tiled:
         return {"layers" if "layers" in family.config["vision_config"] else "num_hidden_layers": 6}
     changes: Config = {"depth": 6}
