@@ -98,30 +98,35 @@ def test_no_tensor_grows_with_the_square_of_the_patches() -> None:
 
 # --- towers ---------------------------------------------------------------------------------------
 
-PATHS = [("deepseek_ocr", "image"), ("deepseek_ocr", "tiles"), ("deepseek_vl_hybrid", "high")]
+PATHS = [
+    pytest.param("deepseek_ocr", "image", 4, marks=pytest.mark.slow),
+    ("deepseek_ocr", "tiles", 8),
+    ("deepseek_vl_hybrid", "high", 4),
+]
+"""Families, paths and views: the error of one view alone is noise, 0.7 to 1.35 times the other."""
 
 
 def tower(name: str, path: str, dtype: torch.dtype = torch.float16) -> Any:
     return build(name, dtype).paths[path]
 
 
-def case(encoder: Any, dtype: torch.dtype = torch.float16) -> tuple[Tensor, list[list[int]]]:
-    grids = [list(encoder.grid_for(1))]
-    return draw_pixels(encoder, grids, dtype=dtype), grids
+def case(encoder: Any, views: int = 1) -> tuple[Tensor, list[list[int]]]:
+    grids = [[views, *encoder.grid_for(1)[1:]]]
+    return draw_pixels(encoder, grids, dtype=torch.float16), grids
 
 
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize(("name", "path"), PATHS)
+@pytest.mark.parametrize(("name", "path", "views"), PATHS)
 @torch.no_grad()
-def test_half_precision_is_as_exact_as_the_reference(name: str, path: str) -> None:
+def test_half_precision_is_as_exact_as_the_reference(name: str, path: str, views: int) -> None:
     encoder = tower(name, path)
     fast = encoder.accelerated()
-    pixels, grids = case(encoder)
+    pixels, grids = case(encoder, views)
     truth = copy.deepcopy(encoder).double()(pixels.double(), grids)
     theirs = distances(encoder(pixels, grids), truth)
     for field, ours in distances(fast(pixels, grids), truth).items():
-        assert ours <= 1.3 * theirs[field], field
+        assert ours <= 1.1 * theirs[field], field
     choices = fast.kernel_choices()
     assert (choices["reference_because"], choices["layers_called"]) == (None, 0)
     assert {row["kernel"] for row in choices["relative_positions"]} == {"triton"}
