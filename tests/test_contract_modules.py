@@ -286,6 +286,21 @@ def test_a_float32_convolution_is_a_matrix_product(
     assert torch.equal(convolve(layer.bfloat16(), maps.bfloat16()), layer(maps.bfloat16()))
 
 
+@torch.no_grad()
+def test_convolutions_with_more_weights_than_maps_are_matrix_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a convolution they would be copied into another layout in every call."""
+    layer = nn.Conv2d(16, 64, 3, stride=2, padding=1).half()
+    maps = torch.randn(3, 8, 8, 16).half().permute(0, 3, 1, 2)  # channels side by side
+    wanted = copy.deepcopy(layer).double()(maps.double())
+    monkeypatch.delattr(nn.Conv2d, "forward")
+    out = convolve(layer, maps)
+    assert float((out - wanted).norm() / wanted.norm()) <= 6e-4
+    with pytest.raises(NotImplementedError):  # 96 positions, 64 columns of weights
+        convolve(layer, maps.repeat(2, 1, 1, 1))
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_patch_product_is_its_convolution_whoever_makes_it(rows: int) -> None:
     torch.manual_seed(0)
