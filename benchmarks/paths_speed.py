@@ -1,6 +1,6 @@
 """Towers with several inputs per image on a GPU: transformers, reference, accelerated, graphs.
 
-    python -m benchmarks.paths_speed --json benchmarks/results/paths_h200.json
+    python -m benchmarks.paths_speed --json benchmarks/results/paths_speed_h200.json
 
 Towers of published size with random weights in bfloat16, inputs on the GPU. Figures are medians in
 milliseconds; the variants take turns in one process.
