@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -56,10 +55,7 @@ class Prices:
 
     def eager(self, rows: int) -> float:
         """Return the price of one eager run."""
-        price = -math.inf
-        for ms, row_ms in self.eager_lines:
-            price = max(price, ms + row_ms * rows)
-        return price
+        return max([ms + row_ms * rows for ms, row_ms in self.eager_lines])
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -239,14 +235,12 @@ def _parse(file: str, body: Any) -> Table:
         Budget(*[_number(row, name, kinds=(int,)) for name in Budget._fields]): _number(row, "ms")
         for row in body["budgets"]
     }
-    if not times:
-        raise ValueError("it has no budgets")
     lines = [
         (_number(line, "ms", least=-MOST_MS), _number(line, "row_ms"))
         for line in body["eager_lines"]
     ]
-    if not lines:
-        raise ValueError("it has no eager lines")
+    if not times or not lines:
+        raise ValueError("it has no budgets or no eager_lines")
     kernels = body["kernels"]
     own = None if kernels is None else {**kernels}
     return Table(file, {**body["fingerprint"]}, Prices(times, lines), own)

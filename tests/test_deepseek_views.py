@@ -75,7 +75,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
         ((700, 2200), (1, 3, True)),
     ],
 )
-def test_ocr_cuts_images_with_a_side_over_640_into_two_to_six_tiles(
+def test_ocr_cuts_images_over_640_into_two_to_six_tiles(
     size: tuple[int, int], tiling: tuple[int, int, bool]
 ) -> None:
     inputs = OCR([Image.new("RGB", size)])

@@ -77,7 +77,7 @@ def test_a_worker_that_cannot_be_is_refused(shard: str) -> None:
         read_worker(None, {"RANK": "2", "WORLD_SIZE": "2"})
 
 
-def test_each_worker_of_a_host_has_a_gpu_and_its_part_of_the_cores(
+def test_each_worker_has_a_gpu_and_a_part_of_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -302,7 +302,7 @@ class Disk(NamedTuple):
     free: int
 
 
-def test_a_job_that_does_not_fit_the_disk_is_refused_before_anything_is_written(
+def test_a_job_over_the_disks_space_writes_nothing(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

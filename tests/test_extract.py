@@ -186,7 +186,7 @@ def test_a_checkpoint_is_never_replaced_by_its_own_tower(tmp_path: Path, where: 
     assert {path: path.read_bytes() for path in source.iterdir()} == before
 
 
-def test_a_full_disk_is_an_error_with_the_path_and_leaves_no_debris(
+def test_a_full_disk_names_the_path_and_leaves_no_debris(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = extract_encoder(qwen3, tmp_path / "out")
@@ -242,7 +242,7 @@ print(left)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_killed_at_any_step_a_whole_tower_is_there_and_the_next_run_cleans_up(
+def test_a_run_killed_at_any_step_leaves_a_whole_tower(
     tmp_path: Path,
 ) -> None:
     """At most between two renames neither stands under the name; the next run brings one there."""
@@ -271,7 +271,7 @@ def test_killed_at_any_step_a_whole_tower_is_there_and_the_next_run_cleans_up(
     assert killed >= 5
 
 
-def test_a_tower_moved_aside_by_a_killed_run_comes_back_when_the_next_one_fails(
+def test_a_tower_moved_aside_comes_back_after_two_failed_runs(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "folder"

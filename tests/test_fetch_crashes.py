@@ -238,7 +238,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(
     assert load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges") is not None
 
 
-def test_a_disk_that_is_too_small_is_refused_before_a_tensor_is_sent(
+def test_a_small_disk_is_refused_before_a_tensor_is_sent(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(REPO, folder)

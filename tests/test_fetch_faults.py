@@ -239,7 +239,7 @@ def test_an_empty_shard_is_too_short(hub: HubServer, folder: Path, cache: Path) 
         load_encoder(REPO, cache_dir=cache, progress=False)
 
 
-def test_what_cannot_be_gone_on_with_is_removed_before_the_lock_is_let_go(
+def test_unusable_parts_are_removed_before_the_lock_is_released(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it might be what the next in line has begun."""

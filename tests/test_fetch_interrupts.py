@@ -73,7 +73,7 @@ def test_an_interrupt_is_obeyed_while_the_server_keeps_us_waiting(
     assert same_weights(load_encoder(REPO, progress=False), load_encoder(folder))
 
 
-def test_a_failure_does_not_wait_for_a_part_that_was_asked_to_wait(
+def test_a_failure_does_not_wait_for_a_waiting_part(
     hub: HubServer, folder: Path, tmp_path: Path
 ) -> None:
     hub.push(REPO, folder)

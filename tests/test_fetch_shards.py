@@ -79,7 +79,7 @@ def test_a_shard_removed_while_it_is_loaded_is_fetched_again(
     assert len(calls) == 2
 
 
-def test_a_cache_of_ours_that_is_read_only_is_no_obstacle_to_whole_shards(
+def test_whole_shards_load_beside_a_read_only_cache(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.push(REPO, folder)
@@ -96,7 +96,7 @@ def test_a_cache_of_ours_that_is_read_only_is_no_obstacle_to_whole_shards(
     assert not list(cache.rglob("vitgraph/**/answers"))
 
 
-def test_a_damaged_kept_tower_is_no_obstacle_offline_where_its_shards_are_here(
+def test_offline_shards_replace_a_damaged_kept_tower(
     hub: HubServer, folder: Path, cache: Path
 ) -> None:
     commit = hub.push(REPO, folder)

@@ -104,7 +104,7 @@ def test_offline_the_newer_record_of_a_branch_counts(
 
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("fetch", ["auto", "ranges", "shards"])
-def test_a_single_file_repo_costs_one_request_for_a_branch_and_none_for_a_commit(
+def test_a_cached_single_file_repo_costs_one_request_per_branch(
     hub: HubServer, folder: Path, tmp_path: Path, cache: Path, fetch: str, odd: bool
 ) -> None:
     lone = extract_encoder(folder, tmp_path / "lone")

@@ -83,7 +83,7 @@ def fault(rng: random.Random) -> Fault:
 @pytest.mark.parametrize(
     "seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 12))]
 )
-def test_whatever_the_server_does_the_tower_is_right_or_there_is_an_error(
+def test_any_servers_answers_give_the_tower_or_an_error(
     hub: HubServer, folder: Path, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -122,7 +122,7 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], messag
         GraphedEncoder(ToyEncoder(), [4], **settings)
 
 
-def test_more_budgets_than_graphs_are_refused_in_the_words_of_the_command_line() -> None:
+def test_more_budgets_than_graphs_are_refused_naming_the_options() -> None:
     """Which has no ``max_graphs``."""
     most = ",".join(map(str, range(64, 64 + 48)))
     options = read_graph_options(graph=True, budgets=f"{most},64")
@@ -168,7 +168,7 @@ class BufferToy(ToyEncoder):
         self.register_buffer("weight", weight)
 
 
-def test_a_module_of_buffers_alone_and_a_row_shape_in_a_list_serve() -> None:
+def test_a_module_of_buffers_with_a_listed_row_shape_serves() -> None:
     graphed = static(BufferToy().double(), [4], outputs=EVERY_FIELD)
     pixels = torch.rand(6, WIDTH, dtype=torch.float64)
     assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))

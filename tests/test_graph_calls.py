@@ -95,7 +95,7 @@ def test_no_items_give_no_tokens_of_the_right_width(name: str, backend: str) -> 
         assert encoder.split(output, []) == []
 
 
-def test_a_tensor_grid_of_any_integer_type_is_read_as_a_list_is() -> None:
+def test_tensor_grids_of_any_integer_type_are_read() -> None:
     graphed = toy()
     pixels = pixels_for(graphed.encoder, LARGE)
     expected = graphed(pixels, LARGE)
@@ -152,9 +152,7 @@ def test_a_bad_grid_is_refused_as_the_encoder_refuses_it(name: str) -> None:
 
 @pytest.mark.parametrize("side", [10**7, 10**200], ids=["large", "absurd"])
 @pytest.mark.parametrize("backend", ["static", "eager"])
-def test_a_grid_of_any_size_is_refused_for_the_rows_that_are_not_there(
-    backend: str, side: int
-) -> None:
+def test_a_grid_of_more_rows_than_given_is_refused(backend: str, side: int) -> None:
     """Before packing, whose arrays have no such numbers."""
     graphed = GraphedEncoder(ToyEncoder(), [8], backend=backend)
     for grids in ([[side, side, 2 * side]], [[1, 1, 2], [1, side, 4]]):

@@ -113,7 +113,7 @@ def test_weights_changed_in_place_are_no_rebinding() -> None:
     assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
 
 
-def test_a_replay_is_checked_too_and_old_weights_stay_while_it_may_run() -> None:
+def test_old_weights_stay_while_a_checked_replay_may_run() -> None:
     """The check of a graph comes after its launch: what it reads must not be freed before."""
     graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
     for runner in executor_of(graphed).graphs.runners.values():

@@ -113,7 +113,7 @@ class Event:
         self.recorded.append(stream)
 
 
-def test_a_call_on_another_stream_waits_for_capture_and_for_calls_that_failed(
+def test_another_stream_waits_for_capture_and_for_failed_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streams = [Stream(number) for number in range(3)]

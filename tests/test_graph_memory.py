@@ -78,7 +78,7 @@ def test_the_largest_budget_is_lowered_to_fit_with_one_warning(
     assert 56 <= after.budgets[-1].rows <= 70
 
 
-def test_what_torch_holds_unused_is_free_and_what_the_arena_takes_is_not(
+def test_memory_that_torch_holds_unused_counts_as_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, after = lowered(monkeypatch, free=0, cached=10**9)
@@ -119,7 +119,7 @@ def test_a_trial_that_runs_out_of_memory_is_made_smaller(monkeypatch: pytest.Mon
     assert seen[-1] <= 10 < seen[0]
 
 
-def test_a_trial_that_never_fits_leaves_the_smallest_and_a_bug_is_raised(
+def test_a_trial_that_never_fits_leaves_the_smallest_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.warns(UserWarning, match="only the smallest is captured"):
@@ -193,7 +193,7 @@ def test_a_budget_whose_metadata_the_host_cannot_hold_is_dropped(error: Exceptio
 
 
 @pytest.mark.parametrize("where", ["forward", "prepare_encoder_metadata"])
-def test_a_budget_that_the_host_cannot_hold_when_it_is_captured_is_dropped(
+def test_a_budget_too_large_for_the_host_is_dropped(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NumPy and Python say MemoryError where torch says RuntimeError."""
@@ -217,7 +217,7 @@ def test_a_budget_that_the_host_cannot_hold_when_it_is_captured_is_dropped(
     assert [budget.tokens for budget in graphed.stats().budgets] == [4]
 
 
-def test_where_every_budget_fails_by_a_bug_of_the_encoder_it_is_raised() -> None:
+def test_a_bug_that_fails_every_budget_is_raised() -> None:
     graphed = failing(BUG, lambda rows: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -278,7 +278,7 @@ def test_an_error_held_keeps_no_buffers(
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory", "a shape is wrong"])
-def test_with_no_memory_to_time_an_eager_run_all_that_fits_is_replayed(
+def test_without_memory_to_time_eager_runs_all_is_replayed(
     monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     encoder = ToyEncoder()

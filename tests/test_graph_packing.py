@@ -137,7 +137,7 @@ def test_many_small_items_are_not_filled_into_the_widest_budget() -> None:
     assert padded <= 1.03 * 640 * 264
 
 
-def test_many_items_that_leave_a_large_budget_half_empty_go_into_smaller_ones() -> None:
+def test_many_items_go_into_budgets_that_they_fill() -> None:
     packer = packer_of([Budget(n, 4 * n, 64, 4 * n, 0) for n in (64, 1024, 8192)])
     specs = [EncoderItemSpec(1024, 256, 1, 1024)] * 20  # 5,120 tokens
     groups = packer.pack(specs)
@@ -176,7 +176,7 @@ def test_eager_is_chosen_where_it_is_cheaper_and_said() -> None:
     assert (group.budget, group.reasons) == (None, ("cheaper",))
 
 
-def test_a_small_item_joins_an_eager_run_that_must_be_where_that_is_cheaper() -> None:
+def test_a_small_item_joins_an_eager_run_where_cheaper() -> None:
     budget = Budget(64, 256, 8, 256, 0)
     specs = [EncoderItemSpec(64, 16, 1, 64), EncoderItemSpec(400, 100, 1, 400)]
     (group,) = Packer(Prices({budget: 2.0}, [(9.0, 0.001)]), 8, EAGER_TOKENS).pack(specs)
@@ -268,7 +268,7 @@ def test_any_items_go_into_any_budgets_at_any_prices(data: st.DataObject) -> Non
             assert "cheaper" not in group.reasons
 
 
-def test_a_budget_with_few_rows_is_filled_by_rows_beyond_twelve_items_too() -> None:
+def test_many_items_fill_a_budget_up_to_its_rows() -> None:
     packer = packer_of([Budget(8, 8, 8, 8, 0), Budget(64, 64, 64, 64, 0)])
     specs = [EncoderItemSpec(4, 1, 1, 4)] * 130  # the rows of a budget run out first
     groups = packer.pack(specs)

@@ -158,7 +158,7 @@ def test_budgets_of_other_paths_are_refused(budgets: Any, message: str) -> None:
         graphed_of(budgets=budgets)
 
 
-def test_a_mapping_may_leave_a_path_to_the_default_and_name_the_only_one() -> None:
+def test_a_mapping_of_budgets_may_leave_paths_to_defaults() -> None:
     tokens = {budget.tokens for budget in graphed_of(budgets={"image": [8], "tiles": None}).budgets}
     assert {8, 2, 32} <= tokens
     assert {b.tokens for b in static(ToyEncoder(), {"image": [8]}).budgets} == {8}

@@ -188,7 +188,7 @@ def test_budgets_in_random_order_among_eager_calls_keep_their_first_answers(name
         assert_same_bits(graphed(pixels, grids), answers[number])
 
 
-def test_one_item_exactly_at_each_budget_replays_it_and_one_token_over_the_next() -> None:
+def test_an_item_one_token_over_takes_the_next_budget() -> None:
     graphed = toy(max_frames_per_batch=1)
     budgets = [4, 8, 16, 32]
     for number, tokens in enumerate(budgets):
@@ -214,7 +214,7 @@ def test_a_family_replays_items_at_and_one_step_over_each_budget(name: str) -> N
     assert graphed.stats().eager_items == 1
 
 
-def test_more_items_than_a_replay_takes_are_split_and_come_back_in_order() -> None:
+def test_items_split_over_replays_come_back_in_order() -> None:
     graphed = toy((4, 64), max_batch_size=4)
     grids = [[1, 1, 2 + 2 * (n % 3)] for n in range(23)]
     pixels = pixels_for(graphed.encoder, grids)

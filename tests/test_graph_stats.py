@@ -104,7 +104,7 @@ def test_metadata_kept_is_counted_and_bounded() -> None:
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
 @pytest.mark.parametrize(("bytes_", "entries"), [(4000, 10**6), (10**9, 3)])
-def test_what_is_kept_of_grids_seen_is_bounded_in_bytes_and_in_number(
+def test_what_is_kept_per_grid_is_bounded(
     monkeypatch: pytest.MonkeyPatch, backend: str, bytes_: int, entries: int
 ) -> None:
     """Small metadata are mostly the host's objects around them: bytes alone bound those badly."""

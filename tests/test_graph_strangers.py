@@ -140,7 +140,7 @@ class Wrapper(nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
-def test_a_module_that_gives_on_what_it_is_asked_for_is_an_encoder(backend: str) -> None:
+def test_a_module_that_passes_attributes_on_is_an_encoder(backend: str) -> None:
     encoder, pixels = ToyEncoder(), pixels_for(ToyEncoder(), GRIDS)
     expected = encoder(pixels, GRIDS)
     assert_same_bits(graphed_of(Wrapper(encoder), backend)(pixels, GRIDS), expected)
@@ -177,7 +177,7 @@ def test_an_allocator_without_pools_is_refused_before_capture(
 @pytest.mark.parametrize("backend", ["static", "eager"])
 @pytest.mark.parametrize("captured", [True, False], ids=["in a call", "in a capture"])
 @pytest.mark.parametrize("what", ["call", "capture"])
-def test_a_call_from_inside_its_own_encoder_is_refused_and_nothing_stays_locked(
+def test_a_call_from_inside_its_own_encoder_is_refused_unlocked(
     what: str, captured: bool, backend: str
 ) -> None:
     """The inner call would overwrite the rows and metadata that the outer one is working on."""
@@ -213,7 +213,7 @@ def test_views_passed_back_as_pixels_are_read_before_they_are_overwritten() -> N
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
-def test_every_item_of_encode_has_memory_of_its_own_but_with_clone_off(backend: str) -> None:
+def test_encoded_items_own_their_memory_unless_clone_is_off(backend: str) -> None:
     """One result of twenty, kept or saved, would keep all."""
     dice = torch.Generator().manual_seed(0)
     sizes = [(64, 96), (96, 64)]

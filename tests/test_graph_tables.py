@@ -72,7 +72,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no kernels": ({"kernels": None}, "'kernels'"),
     "kernels in words": ({"kernels": "auto"}, "mapping"),
     "no list of eager lines": ({"eager_lines": None}, "'eager_lines'"),
-    "no eager line": ({"eager_lines": []}, "it has no eager lines"),
+    "no eager line": ({"eager_lines": []}, "it has no budgets or no eager_lines"),
     "a price in words": ({"eager_lines": [{"ms": "x", "row_ms": 1.0}]}, "ms is 'x', not a number"),
     "a negative slope": ({"eager_lines": [{"ms": 1.0, "row_ms": -1.0}]}, "row_ms is -1.0"),
     "an infinite price": ({"eager_lines": [{"ms": float("inf")}]}, "ms is inf"),

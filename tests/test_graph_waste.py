@@ -19,7 +19,7 @@ def report() -> dict[str, Any]:
     return ladder_waste.report()
 
 
-def test_the_fixed_list_has_a_thousand_sizes_of_six_classes_both_ways_round() -> None:
+def test_the_fixed_list_has_a_thousand_sizes_of_six_classes() -> None:
     fixed = sizes.fixed_sizes()
     assert len(fixed) == 1000
     assert len({kind for kind, _ in fixed}) == 6
@@ -27,7 +27,7 @@ def test_the_fixed_list_has_a_thousand_sizes_of_six_classes_both_ways_round() ->
     assert sum(width < height for _, (width, height) in fixed) >= 300
 
 
-def test_the_other_lists_owe_nothing_to_the_first_and_are_always_the_same() -> None:
+def test_the_other_lists_of_sizes_are_independent_and_fixed() -> None:
     others = sizes.other_lists()
     assert others == sizes.other_lists()
     assert {len(listed) for listed in others.values()} == {1000}

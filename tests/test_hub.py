@@ -205,7 +205,7 @@ def test_a_name_no_repo_can_have_is_refused_without_a_request(hub: HubServer, ba
     assert hub.requests == []
 
 
-def test_repo_of_pickles_or_of_an_adapter_is_refused_for_what_it_is(
+def test_repos_of_pickles_or_adapters_are_refused_as_such(
     hub: HubServer, checkpoint: Path, tmp_path: Path, cache: Path
 ) -> None:
     pickles, adapter = tmp_path / "pickles", tmp_path / "adapter"
@@ -345,7 +345,7 @@ def test_environment_of_the_client_is_honoured(checkpoint: Path, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fetch", ["ranges", "shards"])
-def test_a_fresh_process_asks_once_for_a_branch_and_not_at_all_for_a_commit(
+def test_a_fresh_process_asks_once_for_a_branch_only(
     hub: HubServer, checkpoint: Path, tmp_path: Path, fetch: str
 ) -> None:
     """The client would ask which agents there are before its first request; ours do not."""

@@ -240,7 +240,7 @@ def test_published_models_are_listed_once() -> None:
     assert len(set(repos)) == len(repos)
 
 
-def test_the_list_of_published_checkpoints_has_no_name_twice_and_none_in_vain() -> None:
+def test_every_published_name_stands_once_and_is_used() -> None:
     path = Path(published.__file__).with_suffix(".json")
     data = parse_json(path.read_bytes(), path.name)
     layouts = [layout for family in FAMILIES.values() for layout in family.layouts]

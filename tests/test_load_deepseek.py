@@ -66,7 +66,7 @@ def test_a_ratio_that_makes_no_mlp_is_refused(ratio: Any) -> None:
         DeepseekVL2Config.from_hf(config)
 
 
-def test_a_section_that_is_no_object_is_refused_or_read_from_the_tensors(tmp_path: Path) -> None:
+def test_a_section_that_is_no_object_is_refused_or_inferred(tmp_path: Path) -> None:
     ocr = write_seeded_checkpoint(tmp_path / "ocr", "deepseek_ocr", width=32, depth=1)
     edit_config(ocr, lambda c: c["vision_config"]["width"].update({"clip-l-14-224": None}))
     with pytest.raises(CheckpointError, match="must describe 'sam_vit_b' and 'clip-l-14-224'"):

@@ -106,7 +106,7 @@ def test_each_rank_receives_its_own_items_alone(ranks: Ranks) -> None:
         (KeyError("x" * 5000), RuntimeError, "rank 2 of 3: KeyError: 'xxx"),
     ],
 )
-def test_an_error_on_one_rank_is_raised_on_all_and_the_next_call_works(
+def test_an_error_on_one_rank_is_raised_on_all(
     ranks: Ranks, error: Exception, kind: type[Exception], message: str
 ) -> None:
     grids = CALLS["equal items"]

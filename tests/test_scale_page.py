@@ -125,7 +125,7 @@ def test_a_soak_compares_every_result_and_finds_one_wrong_bit() -> None:
     assert "11 calls of mixed sizes in 1 s from 1 threads, 1 results that differ" in said
 
 
-def test_threads_of_a_soak_end_with_the_time_and_raise_what_one_raised() -> None:
+def test_threads_of_a_soak_end_and_raise_their_error() -> None:
     encoder = tower("qwen3_vl")
     graphed = GraphedEncoder(encoder, [64], outputs=soak.FIELDS, backend="static")
     calls = soak.draw_calls(encoder, 5, 64, seed=0)

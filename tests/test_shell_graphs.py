@@ -195,7 +195,7 @@ def test_batch_size_by_default_is_one_one_and_two() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_graphs_for_images_hold_one_segment_an_item_and_those_for_clips_many(
+def test_graphs_for_images_hold_one_segment_per_item(
     checkpoints: dict[str, Path], family: str
 ) -> None:
     encoder = load_encoder(checkpoints[family])

@@ -86,7 +86,7 @@ def test_help_shows_every_command_in_a_group_with_its_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_of_a_command_is_in_its_help_and_can_be_read(
+def test_each_commands_help_has_an_example_that_parses(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program, *arguments = shlex.split(EXAMPLES[name])

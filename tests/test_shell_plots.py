@@ -30,7 +30,7 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_colours_lie_between_0_and_1_and_keep_the_shape_of_each_map() -> None:
+def test_colours_lie_between_0_and_1_in_each_maps_shape() -> None:
     maps = [noise(1, 4, 6, 16), noise(2, 3, 5, 16)]
     colours = feature_rgb(maps)
     assert [tuple(c.shape) for c in colours] == [(1, 4, 6, 3), (2, 3, 5, 3)]
@@ -127,7 +127,7 @@ def test_caption_says_what_the_colours_mean() -> None:
     assert "rotated to agree with the colours of the first encoder" in both
 
 
-def test_maps_that_are_not_laid_out_in_space_are_refused_with_their_shape() -> None:
+def test_maps_not_laid_out_in_space_are_refused() -> None:
     for wrong in (noise(4, 6, 16), noise(24, 16), noise(1, 4, 6, 2)):
         with pytest.raises(ValueError, match=r"\[t, h, w, D\]") as caught:
             plot_feature_maps(photographs()[:1], [wrong])
@@ -146,7 +146,7 @@ def test_a_map_for_every_image_is_demanded() -> None:
         plot_feature_maps(photographs(), [noise(1, 3, 4, 8)])
 
 
-def test_images_and_maps_in_the_wrong_order_are_refused_with_the_right_one() -> None:
+def test_swapped_images_and_maps_are_refused_with_the_right_order() -> None:
     features = noise(1, 3, 4, 8)
     for image in photographs()[:2]:
         for images, maps in (
@@ -214,9 +214,7 @@ def test_features_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", EncoderOutput._fields)
-def test_field_that_a_graphed_encoder_left_out_is_read_back_as_left_out(
-    field: str, tmp_path: Path
-) -> None:
+def test_a_field_left_out_is_read_back_as_left_out(field: str, tmp_path: Path) -> None:
     whole = some_features()
     written = whole._replace(outputs=[one._replace(**{field: None}) for one in whole.outputs])
     save_features(tmp_path / "f.safetensors", written)

@@ -132,7 +132,7 @@ def test_features_file_has_the_mode_of_the_umask(
     assert out.stat().st_mode & 0o777 == mode
 
 
-def test_figures_from_a_file_of_another_kind_are_refused_in_one_short_line(
+def test_figures_of_another_kind_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (photo,) = photos(tmp_path, "photo.jpg")
