@@ -8,7 +8,8 @@ projected to half the width, put side by side and projected once more.
 Source: ``MultiModalityCausalLM``, ``CLIPVisionTower``, ``HybridVisionTower`` and ``MlpProjector``
 of deepseek-ai/DeepSeek-VL at commit 681bffb; ``DeepseekVLModel`` and ``DeepseekVLHybridModel`` of
 transformers 5.23.0.
-Repo ids: deepseek-ai/deepseek-vl-1.3b-{base,chat}, deepseek-ai/deepseek-vl-7b-{base,chat}.
+Repo ids: deepseek-ai/deepseek-vl-{1.3b,7b}-{base,chat}, and deepseek-community's of these names,
+which are converted to transformers.
 
 Shapes: B views, n patches of a view, D width, N = B*n tokens of a path.
 
@@ -32,11 +33,10 @@ from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
 from .hf_config import find_section, read_size, require_value
 from .inputs import CLIP_MEAN, CLIP_STD, HALF, HybridPreprocessor, Preprocessor, SquarePreprocessor
 from .layers import convolve
-from .parts import BlockSizes, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels
+from .parts import BlockSizes, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels, read_siglip
 from .paths import PathPreprocessor, PathsEncoder
 from .tile_encoder import TileEncoder
 
-SIGLIP = "siglip_large_patch16_384"
 SAM = "sam_b_downsample"
 
 
@@ -67,7 +67,7 @@ class DeepseekVLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVLConfig:
-        """Read the published ``config.json`` of the 1.3B.
+        """Read the ``config.json`` of the 1.3B, original or converted to transformers.
 
         Raises:
             ValueError: a value that is not implemented.
@@ -79,7 +79,7 @@ class DeepseekVLConfig:
         require_value(aligner, "projector_type", "mlp_gelu")
         require_value(aligner, "depth", 2)
         whole = {**find_section(config, "vision_config"), **vision}
-        return read_siglip(whole, read_size(aligner, "n_embed"))
+        return cls(read_width(config), **read_siglip(whole, converted="text_config" in config))
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,21 @@ class DeepseekVLHybridConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVLHybridConfig:
-        """Read the published ``config.json`` of the 7B.
+        """Read the ``config.json`` of the 7B, original or converted to transformers.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
+        width = read_width(config)
+        if width % 2:
+            raise ValueError(
+                f"config: width {width} of the language model must be even: each tower makes half"
+            )
+        if "text_config" in config:
+            sam = SamSizes.from_hf(find_section(config, "high_res_vision_config"))
+            siglip = DeepseekVLConfig(width // 2, **read_siglip(vision, converted=True))
+            return cls(siglip, sam, (2 * sam.neck_channels, 4 * sam.neck_channels))
         params = find_section(config, "vision_config.params")
         low, high = (
             find_section(config, f"vision_config.params.{name}_res_cfg") for name in ("low", "high")
@@ -124,30 +133,18 @@ class DeepseekVLHybridConfig:
         for section, mean, std in ((low, HALF, HALF), (high, CLIP_MEAN, CLIP_STD)):
             require_value(section, "pixel_mean", list(mean))
             require_value(section, "pixel_std", list(std))
-        width = read_size(aligner, "n_embed")  # of the language model
-        if width % 2:
-            raise ValueError(f"config: n_embed={width} must be even: each tower makes half of it")
         return cls(
-            read_siglip({**vision, **low}, width // 2),
+            DeepseekVLConfig(width // 2, **read_siglip({**vision, **low}, converted=False)),
             SamSizes.from_hf(high),
             read_channels(high, "downsample_channels"),
         )
 
 
-def read_siglip(section: Mapping[str, Any], out: int) -> DeepseekVLConfig:
-    """Read the sizes of SigLIP; those that a config leaves out are those of its ``model_name``."""
-    require_value(section, "model_name", SIGLIP)
-    require_value(section, "select_layer", -1)
-    width = read_size(section, "width", default=1024)
-    return DeepseekVLConfig(
-        out_hidden_size=out,
-        depth=read_size(section, "layers", default=24, most=1024),
-        hidden_size=width,
-        intermediate_size=read_size(section, "intermediate_size", default=4 * width),
-        num_heads=read_size(section, "heads", default=16),
-        image_size=read_size(section, "image_size", default=384),
-        patch_size=read_size(section, "patch_size", default=16),
-    )
+def read_width(config: Mapping[str, Any]) -> int:
+    """Return the width of the language model; transformers leaves it out where it is Llama's."""
+    if "text_config" in config:
+        return read_size(find_section(config, "text_config"), "hidden_size", default=4096)
+    return read_size(find_section(config, "aligner_config.params"), "n_embed")
 
 
 class DeepseekVLEncoder(TileEncoder):

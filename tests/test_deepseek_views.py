@@ -219,7 +219,8 @@ def test_published_files_change_nothing(name: str) -> None:
     record = FAMILIES[name]
     config = record.config.from_hf(record.published[0].config)
     ours: Any = record.on_meta(config).preprocessor
-    assert ours.with_files(record.layouts[0].processor_files) == ours
+    for layout in record.layouts:
+        assert ours.with_files(layout.processor_files) == ours
 
 
 def test_files_set_mean_and_std() -> None:
@@ -260,6 +261,12 @@ def test_the_file_of_the_hybrid_colours_its_padding_alone() -> None:
         (VL, {"image_size": 448}, r"size=448 but the tower takes views of 384x384"),
         (VL, {"size": {"height": 1, "width": 1}}, r"takes views of 384x384"),
         (VL, {"do_normalize": False}, r"do_normalize=False is not implemented"),
+        (VL, {"do_pad": False}, r"do_pad=False is not implemented: it must be True"),
+        (VL, {"resample": 2}, r"resample=2 is not implemented: it must be 3"),
+        (HYBRID, {"high_res_size": 512}, r"takes views of 1024x1024"),
+        (HYBRID, {"high_res_size": 1024, "size": 224}, r"takes views of 384x384"),
+        (HYBRID, {"high_res_size": 1024, "resample": 3}, r"resample=3 .* it must be 2"),
+        (HYBRID, {"high_res_size": 1024, "high_res_resample": 2}, r"high_res_resample=2 .* be 3"),
         (HYBRID, {"image_size": 384}, r"takes views of 1024x1024"),
         (HYBRID, {"do_normalize": True}, r"do_normalize=True is not implemented"),
         (VL2, {"patch_size": 16}, r"patch_size=16 is not implemented: it must be 14"),

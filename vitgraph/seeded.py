@@ -36,6 +36,8 @@ _AROUND: Mapping[str, tuple[str, ...]] = {
     "thinker.visual.": ("thinker.model.", *_OMNI),
     "step3-vl": ("model.", "lm_head.weight"),
     "step3": ("model.", "lm_head.weight"),
+    "deepseek-vl-hf": ("model.language_model.", "lm_head.weight"),
+    "deepseek-vl-hybrid-hf": ("model.language_model.", "lm_head.weight"),
     "vision.": ("language.model.", "language.lm_head.weight"),
     "model.sam_model.": ("model.", "lm_head.weight"),
 }
@@ -189,15 +191,19 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
         "hidden_size": TEXT_WIDTH,  # Qwen2-VL's name for the language model's width
         "width": width,
         own: width,
-        "downsample_channels": [width, width],
+        "mlp_dim": round(ratio) * width,
+        "neck_channels": width // 4,
+        "output_channels": width // 4,  # transformers' name for those of the neck
+        "downsample_channels": [width // 2, width],
     }
-    _shrink(section, small, depth)
+    for part in (section, config.get("high_res_vision_config", {})):
+        _shrink(part, small, depth)
     return config
 
 
 _NAMED_SIZES: Mapping[str, tuple[str, ...]] = {
     "siglip_large_patch16_384": ("layers", "heads", "width"),
-    "sam_b_downsample": ("layers", "heads", "width", "downsample_channels"),
+    "sam_b_downsample": ("layers", "heads", "width", "neck_channels", "downsample_channels"),
 }
 """The name of a tower in a config that has no sizes -> the sizes that a small one states."""
 

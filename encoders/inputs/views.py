@@ -14,8 +14,10 @@ Deliberate differences:
   it were alone; ``max_tiles=1`` leaves images whole.
 - DeepSeek-OCR cuts an image into at most six tiles, as its processor for vLLM does. The code beside
   the weights on the Hub makes up to nine; ``max_tiles=9`` does that here.
-- transformers' DeepseekVLImageProcessor rounds the shorter side to the nearest pixel; the source
-  cuts it off, as is done here.
+- transformers' DeepseekVLImageProcessor and DeepseekVLHybridImageProcessor round the shorter side
+  to the nearest pixel; the source cuts it off, as is done here for converted repos, too. The second
+  also rounds the small view to levels. Their files may name a background colour, which neither
+  they nor this module reads: it is that of the mean.
 """
 
 from __future__ import annotations
@@ -198,7 +200,7 @@ class SquarePreprocessor(ViewPreprocessor):
     def rules(self, where: str, section: Section) -> dict[str, Any]:
         """Return mean, std and the smallest side; the size must be the tower's."""
         check_side(where, section, self.image_size)
-        require_supported(where, section)
+        require_supported(where, section, {"do_pad": True})
         mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # the defaults of its class
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 

@@ -8,7 +8,7 @@ from .assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_ap
 from .blocks import Block, BlockSizes, nested_sizes
 from .clip import Clip
 from .sam import Neck, Sam, SamSizes, read_channels
-from .siglip import Siglip
+from .siglip import Siglip, read_siglip
 
 __all__ = [
     "SEPARATOR",
@@ -23,6 +23,7 @@ __all__ = [
     "assemble",
     "nested_sizes",
     "read_channels",
+    "read_siglip",
     "split_items",
     "stitch",
     "take_apart",

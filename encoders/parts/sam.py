@@ -30,7 +30,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..contract import BlockParts, RelativePositions
-from ..hf_config import read_blocks, read_size, require_divisible
+from ..hf_config import read_blocks, read_ratio, read_size, require_divisible, require_value
 from ..layers import convolve
 from .blocks import MLP, resize_table
 from .siglip import PatchEmbed
@@ -67,21 +67,28 @@ class SamSizes:
 
     @classmethod
     def from_hf(cls, section: Mapping[str, Any]) -> SamSizes:
-        """Read the part of a config that describes SAM; what it leaves out is that of SAM-B.
+        """Read the part of a config that describes SAM, by DeepSeek's names or by transformers'.
+
+        What it leaves out is that of SAM-B, as in both sources.
 
         Raises:
-            ValueError: a value that is not a size, or sizes that disagree.
+            ValueError: a value that is not implemented or is no size, or sizes that disagree.
         """
-        width = read_size(section, "width", default=768)
+        require_value(section, "hidden_act", "gelu")
+        require_value(section, "layer_norm_eps", 1e-6)
+        width = read_size(section, "width", "hidden_size", default=768)
+        mlp = int(width * read_ratio(section, "mlp_ratio", default=4.0))
         return cls(
-            depth=read_size(section, "layers", default=12, most=1024),
+            depth=read_size(section, "layers", "num_hidden_layers", default=12, most=1024),
             hidden_size=width,
-            intermediate_size=read_size(section, "intermediate_size", default=4 * width),
-            num_heads=read_size(section, "heads", default=12),
+            intermediate_size=read_size(section, "mlp_dim", "intermediate_size", default=mlp),
+            num_heads=read_size(section, "heads", "num_attention_heads", default=12),
             global_blocks=read_blocks(section, "global_attn_indexes", (2, 5, 8, 11)),
             image_size=read_size(section, "image_size", default=1024),
-            neck_channels=read_size(section, "neck_channels", default=256),
+            neck_channels=read_size(section, "neck_channels", "output_channels", default=256),
             window_size=read_size(section, "window_size", default=14, most=1024),
+            patch_size=read_size(section, "patch_size", default=16),
+            in_channels=read_size(section, "num_channels", default=3),
         )
 
     @property

@@ -16,12 +16,56 @@ Deliberate differences:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from ..hf_config import read_size, require_value
 from ..layers import patch_product
 from .blocks import Block, BlockSizes, resize_table
+
+_TRANSFORMERS = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": 224,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+"""Defaults of ``SiglipVisionConfig`` that differ from those of ``siglip_large_patch16_384``."""
+
+
+def read_siglip(section: Mapping[str, Any], *, converted: bool) -> dict[str, int]:
+    """Return the sizes that a config of DeepSeek-VL gives SigLIP, by the names of our config.
+
+    Args:
+        section: the part of the config that describes SigLIP.
+        converted: whether the config is one of transformers. What it leaves out is then a default
+            of ``SiglipVisionConfig``, since transformers 4 writes only what differs from these;
+            otherwise it is a size of ``siglip_large_patch16_384``.
+
+    Raises:
+        ValueError: a value that is not implemented or is no size.
+    """
+    if converted:
+        section = {**_TRANSFORMERS, **section}
+    require_value(section, "model_name", "siglip_large_patch16_384")
+    require_value(section, "select_layer", -1)
+    require_value(section, "hidden_act", "gelu")
+    require_value(section, "layer_norm_eps", 1e-6)
+    width = read_size(section, "width", "hidden_size", default=1024)
+    return {
+        "depth": read_size(section, "layers", "num_hidden_layers", default=24, most=1024),
+        "hidden_size": width,
+        "intermediate_size": read_size(section, "intermediate_size", default=4 * width),
+        "num_heads": read_size(section, "heads", "num_attention_heads", default=16),
+        "image_size": read_size(section, "image_size", default=384),
+        "patch_size": read_size(section, "patch_size", default=16),
+        "in_channels": read_size(section, "num_channels", default=3),
+    }
 
 
 class Siglip(nn.Module):

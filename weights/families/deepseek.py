@@ -1,4 +1,4 @@
-"""DeepSeek-VL, DeepSeek-VL2 and DeepSeek-OCR, as deepseek-ai publishes them."""
+"""DeepSeek-VL, DeepSeek-VL2 and DeepSeek-OCR, as deepseek-ai publishes them; VL also converted."""
 
 from __future__ import annotations
 
@@ -60,14 +60,84 @@ _HYBRID_LAYOUT = Layout(
     processor_files=PROCESSORS["deepseek-vl-hybrid"],
 )
 
+# Converted to transformers: deepseek-community/deepseek-vl-*. The conversion has "vision_model."
+# twice, as transformers 4 has; transformers 5 saves a model of its own with it once.
+_HF_PLACES = (
+    *(
+        Place(root, tower)
+        for root in ("model.", "")
+        for tower in ("vision_model.vision_model.", "vision_model.")
+    ),
+    Place("", ""),
+)
+_HF_BLOCK = "encoder.layers.N"
+_HF_QKV = tuple(f"{_HF_BLOCK}.self_attn.{part}_proj" for part in "qkv")
+_HF_SIGLIP = {
+    "embeddings.patch_embedding": "vision.patch_embed.proj",
+    "embeddings.position_embedding.weight": "vision.pos_embed",
+    f"{_HF_BLOCK}.layer_norm1": "vision.blocks.N.norm1",
+    f"{_HF_BLOCK}.layer_norm2": "vision.blocks.N.norm2",
+    f"{_HF_BLOCK}.self_attn.out_proj": "vision.blocks.N.attn.proj",
+    f"{_HF_BLOCK}.mlp": "vision.blocks.N.mlp",
+    "post_layernorm": "vision.norm",
+}
+_VL_HF_LAYOUT = Layout(
+    name="deepseek-vl-hf",
+    places=_HF_PLACES,
+    marks=("embeddings.patch_embedding.",),
+    projector=("aligner.",),
+    joins={"vision.blocks.N.attn.qkv": _HF_QKV},
+    renames={
+        **_HF_SIGLIP,
+        "aligner.linear1": "aligner.layers.0",
+        "aligner.linear2": "aligner.layers.2",
+    },
+    views={"vision.pos_embed": "one n d -> n d"},
+    ignored=("head",),  # pools to one vector, which the model does not use
+    processor_files=PROCESSORS["deepseek-vl-hf"],
+)
+_HF_SAM = "high_res_vision_model.vision_encoder"
+_HF_NECK = ("conv1", "layer_norm1", "conv2", "layer_norm2")
+_HYBRID_HF_LAYOUT = Layout(  # all but SigLIP lies beside the tower's prefix
+    name="deepseek-vl-hybrid-hf",
+    places=_HF_PLACES,
+    marks=("embeddings.patch_embedding.",),
+    projector=("high_res_vision_", "aligner."),
+    joins={"low.vision.blocks.N.attn.qkv": _HF_QKV},
+    renames={
+        **{name: f"low.{ours}" for name, ours in _HF_SIGLIP.items()},
+        f"{_HF_SAM}.patch_embed.projection": "high.sam.patch_embed.proj",
+        f"{_HF_SAM}.layers.N.layer_norm1": "high.sam.blocks.N.norm1",
+        f"{_HF_SAM}.layers.N.layer_norm2": "high.sam.blocks.N.norm2",
+        f"{_HF_SAM}.layers.N.mlp.lin1": "high.sam.blocks.N.mlp.fc1",
+        f"{_HF_SAM}.layers.N.mlp.lin2": "high.sam.blocks.N.mlp.fc2",
+        f"{_HF_SAM}.layers.N": "high.sam.blocks.N",
+        **{f"{_HF_SAM}.neck.{name}": f"high.sam.neck.{n}" for n, name in enumerate(_HF_NECK)},
+        _HF_SAM: "high.sam",
+        **{f"high_res_vision_neck.{name}": f"high.neck_hd.{n}" for n, name in enumerate(_HF_NECK)},
+        "high_res_vision_proj.conv1": "high.downsamples.0",
+        "high_res_vision_proj.conv2": "high.downsamples.1",
+        "high_res_vision_alpha": "high.hd_alpha_downsamples",
+        "aligner.vision_proj": "low.aligner",
+        "aligner.high_res_vision_proj": "high.aligner",
+        "aligner.proj": "aligner",
+    },
+    views={"low.vision.pos_embed": "one n d -> n d"},
+    ignored=("head",),
+    processor_files=PROCESSORS["deepseek-vl-hybrid-hf"],
+)
+
 DEEPSEEK_VL = Family(
     name="deepseek_vl",
     title="DeepSeek-VL",
     encoder=DeepseekVLEncoder,
     config=DeepseekVLConfig,
-    model_types=("vision", "multi_modality"),
-    signs=(("pos_embed", "aligner.layers.0.weight"),),
-    layouts=(_VL_LAYOUT,),
+    model_types=("vision", "multi_modality", "siglip_vision_model", "deepseek_vl"),
+    signs=(
+        ("pos_embed", "aligner.layers.0.weight"),
+        ("aligner.linear1.weight", "aligner.linear2.weight"),
+    ),
+    layouts=(_VL_LAYOUT, _VL_HF_LAYOUT),
     replays=_ONE_VIEW,
 )
 DEEPSEEK_VL_HYBRID = Family(
@@ -75,9 +145,12 @@ DEEPSEEK_VL_HYBRID = Family(
     title="DeepSeek-VL (SAM and SigLIP)",
     encoder=DeepseekVLHybridEncoder,
     config=DeepseekVLHybridConfig,
-    model_types=("vision", "multi_modality"),
-    signs=(("neck_hd.0.weight", "aligner.high_up_proj.weight"),),
-    layouts=(_HYBRID_LAYOUT,),
+    model_types=("vision", "multi_modality", "siglip_vision_model", "deepseek_vl_hybrid"),
+    signs=(
+        ("neck_hd.0.weight", "aligner.high_up_proj.weight"),
+        ("high_res_vision_neck.conv1.weight", "aligner.high_res_vision_proj.weight"),
+    ),
+    layouts=(_HYBRID_LAYOUT, _HYBRID_HF_LAYOUT),
     replays=_BY_PATH,
 )
 
