@@ -32,6 +32,7 @@ FAMILIES = {
     "step3": None,
     "deepseek_vl": None,
     "deepseek_vl_hybrid": None,
+    "deepseek_vl_hybrid_hf": None,
     "deepseek_vl2": None,
     "deepseek_ocr": None,
 }

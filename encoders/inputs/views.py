@@ -16,8 +16,8 @@ Deliberate differences:
   the weights on the Hub makes up to nine; ``max_tiles=9`` does that here.
 - transformers' DeepseekVLImageProcessor and DeepseekVLHybridImageProcessor round the shorter side
   to the nearest pixel; the source cuts it off, as is done here for converted repos, too. The second
-  also rounds the small view to levels. Their files may name a background colour, which neither
-  they nor this module reads: it is that of the mean.
+  also rounds the small view to levels. A ``background_color`` in their files is not read: as in
+  these classes, the padding has the colour of the mean.
 """
 
 from __future__ import annotations
