@@ -93,7 +93,7 @@ def encoder(repo: Path) -> Encoder:
 @pytest.fixture
 def fused_in_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerated encoders run their fused blocks on the CPU, too, the kernels interpreted."""
-    for module in ("encoders.accelerated", "encoders.accelerated.fused_blocks"):
+    for module in ("encoders.accelerated", "encoders.accelerated.accelerator"):
         monkeypatch.setattr(f"{module}.obstacle", lambda device, dtype: None)
     monkeypatch.setattr("encoders.accelerated.choices.TRIALS", ((3, 40),))
 

@@ -138,6 +138,21 @@ def test_what_one_head_size_drops_another_may_take(monkeypatch: pytest.MonkeyPat
     assert pick(choices, SHAPE._replace(size=32)) == "a"
 
 
+@needs_triton
+def test_a_kernel_that_needs_more_shared_memory_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    def large(*args: Any) -> Tensor:
+        raise OutOfResources(196_608, 101_376, "shared memory")
+
+    put(monkeypatch, kernel("a", large), kernel("b"))
+    choices = KernelChoices("auto")
+    assert pick(choices) == "b"
+    assert choices.dropped["a"].startswith("OutOfResources: out of resource: shared memory")
+
+
 def test_want_of_memory_in_a_trial_drops_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*args: Any) -> Tensor:
         raise torch.OutOfMemoryError("no memory is left")
@@ -248,7 +263,16 @@ def test_choices_of_a_kernel_that_is_missing_are_refused(monkeypatch: pytest.Mon
             KernelChoices("auto").load(saved)
 
 
-@pytest.mark.parametrize("data", [{}, {"attention": [{}]}, {"attention": 3}, {"attention": [3]}])
+OTHER_DATA: list[Any] = [
+    {},
+    {"attention": [{}]},
+    {"attention": 3},
+    {"attention": [3]},
+    {"attention": [], "relative_positions": [{}]},
+]
+
+
+@pytest.mark.parametrize("data", OTHER_DATA)
 def test_other_data_is_no_choices(data: Any) -> None:
     with pytest.raises(ValueError, match="these are no kernel choices"):
         KernelChoices("auto").load(data)

@@ -3,37 +3,64 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from accelerated_cases import DEVICE, needs_interpreter, needs_triton, relative
+from accelerated_cases import (
+    DEVICE,
+    assert_close,
+    assert_fused,
+    needs_interpreter,
+    needs_triton,
+    relative,
+    same_bits,
+)
 from deepseek_cases import build
-from encoders.accelerated.attention_kernels import RelativeViews
+from encoders.accelerated.attention_kernels import RelativeShape
 from encoders.accelerated.choices import RELATIVE, KernelChoices
 from encoders.parts.sam import SamAttention, in_windows
-from oracles import distances, draw_pixels
+from graph_outputs import EVERY_FIELD
+from graphwrap import GraphedEncoder
+from oracles import distances, draw_pixels, fields_of
 from oracles.memory import LargestTensor
+from test_contract_modules import Lora
 
 pytestmark = needs_triton
 
 DTYPES = [torch.float32, torch.float16] if DEVICE.type == "cpu" else [torch.float16]
 """On a GPU a float32 product is one of TensorFloat-32, and no tower takes the kernel there."""
+NAN = "ignore:invalid value encountered:RuntimeWarning"
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2e-3}
+
+
+class Views(NamedTuple):
+    """Views of h x w patches, and the side of their windows."""
+
+    count: int
+    h: int
+    w: int
+    window: int = 0
+
+    def shape(self, size: int, dtype: torch.dtype = torch.float16) -> RelativeShape:
+        return RelativeShape(size, self.h, self.w, self.window, str(dtype))
+
+
 VIEWS = {
-    "whole": RelativeViews(2, 5, 7, 0),
-    "whole, as wide as a line of keys": RelativeViews(1, 16, 16, 0),
-    "whole, several keys per line": RelativeViews(1, 3, 40, 0),
-    "windows that fit": RelativeViews(1, 8, 12, 4),
-    "windows beyond the view": RelativeViews(2, 20, 17, 14),
-    "a window larger than the view": RelativeViews(1, 4, 4, 5),
-    "a view of one patch": RelativeViews(1, 1, 1, 0),
+    "whole": Views(2, 5, 7),
+    "whole, as wide as a line of keys": Views(1, 16, 16),
+    "whole, several keys per line": Views(1, 3, 40),
+    "windows that fit": Views(1, 8, 12, 4),
+    "windows beyond the view": Views(2, 20, 17, 14),
+    "a window larger than the view": Views(1, 4, 4, 5),
+    "a view of one patch": Views(1, 1, 1),
 }
 
 
-def attention_of(size: int, views: RelativeViews, heads: int = 2) -> SamAttention:
+def attention_of(size: int, views: Views, heads: int = 2) -> SamAttention:
     """SAM's attention in float64, without the product after it."""
     torch.manual_seed(0)
     module = SamAttention(heads * size, heads, views.window or max(views.h, views.w))
@@ -41,19 +68,20 @@ def attention_of(size: int, views: RelativeViews, heads: int = 2) -> SamAttentio
     return module.double().to(DEVICE).requires_grad_(False)
 
 
-def fused(module: SamAttention, x: Tensor, views: RelativeViews) -> Tensor:
+def fused(module: SamAttention, x: Tensor, views: Views) -> Tensor:
     """The kernel's result for rows [B, h, w, D], in their dtype."""
     from encoders.accelerated.relative_attention import attend
 
-    tables = tuple(table.to(x.dtype) for table in module.tables(*views.segment))
-    bias = module.qkv.bias.to(x.dtype)
+    shape = views.shape(x.shape[-1] // module.num_heads, x.dtype)
+    tables = tuple(table.to(x.dtype) for table in module.tables(*shape.segment))
+    bias = None if module.qkv.bias is None else module.qkv.bias.to(x.dtype)
     qkv = nn.functional.linear(x.flatten(0, 2), module.qkv.weight.to(x.dtype), bias)
-    shape = (len(qkv), module.num_heads, x.shape[-1] // module.num_heads)
-    out = attend(qkv, bias, tables, views, x.new_full(shape, float("nan")))
+    unwritten = x.new_full((len(qkv), module.num_heads, shape.size), float("nan"))
+    out = attend(qkv, bias, tables, shape, unwritten)
     return out.flatten(1).view_as(x)
 
 
-def drawn(module: SamAttention, views: RelativeViews) -> Tensor:
+def drawn(module: SamAttention, views: Views) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     width = module.qkv.in_features
     return torch.randn(*views[:3], width, generator=generator, dtype=torch.float64).to(DEVICE)
@@ -62,16 +90,14 @@ def drawn(module: SamAttention, views: RelativeViews) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("views", VIEWS.values(), ids=VIEWS)
-def test_the_kernel_computes_sams_attention(
-    views: RelativeViews, size: int, dtype: torch.dtype
-) -> None:
+def test_the_kernel_computes_sams_attention(views: Views, size: int, dtype: torch.dtype) -> None:
     module = attention_of(size, views)
     x = drawn(module, views)
     truth = in_windows(module, x, views.window) if views.window else module(x)
     assert relative(fused(module, x.to(dtype), views), truth) <= ROUNDING[dtype]
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings(NAN)
 @pytest.mark.parametrize("name", ["whole", "windows beyond the view"])
 def test_nan_in_one_view_stays_in_that_view(name: str) -> None:
     views, dtype = VIEWS[name], DTYPES[0]
@@ -85,7 +111,7 @@ def test_nan_in_one_view_stays_in_that_view(name: str) -> None:
 
 
 def test_no_tensor_grows_with_the_square_of_the_patches() -> None:
-    views = RelativeViews(1, 32, 32, 0)
+    views = Views(1, 32, 32)
     module = attention_of(16, views)
     x = drawn(module, views).float()
     with LargestTensor() as largest:
@@ -139,17 +165,13 @@ def disturb_products(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> 
         block.attn.qkv.register_forward_hook(lambda module, args, out: 2 * out)
 
 
-def pin_another(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast.accelerator.attention.asked = "flash2"
-
-
 def break_the_kernel(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("encoders.accelerated.relative_attention.distance", lambda *_: 0.3)
 
 
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize("change", [disturb_products, pin_another, break_the_kernel])
+@pytest.mark.parametrize("change", [disturb_products, break_the_kernel])
 @torch.no_grad()
 def test_what_the_kernel_cannot_run_is_called_and_counted(
     change: Any, monkeypatch: pytest.MonkeyPatch
@@ -165,10 +187,128 @@ def test_what_the_kernel_cannot_run_is_called_and_counted(
         assert choices["dropped"] == {RELATIVE: "its result is 3.0e-01 from float32 attention"}
 
 
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@torch.no_grad()
+def test_a_kernel_by_name_without_relative_positions_warns_once() -> None:
+    encoder = tower("deepseek_vl_hybrid", "high")
+    fast, (pixels, grids) = encoder.accelerated("flash2"), case(encoder)
+    with pytest.warns(
+        UserWarning, match="'flash2' cannot run RelativeShape.* need 'triton'"
+    ) as all_:
+        output = fast(pixels, grids)
+    assert len(all_) == 1
+    assert same_bits(output, encoder(pixels, grids))
+    fast(pixels, grids)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("key", ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"])
+@torch.no_grad()
+def test_a_layer_with_hook_or_lora_computes_as_in_the_reference(key: str) -> None:
+    """A hook sees the same rows, too: windows with their missing rows."""
+    encoder = tower("deepseek_vl_hybrid", "high")
+    fast, (pixels, grids), block = encoder.accelerated(), case(encoder), encoder.blocks[0]
+    layer, seen = block.get_submodule(key), []
+    untouched = encoder(pixels, grids)
+    hook = layer.register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
+    fast(pixels, grids), encoder(pixels, grids)
+    hook.remove()
+    assert seen[0] == seen[1]
+    block.set_submodule(key, Lora(layer, 2.0))
+    truth = encoder(pixels, grids)
+    assert_close(fast(pixels, grids), truth, 3e-3)
+    assert_fused(fast, layers_called=1)
+    assert max(distances(truth, untouched).values()) > 1e-2
+
+
+class Wrapped(nn.Module):
+    """A block of another type, which names no parts."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any) -> Tensor:
+        return self.block(*args)  # type: ignore[no-any-return]
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("first", ["sam_model", "vision_model"])
+@torch.no_grad()
+def test_choices_say_what_ran_when_stacks_of_blocks_are_replaced(first: str) -> None:
+    encoder = tower("deepseek_ocr", "tiles")
+    fast, (pixels, grids) = encoder.accelerated(), case(encoder)
+    fast(pixels, grids)
+    counts = []
+    for name in (first, *{"sam_model", "vision_model"} - {first}):
+        part = encoder.get_submodule(name)
+        part.blocks = nn.ModuleList(map(Wrapped, part.blocks))
+        assert_close(fast(pixels, grids), encoder(pixels, grids), 3e-3)
+        choices = fast.kernel_choices()
+        counts.append((choices["layers_called"], choices["reference_because"] is None))
+    assert counts == [(len(part.blocks), True), (2 * len(part.blocks), False)]
+    assert fast.accelerator.taken == "reference"
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@torch.no_grad()
+def test_another_encoder_takes_the_choice_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = tower("deepseek_vl_hybrid", "high")
+    first, second = encoder.accelerated(), encoder.accelerated()
+    pixels, grids = case(encoder)
+    first(pixels, grids)
+    break_the_kernel(encoder, second, monkeypatch)  # a trial would drop it
+    choices = json.loads(json.dumps(first.kernel_choices()))
+    second.load_kernel_choices(choices)
+    assert same_bits(second(pixels, grids), first(pixels, grids))
+    assert second.kernel_choices() == choices
+    del choices["relative_positions"]  # as a table of an older version
+    third = encoder.accelerated()
+    third.load_kernel_choices(choices)
+    third(pixels, grids)
+    assert third.kernel_choices()["layers_called"] == len(encoder.blocks)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@pytest.mark.filterwarnings(NAN)
 @pytest.mark.parametrize(
-    ("size", "views"), [(24, VIEWS["whole"]), (64, RelativeViews(1, 4, 129, 0))]
+    ("name", "path"), [("deepseek_ocr", "tiles"), ("deepseek_vl_hybrid", "high")]
 )
-def test_other_head_sizes_and_wider_views_are_not_taken(size: int, views: RelativeViews) -> None:
-    choices, rows = KernelChoices("auto"), torch.zeros(4, 2 * size, dtype=torch.float16)
-    assert not choices.takes_relative(rows, 2, views)
-    assert choices.to_dict()["relative_positions"] == []
+@torch.no_grad()
+def test_a_replay_is_the_padded_forward_with_nan_everywhere(name: str, path: str) -> None:
+    encoder = tower(name, path)
+    tokens = encoder.item_specs([encoder.grid_for(1)])[0].output_tokens
+    graphed = GraphedEncoder(encoder, [4 * tokens], backend="static", outputs=EVERY_FIELD)
+    pixels, grids = case(encoder, 3)
+    metadata = encoder.prepare_encoder_metadata(grids, max_batch_size=4, max_input_size=4)
+    padded = torch.cat((pixels, torch.full_like(pixels[:1], float("nan"))))
+    truth = encoder.accelerated()(padded, encoder_metadata=metadata)
+    graphed.capture(progress=False)._poison()
+    output = graphed(pixels, grids)
+    for field, ours in fields_of(output).items():
+        assert torch.equal(ours, fields_of(truth)[field][: len(ours)]), field
+        assert ours.isfinite().all()
+    (budget,) = graphed.stats().budgets
+    assert (budget.kernel, budget.hits) == ("triton", 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "views", "dtype"),
+    [
+        (24, VIEWS["whole"], torch.float16),
+        (64, Views(1, 4, 129), torch.float16),
+        (64, VIEWS["whole"], torch.float32),
+    ],
+)
+def test_other_head_sizes_dtypes_and_wider_views_run_the_reference(
+    size: int, views: Views, dtype: torch.dtype
+) -> None:
+    choices, shape = KernelChoices("auto"), views.shape(size, dtype)
+    assert not choices.takes_relative(torch.zeros(4, 2 * size, dtype=dtype), shape)
+    (row,) = choices.to_dict()["relative_positions"]
+    assert row == {**shape._asdict(), "kernel": "reference"}

@@ -10,8 +10,8 @@ import warnings
 
 import torch
 
+from .accelerator import FusedBlocks
 from .attention_kernels import KERNELS
-from .fused_blocks import FusedBlocks
 from .obstacles import obstacle
 
 __all__ = ["CHOICES", "accelerate"]

@@ -55,18 +55,21 @@ class AttentionShape(NamedTuple):
         return self.heads // self.group
 
 
-class RelativeViews(NamedTuple):
-    """Views of h x w rows that attend by relative positions."""
+class RelativeShape(NamedTuple):
+    """Views of h x w rows, each of which attends to itself with relative positions."""
 
-    views: int
+    size: int
+    """Columns of one head."""
     h: int
     w: int
     window: int
     """Side of the windows that attention stays inside of; 0: each view attends as a whole."""
+    dtype: str
+    """The dtype as a string, such as "torch.bfloat16"."""
 
     @property
     def segment(self) -> tuple[int, int]:
-        """Height and width of what attends to itself."""
+        """Height and width of a window, or of the view if there are no windows."""
         return (self.window, self.window) if self.window else (self.h, self.w)
 
     @property
@@ -212,3 +215,14 @@ def is_installed(package: str) -> bool:
         return find_spec(package) is not None
     except ImportError:
         return False
+
+
+@cache
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """The errors that say that a kernel cannot run, such as too little shared memory (Triton)."""
+    errors = (RuntimeError, ImportError, AssertionError, TypeError, ValueError)
+    if not is_installed("triton"):
+        return errors
+    from triton import TritonError
+
+    return (*errors, TritonError)

@@ -18,20 +18,21 @@ from torch import Tensor
 
 from ..attention import attention
 from .attention_kernels import (
-    HALF,
     KERNELS,
     REFERENCE,
     TORCH_KERNELS,
     AttentionKernel,
     AttentionShape,
-    RelativeViews,
+    RelativeShape,
     is_installed,
+    kernel_errors,
 )
 
 ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest relative L2 distance to float32 attention; correct kernels have 3e-3 in bfloat16."""
 RELATIVE = "triton, relative positions"
 """The name of the kernel for relative positions among those that were dropped."""
+RELATIVE_NEEDS = "relative positions need 'triton', half precision and heads of 16 to 128 columns"
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
 """Segment lengths of the trials before a kernel may be chosen: both tilings and ragged ends."""
 
@@ -45,7 +46,7 @@ class KernelChoices:
         self._taken: dict[AttentionShape, str] = {}
         self._milliseconds: dict[AttentionShape, dict[str, float]] = {}
         self._tried: dict[tuple[str, int, int, int, torch.dtype], bool] = {}
-        self._relative: dict[tuple[int, RelativeViews, torch.dtype], bool] = {}
+        self._relative: dict[RelativeShape, str] = {}
         self._warned = False
 
     def pick(self, q: Tensor, shape: AttentionShape) -> str:
@@ -83,15 +84,19 @@ class KernelChoices:
 
     def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
         """Fall back to the reference's attention; warn if a kernel was asked for by name."""
+        why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
+        self._warn(f"{dtype} {shape}", why)
+        return REFERENCE.name
+
+    def _warn(self, what: str, why: str) -> None:
+        """Warn once if a kernel was asked for by name and cannot run."""
         if self.asked in KERNELS and not self._warned:
             self._warned = True
-            why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
             warnings.warn(
-                f"attention kernel {self.asked!r} cannot run {dtype} {shape} ({why}): the "
-                'reference\'s attention runs instead; use kernels="auto" to choose what can',
+                f"attention kernel {self.asked!r} cannot run {what} ({why}): the reference's "
+                'attention runs instead; use kernels="auto" to choose what can',
                 stacklevel=2,
             )
-        return REFERENCE.name
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
         """Whether a kernel agrees with float32 attention; tried once per heads and dtype.
@@ -107,31 +112,28 @@ class KernelChoices:
             )
         return self._tried[key]
 
-    def takes_relative(self, rows: Tensor, heads: int, views: RelativeViews) -> bool:
-        """Whether the Triton kernel computes attention with relative positions of these views.
+    def takes_relative(self, rows: Tensor, shape: RelativeShape) -> bool:
+        """Whether the Triton kernel computes attention with relative positions of this shape.
 
-        It is tried once per head size, views and dtype, against float32 attention over one view.
+        A new shape is tried once, against float32 attention over one view.
 
         Args:
-            rows: [T, D]; only the width, dtype and device are read.
-            heads: of the attention.
-            views: how the rows lie.
+            rows: hidden rows; only their dtype and device are read.
+            shape: the shape of the attention.
         """
-        if self.asked not in ("auto", "torch", "triton") or rows.dtype not in HALF:
-            return False
-        from .relative_attention import distance, takes  # it needs Triton
+        if shape not in self._relative:
+            from .relative_attention import distance, takes  # it needs Triton
 
-        size = rows.shape[1] // heads
-        key = size, views._replace(views=1), rows.dtype
-        if key not in self._relative:
-            if not takes(size, views):
-                return False
-            if rows.is_cuda and torch.cuda.is_current_stream_capturing():
+            agrees = self.asked in ("auto", "torch", "triton") and takes(shape, rows.dtype)
+            if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():
                 return False  # nothing can be tried during a capture; a later call tries it
-            self._relative[key] = self._close(
-                RELATIVE, lambda: distance(size, views, rows.device, rows.dtype), rows.dtype
-            )
-        return self._relative[key]
+            if agrees:
+                trial = partial(distance, shape, rows.device, rows.dtype)
+                agrees = self._close(RELATIVE, trial, rows.dtype)
+            if not agrees:
+                self._warn(str(shape), self.dropped.get(RELATIVE, RELATIVE_NEEDS))
+            self._relative[shape] = "triton" if agrees else REFERENCE.name
+        return self._relative[shape] != REFERENCE.name
 
     def _close(self, name: str, distance: Callable[[], float], dtype: torch.dtype) -> bool:
         """Whether a kernel's distance to float32 attention is small; if not it is dropped."""
@@ -139,7 +141,7 @@ class KernelChoices:
             far = distance()
         except torch.OutOfMemoryError:  # it says nothing of the kernel
             raise
-        except (RuntimeError, ImportError, AssertionError, TypeError, ValueError) as error:
+        except kernel_errors() as error:
             self.dropped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             return False
         if far <= ERROR[dtype]:  # false for NaN
@@ -182,8 +184,7 @@ class KernelChoices:
                 for shape, name in self._taken.items()
             ],
             "relative_positions": [
-                {**views._asdict(), "size": size, "dtype": str(dtype), "kernel": _named(agrees)}
-                for (size, views, dtype), agrees in self._relative.items()
+                {**shape._asdict(), "kernel": name} for shape, name in self._relative.items()
             ],
             "dropped": dict(self.dropped),
         }
@@ -194,26 +195,26 @@ class KernelChoices:
         Raises:
             ValueError: the data are no such choices, or they name a kernel that is missing here.
         """
-        taken = {}
+        taken, relative = {}, {}
         try:
             for row in choices["attention"]:
                 shape = AttentionShape(*(row[name] for name in AttentionShape._fields))
                 taken[shape] = str(row["kernel"])
+            for row in choices.get("relative_positions", ()):
+                views = RelativeShape(*(row[name] for name in RelativeShape._fields))
+                relative[views] = str(row["kernel"])
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"these are no kernel choices ({error!r}): give what kernel_choices() returned"
             ) from error
-        for name in sorted(set(taken.values()) - {REFERENCE.name}):
+        for name in sorted({*taken.values(), *relative.values()} - {REFERENCE.name}):
             if name not in KERNELS or not is_installed(KERNELS[name].package):
                 raise ValueError(
                     f"the choices name attention kernel {name!r}, which is not installed here: "
                     "install what brings it, or let this process choose its own"
                 )
         self._taken.update(taken)
-
-
-def _named(agrees: bool) -> str:
-    return "triton" if agrees else REFERENCE.name
+        self._relative.update(relative)
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:

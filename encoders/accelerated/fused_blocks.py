@@ -10,10 +10,10 @@ Shapes: T rows, D width, H heads, K head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,97 +21,16 @@ from torch import Tensor, nn
 
 from ..attention import check_equal_segments
 from ..contract import BlockParts, BlockTower, Metadata, PartNorm, RelativePositions
-from ..layers import add_weighted_rows, is_plain, is_plain_table, is_untouched
-from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeViews
-from .choices import KernelChoices
-from .derived import DerivedWeights
-from .obstacles import NO_PARTS, fusible, is_norm, names_its_parts, obstacle, obstacle_now
+from ..layers import is_plain, is_untouched
+from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors
+from .obstacles import fusible, is_norm
 
 if TYPE_CHECKING:
+    from .accelerator import FusedBlocks
     from .norms import Norm
 
 ALIGNED = 64
 """Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
-
-
-class FusedBlocks:
-    """The accelerator of one encoder: it implements :class:`encoders.contract.Accelerator`."""
-
-    def __init__(self, kernels: str, precision: str, because: str | None = None) -> None:
-        self.precision = precision
-        self.attention = KernelChoices(kernels)
-        self.derived = DerivedWeights()
-        self.ran: dict[int, tuple[set[str], int]] = {}
-        """For each stack of blocks the attention kernels and the layers called of the last run."""
-        self.reference_because = because
-
-    def __getstate__(self) -> dict[str, str]:
-        """A copy shares no kernel choices and no derived weights with the original."""
-        return {"kernels": self.attention.asked, "precision": self.precision}
-
-    def __setstate__(self, state: dict[str, str]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights derived from the encoder's."""
-        return self.derived.nbytes
-
-    @property
-    def taken(self) -> str:
-        """The attention kernels that the last forward took, or "reference"."""
-        names = set().union(*(kernels for kernels, _ in self.ran.values()))
-        return ", ".join(sorted(names)) or "reference"
-
-    def refresh(self) -> None:
-        """Bring derived weights up to date with every write to their sources that torch counts."""
-        self.derived.refresh()
-
-    def choices(self) -> dict[str, Any]:
-        """What was chosen and why, as plain data for JSON."""
-        return {
-            **self.attention.to_dict(),
-            "precision": self.precision,
-            "reference_because": self.reference_because,
-            "layers_called": sum(called for _, called in self.ran.values()),
-        }
-
-    def load_choices(self, choices: Mapping[str, Any]) -> None:
-        """Use the kernels that another process chose.
-
-        Raises:
-            ValueError: the data are no kernel choices, or they name a kernel that is missing here.
-        """
-        self.attention.load(choices)
-
-    def run_blocks(
-        self,
-        encoder: BlockTower,
-        hidden: Tensor,
-        metadata: Metadata,
-        wanted: Sequence[int],
-        blocks: nn.ModuleList,
-    ) -> Iterator[Tensor]:
-        """The hidden state after each of the ``blocks`` in ``wanted`` (ascending numbers)."""
-        self.reference_because = obstacle(hidden.device, hidden.dtype) or obstacle_now()
-        if self.reference_because is None and not any(map(names_its_parts, blocks)):
-            self.reference_because = NO_PARTS
-        if self.reference_because is not None or not len(hidden) or not wanted:
-            self.ran[id(blocks)] = set(), 0
-            return encoder.reference_blocks(hidden, metadata, wanted, blocks)
-        self.derived.follow()
-        return Forward(self, encoder, hidden, metadata).states(blocks, wanted)
-
-    def add_weighted_rows(
-        self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
-    ) -> Tensor:
-        """Rows plus a weighted sum of rows of a table (interpolated position embeddings)."""
-        because = obstacle(rows.device, rows.dtype) or obstacle_now()
-        if because is not None or not len(rows) or not is_plain_table(table):
-            return add_weighted_rows(rows, table, index, weight)
-        from .positions import add_table_rows  # it needs Triton
-
-        return add_table_rows(rows.contiguous(), table.weight, index, weight)
 
 
 class Forward:
@@ -177,7 +96,7 @@ class Forward:
             rows = self._normed(parts.norm2)
             inner, weight = self._inner(parts, rows)
             self._add(parts.down, inner, parts.scale2, weight)
-        self.own.ran[id(stack)] = self.kernels, self.called
+        self.own.note(stack, self.kernels, self.called)
         self.own.derived.refresh()  # weights that this pass derived, before a capture needs them
         self._complete()
         yield self.stream.hidden.view(self.shape)
@@ -187,15 +106,16 @@ class Forward:
         parts = fusible(block)
         if parts is None or parts.relative is None:
             return parts
-        # The missing rows of a window get the bias of a plain product.
-        fits = is_plain(parts.qkv) and self.own.attention.takes_relative(
-            self.stream.hidden, parts.num_heads, self._views(parts.relative)
+        # Other layers would see whole views here and windows with their missing rows in the block.
+        fits = is_plain(parts.qkv, parts.proj) and self.own.attention.takes_relative(
+            self.stream.hidden, self._relative_shape(parts, parts.relative)
         )
         return parts if fits else None
 
-    def _views(self, relative: RelativePositions) -> RelativeViews:
-        views, h, w, _ = self.shape
-        return RelativeViews(views, h, w, relative.window)
+    def _relative_shape(self, parts: BlockParts, relative: RelativePositions) -> RelativeShape:
+        _, h, w, width = self.shape
+        dtype = str(self.stream.hidden.dtype)
+        return RelativeShape(width // parts.num_heads, h, w, relative.window, dtype)
 
     def _summed_biases(self, every: Sequence[BlockParts | None]) -> Iterator[Tensor]:
         """Running sums of the biases of products that add to the stream in place.
@@ -292,7 +212,7 @@ class Forward:
             out = kernel.attend(q, k, v, self.buffer, offsets, shape)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, AssertionError, TypeError) as error:
+        except kernel_errors() as error:
             raise RuntimeError(
                 f"attention kernel {kernel.name!r} failed on {shape}: {error}; pin another "
                 "one with kernels=..., or use the reference"
@@ -302,15 +222,14 @@ class Forward:
     def _attend_relative(
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor
     ) -> Tensor:
-        """The same by learned relative positions, inside windows or whole views."""
+        """Attention with relative positions, inside windows or whole views."""
         from .relative_attention import attend  # it needs Triton
 
-        views = self._views(relative)
-        qkv = self._linear(parts.qkv, rows)
-        out = rows.new_empty(len(rows), parts.num_heads, qkv.shape[1] // (3 * parts.num_heads))
+        shape = self._relative_shape(parts, relative)
+        out = rows.new_empty(len(rows), parts.num_heads, shape.size)
         self.kernels.add("triton")
-        tables = relative.tables(*views.segment)
-        return attend(qkv, parts.qkv.bias, tables, views, out).flatten(1)
+        qkv, tables = self._linear(parts.qkv, rows), relative.tables(*shape.segment)
+        return attend(qkv, parts.qkv.bias, tables, shape, out).flatten(1)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
         """Offsets of the attention segments of a block, and the longest one's rows."""

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention_kernels import RelativeViews
+from .attention_kernels import HALF, RelativeShape
 
 
 @triton.jit
@@ -116,16 +116,16 @@ WIDEST = 128
 """Windows and views of more columns are not taken: a program holds a line of keys."""
 
 
-def takes(size: int, views: RelativeViews) -> bool:
-    """Whether the kernel runs for a head size and views."""
-    return size in (16, 32, 64, 128) and views.segment[1] <= WIDEST
+def takes(shape: RelativeShape, dtype: torch.dtype) -> bool:
+    """Whether the kernel runs for a shape and a dtype."""
+    return dtype in HALF and shape.size in (16, 32, 64, 128) and shape.segment[1] <= WIDEST
 
 
 def attend(
     qkv: Tensor,
     bias: Tensor | None,
     tables: tuple[Tensor, Tensor],
-    views: RelativeViews,
+    shape: RelativeShape,
     out: Tensor,
 ) -> Tensor:
     """Softmax attention inside each window or view, with relative positions.
@@ -135,31 +135,32 @@ def attend(
         bias: [3*H*K], the bias of the projection, or None if it has none.
         tables: [2*height - 1, K] and [2*width - 1, K]: rows for the distances ``1 - size`` to
             ``size - 1`` between a query and a key of one window or view.
-        views: how the rows lie.
+        shape: head size, height and width of a view, and side of the windows.
         out: [T, H, K], contiguous; all of it is written.
 
     Returns:
         ``out``.
     """
     rows, heads, size = out.shape
-    tall, wide = views.segment
+    tall, wide = shape.segment
     filler = tables[0].new_zeros(-2 * (tall + wide - 1) % 8, size)  # aligned rows: cuBLAS is fast
     table = torch.cat((*tables, filler))
     q = qkv.unflatten(-1, (3, heads, size))[:, 0].transpose(0, 1)
     products = torch.bmm(q, table.t().expand(heads, -1, -1))
-    if bias is None and views.cut:
+    if bias is None and shape.cut:
         bias = qkv.new_zeros(qkv.shape[1])
-    across, down = -(-views.w // wide), -(-views.h // tall)
+    across, down = -(-shape.w // wide), -(-shape.h // tall)
+    views = rows // (shape.h * shape.w)
     block_w = max(triton.next_power_of_2(wide), 16)
     block_m, lines, warps, stages = tiling(tall * wide, block_w)
     blocks = triton.cdiv(tall * wide, block_m)
-    _relative_kernel[(blocks * across * down * views.views, heads)](
+    _relative_kernel[(blocks * across * down * views, heads)](
         qkv,
         bias,
         products,
         out,
-        views.h,
-        views.w,
+        shape.h,
+        shape.w,
         tall,
         wide,
         across,
@@ -174,8 +175,8 @@ def attend(
         BLOCK_M=block_m,
         BLOCK_W=block_w,
         LINES=lines,
-        EXACT=wide == block_w and tall % lines == 0 and not views.cut,
-        CUT=views.cut,
+        EXACT=wide == block_w and tall % lines == 0 and not shape.cut,
+        CUT=shape.cut,
         num_warps=warps,
         num_stages=stages,
     )
@@ -193,20 +194,18 @@ LOG2_E = 1.4426950408889634
 """log2(e): the kernel computes powers of two instead of powers of e."""
 
 
-def distance(size: int, views: RelativeViews, device: torch.device, dtype: torch.dtype) -> float:
+def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> float:
     """Relative L2 distance of the kernel's result to float32 attention, on one random view."""
-    views = views._replace(views=1)
-    tall, wide = views.segment
+    size, h, w = shape[:3]
+    tall, wide = shape.segment
     dice = torch.Generator(device).manual_seed(0)
-    rows = (views.h * views.w, 3 * size)
-    shapes = (rows, rows[1:], (2 * tall - 1, size), (2 * wide - 1, size))
-    qkv, bias, *pair = (
-        torch.randn(shape, generator=dice, device=device).to(dtype) for shape in shapes
-    )
+    sizes = ((h * w, 3 * size), (3 * size,), (2 * tall - 1, size), (2 * wide - 1, size))
+    qkv, bias, *pair = (torch.randn(x, generator=dice, device=device).to(dtype) for x in sizes)
     pair = [table * size**-0.5 for table in pair]  # scores of about one, as trained tables make
-    got = attend(qkv, bias, (pair[0], pair[1]), views, qkv.new_empty(len(qkv), 1, size))
-    padded = bias.float().repeat(-(-views.h // tall) * tall, -(-views.w // wide) * wide, 1)
-    padded[: views.h, : views.w] = qkv.float().view(views.h, views.w, -1)
+    unwritten = qkv.new_full((len(qkv), 1, size), float("nan"))
+    got = attend(qkv, bias, (pair[0], pair[1]), shape, unwritten)
+    padded = bias.float().repeat(-(-h // tall) * tall, -(-w // wide) * wide, 1)
+    padded[:h, :w] = qkv.float().view(h, w, -1)
     parts = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, tall)).transpose(1, 2)
     q, k, v = parts.flatten(2, 3).chunk(3, dim=-1)
     y, x = (torch.arange(n, device=device) for n in (tall, wide))
@@ -218,5 +217,5 @@ def distance(size: int, views: RelativeViews, device: torch.device, dtype: torch
     scores = (bias_h + bias_w).flatten(4).flatten(2, 3)
     truth = F.scaled_dot_product_attention(q, k, v, attn_mask=scores)
     truth = truth.unflatten(2, (tall, wide)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-    truth = truth[: views.h, : views.w].flatten(0, 1)
+    truth = truth[:h, :w].flatten(0, 1)
     return float((got[:, 0].float() - truth).norm() / truth.norm())

@@ -16,8 +16,13 @@ import torch
 from torch import Tensor
 
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
-from encoders.accelerated.attention_kernels import KERNELS, AttentionShape, is_installed
-from encoders.contract import NamesItsParts
+from encoders.accelerated.attention_kernels import (
+    KERNELS,
+    AttentionKernel,
+    AttentionShape,
+    is_installed,
+)
+from encoders.contract import BlockParts, NamesItsParts
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
@@ -105,21 +110,25 @@ def forms() -> list[tuple[str, str]]:
 
 def kernels_for(encoder: VisionEncoder) -> list[str]:
     """The reference and every attention kernel that is installed and takes this tower."""
-    block = encoder.blocks[0]
-    parts = block.parts() if isinstance(block, NamesItsParts) else None
-    if parts is None:
-        return ["reference"]
-    heads, shared = parts.num_heads, parts.num_key_value_heads or parts.num_heads
-    shape = AttentionShape(
-        heads, parts.qkv.out_features // (heads + 2 * shared), 100, 1, 100,
-        equal=isinstance(encoder, TileEncoder), dtype="torch.bfloat16", group=heads // shared,
-    )  # fmt: skip
+    blocks = [block for block in encoder.modules() if isinstance(block, NamesItsParts)]
+    every = [parts for parts in (block.parts() for block in blocks) if parts is not None]
     taking = [
         name
         for name, kernel in KERNELS.items()
-        if is_installed(kernel.package) and kernel.takes(shape, torch.bfloat16, (9, 0))
+        if every and is_installed(kernel.package) and all(fits(kernel, encoder, x) for x in every)
     ]
     return ["reference", *taking]
+
+
+def fits(kernel: AttentionKernel, encoder: VisionEncoder, parts: BlockParts) -> bool:
+    """Whether a kernel takes the attention of a block; one kernel has relative positions."""
+    if parts.relative is not None:
+        return kernel.name == "triton"
+    heads, shared = parts.num_heads, parts.num_key_value_heads or parts.num_heads
+    size = parts.qkv.out_features // (heads + 2 * shared)
+    equal, dtype = isinstance(encoder, TileEncoder), torch.bfloat16
+    shape = AttentionShape(heads, size, 100, 1, 100, equal, str(dtype), heads // shared)
+    return kernel.takes(shape, dtype, (9, 0))
 
 
 def budgets_of(name: str) -> list[int]:

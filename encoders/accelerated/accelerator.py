@@ -1,0 +1,118 @@
+"""The accelerator of an encoder: what it runs, what it holds, and what it says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from ..contract import BlockTower, Metadata
+from ..layers import add_weighted_rows, is_plain_table
+from .choices import KernelChoices
+from .derived import DerivedWeights
+from .fused_blocks import Forward
+from .obstacles import NO_PARTS, names_its_parts, obstacle, obstacle_now
+
+
+class Ran(NamedTuple):
+    """How a stack of blocks ran."""
+
+    kernels: frozenset[str] = frozenset()
+    """Names of the attention kernels."""
+    called: int = 0
+    """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
+    because: str | None = None
+    """Why the reference ran the stack, or None."""
+
+
+class FusedBlocks:
+    """The accelerator of one encoder: it implements :class:`encoders.contract.Accelerator`."""
+
+    def __init__(self, kernels: str, precision: str, because: str | None = None) -> None:
+        self.precision = precision
+        self.attention = KernelChoices(kernels)
+        self.derived = DerivedWeights()
+        self.ran: WeakKeyDictionary[nn.ModuleList, Ran] = WeakKeyDictionary()
+        """How each stack of blocks ran last; a stack that was replaced leaves with its blocks."""
+        self.because = because
+        """Why the reference would run before anything ran, or None."""
+
+    def __getstate__(self) -> dict[str, str]:
+        """A copy shares no kernel choices and no derived weights with the original."""
+        return {"kernels": self.attention.asked, "precision": self.precision}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights derived from the encoder's."""
+        return self.derived.nbytes
+
+    @property
+    def taken(self) -> str:
+        """The attention kernels that the last forward took, or "reference"."""
+        names = frozenset().union(*(ran.kernels for ran in self.ran.values()))
+        return ", ".join(sorted(names)) or "reference"
+
+    @property
+    def reference_because(self) -> str | None:
+        """Why the reference ran every stack of blocks last, or None."""
+        reasons = [ran.because for ran in self.ran.values()] or [self.because]
+        return None if None in reasons else reasons[0]
+
+    def refresh(self) -> None:
+        """Bring derived weights up to date with every write to their sources that torch counts."""
+        self.derived.refresh()
+
+    def choices(self) -> dict[str, Any]:
+        """What was chosen and why, as plain data for JSON."""
+        return {
+            **self.attention.to_dict(),
+            "precision": self.precision,
+            "reference_because": self.reference_because,
+            "layers_called": sum(ran.called for ran in self.ran.values()),
+        }
+
+    def load_choices(self, choices: Mapping[str, Any]) -> None:
+        """Use the kernels that another process chose.
+
+        Raises:
+            ValueError: the data are no kernel choices, or they name a kernel that is missing here.
+        """
+        self.attention.load(choices)
+
+    def run_blocks(
+        self,
+        encoder: BlockTower,
+        hidden: Tensor,
+        metadata: Metadata,
+        wanted: Sequence[int],
+        blocks: nn.ModuleList,
+    ) -> Iterator[Tensor]:
+        """The hidden state after each of the ``blocks`` in ``wanted`` (ascending numbers)."""
+        because, called = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
+        if because is None and not any(map(names_its_parts, blocks)):
+            because, called = NO_PARTS, max(wanted, default=-1) + 1
+        if because is not None or not len(hidden) or not wanted:
+            self.ran[blocks] = Ran(called=called, because=because)
+            return encoder.reference_blocks(hidden, metadata, wanted, blocks)
+        self.derived.follow()
+        return Forward(self, encoder, hidden, metadata).states(blocks, wanted)
+
+    def note(self, blocks: nn.ModuleList, kernels: Iterable[str], called: int) -> None:
+        """Keep how a stack of blocks ran: with which attention kernels, and the layers called."""
+        self.ran[blocks] = Ran(frozenset(kernels), called)
+
+    def add_weighted_rows(
+        self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
+    ) -> Tensor:
+        """Rows plus a weighted sum of rows of a table (interpolated position embeddings)."""
+        because = obstacle(rows.device, rows.dtype) or obstacle_now()
+        if because is not None or not len(rows) or not is_plain_table(table):
+            return add_weighted_rows(rows, table, index, weight)
+        from .positions import add_table_rows  # it needs Triton
+
+        return add_table_rows(rows.contiguous(), table.weight, index, weight)
