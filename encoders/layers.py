@@ -77,7 +77,8 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     the inputs of float32 convolutions to TF32 by default (torch 2.11,
     ``torch.backends.cudnn.conv.fp32_precision``), which makes errors of 1e-4. And where the weights
     are larger than the unfolded maps, because torch copies the weights of a convolution over
-    channels that lie side by side into another layout in every call: 340 MB of Step3-VL.
+    channels that lie side by side into another layout in every call: 340 MB of Step3-VL. Tracing
+    leaves out the second case, which would tie the traced program to a number of maps.
 
     Args:
         layer: Conv2d without groups and dilation, or a module that wraps or replaces it.
@@ -90,7 +91,9 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
         return cast(Tensor, layer(maps))
     kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
     height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
-    if maps.dtype != torch.float32 and layer.out_channels <= maps.shape[0] * height * width:
+    if maps.dtype != torch.float32 and (
+        torch.compiler.is_compiling() or layer.out_channels <= maps.shape[0] * height * width
+    ):
         return cast(Tensor, layer(maps))
     columns = F.unfold(maps, kernel, padding=pad, stride=stride)
     # As one matrix of rows: of a transposed batch, torch makes another product for weights that

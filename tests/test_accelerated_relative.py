@@ -97,6 +97,15 @@ def test_the_kernel_computes_sams_attention(views: Views, size: int, dtype: torc
     assert relative(fused(module, x.to(dtype), views), truth) <= ROUNDING[dtype]
 
 
+def test_missing_rows_are_zeros_if_the_projection_has_no_bias() -> None:
+    views = VIEWS["a window larger than the view"]
+    module = attention_of(16, views)
+    module.qkv.bias = None
+    x = drawn(module, views)
+    truth = in_windows(module, x, views.window)
+    assert relative(fused(module, x.to(DTYPES[0]), views), truth) <= ROUNDING[DTYPES[0]]
+
+
 @pytest.mark.filterwarnings(NAN)
 @pytest.mark.parametrize("name", ["whole", "windows beyond the view"])
 def test_nan_in_one_view_stays_in_that_view(name: str) -> None:
