@@ -237,7 +237,10 @@ class RelativePositions(NamedTuple):
     """Takes height and width of what attends to itself; returns the tables [2*height - 1, K] and
     [2*width - 1, K] for the distances ``1 - size`` to ``size - 1`` between query and key."""
     window: int
-    """Side of the windows that attention stays inside of; 0: it covers the whole view."""
+    """Side of the windows that attention stays inside of; 0: it covers the whole view.
+
+    Windows at the right and lower edges reach beyond the view. The rows that they miss are zeros
+    before ``qkv``, and take part in the softmax."""
 
 
 class BlockParts(NamedTuple):

@@ -55,6 +55,7 @@ VIEWS = {
     "whole, several keys per line": Views(1, 3, 40),
     "windows that fit": Views(1, 8, 12, 4),
     "windows beyond the view": Views(2, 20, 17, 14),
+    "small windows beyond the view": Views(2, 7, 9, 5),
     "a window larger than the view": Views(1, 4, 4, 5),
     "a view of one patch": Views(1, 1, 1),
 }
@@ -107,7 +108,7 @@ def test_missing_rows_are_zeros_if_the_projection_has_no_bias() -> None:
 
 
 @pytest.mark.filterwarnings(NAN)
-@pytest.mark.parametrize("name", ["whole", "windows beyond the view"])
+@pytest.mark.parametrize("name", ["whole", "small windows beyond the view"])
 def test_nan_in_one_view_stays_in_that_view(name: str) -> None:
     views, dtype = VIEWS[name], DTYPES[0]
     module = attention_of(16, views)
@@ -120,13 +121,13 @@ def test_nan_in_one_view_stays_in_that_view(name: str) -> None:
 
 
 def test_no_tensor_grows_with_the_square_of_the_patches() -> None:
-    views = Views(1, 32, 32)
+    views = Views(1, 24, 24)
     module = attention_of(16, views)
     x = drawn(module, views).float()
     with LargestTensor() as largest:
         fused(module, x, views)
-    patches, heads = 32 * 32, 2
-    entries = patches * heads * (2 * (2 * 32 - 1) + 2)
+    patches, heads = 24 * 24, 2
+    entries = patches * heads * (2 * (2 * 24 - 1) + 2)
     assert largest.numel <= entries * x.element_size()  # the interpreter copies tensors as bytes
     assert largest.numel < heads * patches**2
 
@@ -275,11 +276,8 @@ def test_another_encoder_takes_the_choice_without_a_trial(monkeypatch: pytest.Mo
     second.load_kernel_choices(choices)
     assert same_bits(second(pixels, grids), first(pixels, grids))
     assert second.kernel_choices() == choices
-    del choices["relative_positions"]  # as a table of an older version
-    third = encoder.accelerated()
-    third.load_kernel_choices(choices)
-    third(pixels, grids)
-    assert third.kernel_choices()["layers_called"] == len(encoder.blocks)
+    del choices["relative_positions"]  # as in a table of an older version
+    KernelChoices("auto").load(choices)
 
 
 @needs_interpreter
@@ -292,9 +290,9 @@ def test_another_encoder_takes_the_choice_without_a_trial(monkeypatch: pytest.Mo
 def test_a_replay_is_the_padded_forward_with_nan_everywhere(name: str, path: str) -> None:
     encoder = tower(name, path)
     tokens = encoder.item_specs([encoder.grid_for(1)])[0].output_tokens
-    graphed = GraphedEncoder(encoder, [4 * tokens], backend="static", outputs=EVERY_FIELD)
-    pixels, grids = case(encoder, 3)
-    metadata = encoder.prepare_encoder_metadata(grids, max_batch_size=4, max_input_size=4)
+    graphed = GraphedEncoder(encoder, [3 * tokens], backend="static", outputs=EVERY_FIELD)
+    pixels, grids = case(encoder, 2)
+    metadata = encoder.prepare_encoder_metadata(grids, max_batch_size=3, max_input_size=3)
     padded = torch.cat((pixels, torch.full_like(pixels[:1], float("nan"))))
     truth = encoder.accelerated()(padded, encoder_metadata=metadata)
     graphed.capture(progress=False)._poison()

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention_kernels import HALF, RelativeShape
+from .triton_attention import LOG2_E
 
 
 @triton.jit
@@ -46,8 +47,8 @@ def _relative_kernel(
     LINES: tl.constexpr,
     EXACT: tl.constexpr,
     CUT: tl.constexpr,
+    LOG2_E: tl.constexpr,
 ):
-    LOG2_E: tl.constexpr = 1.4426950408889634
     program, head = tl.program_id(0), tl.program_id(1)
     window = program // blocks % windows
     origin = (program // blocks // windows).to(tl.int64) * h  # the first line of the view
@@ -177,6 +178,7 @@ def attend(
         LINES=lines,
         EXACT=wide == block_w and tall % lines == 0 and not shape.cut,
         CUT=shape.cut,
+        LOG2_E=LOG2_E,
         num_warps=warps,
         num_stages=stages,
     )
@@ -188,10 +190,6 @@ def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
     if rows < 1024:
         return 128, max(32 // block_w, 1), 4, 3
     return 64, max(64 // block_w, 1), 4, 3
-
-
-LOG2_E = 1.4426950408889634
-"""log2(e): the kernel computes powers of two instead of powers of e."""
 
 
 def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> float:
