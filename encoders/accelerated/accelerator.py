@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -12,19 +12,8 @@ from ..contract import BlockTower, Metadata
 from ..layers import add_weighted_rows, is_plain_table
 from .choices import KernelChoices
 from .derived import DerivedWeights
-from .fused_blocks import Forward
+from .fused_blocks import Forward, Ran
 from .obstacles import NO_PARTS, names_its_parts, obstacle, obstacle_now
-
-
-class Ran(NamedTuple):
-    """How a stack of blocks ran."""
-
-    kernels: frozenset[str] = frozenset()
-    """Names of the attention kernels."""
-    called: int = 0
-    """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
-    because: str | None = None
-    """Why the reference ran the stack, or None."""
 
 
 class FusedBlocks:
@@ -54,7 +43,7 @@ class FusedBlocks:
     @property
     def taken(self) -> str:
         """The attention kernels that the last forward took, or "reference"."""
-        names = frozenset().union(*(ran.kernels for ran in self.ran.values()))
+        names = set[str]().union(*(ran.kernels for ran in self.ran.values()))
         return ", ".join(sorted(names)) or "reference"
 
     @property
@@ -100,11 +89,9 @@ class FusedBlocks:
             self.ran[blocks] = Ran(called=called, because=because)
             return encoder.reference_blocks(hidden, metadata, wanted, blocks)
         self.derived.follow()
-        return Forward(self, encoder, hidden, metadata).states(blocks, wanted)
-
-    def note(self, blocks: nn.ModuleList, kernels: Iterable[str], called: int) -> None:
-        """Keep how a stack of blocks ran: with which attention kernels, and the layers called."""
-        self.ran[blocks] = Ran(frozenset(kernels), called)
+        forward = Forward(self.attention, self.derived, encoder, hidden, metadata)
+        self.ran[blocks] = forward.ran
+        return forward.states(blocks, wanted)
 
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor

@@ -11,6 +11,7 @@ Shapes: T rows, D width, H heads, K head size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING
@@ -23,14 +24,27 @@ from ..attention import check_equal_segments
 from ..contract import BlockParts, BlockTower, Metadata, PartNorm, RelativePositions
 from ..layers import is_plain, is_untouched
 from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors
+from .choices import KernelChoices
+from .derived import DerivedWeights
 from .obstacles import fusible, is_norm
 
 if TYPE_CHECKING:
-    from .accelerator import FusedBlocks
     from .norms import Norm
 
 ALIGNED = 64
 """Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
+
+
+@dataclass
+class Ran:
+    """How a stack of blocks ran."""
+
+    kernels: set[str] = field(default_factory=set)
+    """Names of the attention kernels."""
+    called: int = 0
+    """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
+    because: str | None = None
+    """Why the reference ran the stack, or None."""
 
 
 class Forward:
@@ -42,12 +56,18 @@ class Forward:
     """
 
     def __init__(
-        self, own: FusedBlocks, encoder: BlockTower, hidden: Tensor, metadata: Metadata
+        self,
+        attention: KernelChoices,
+        derived: DerivedWeights,
+        encoder: BlockTower,
+        hidden: Tensor,
+        metadata: Metadata,
     ) -> None:
         from . import activations, norms, rotary  # they need Triton
 
         self.activations, self.norms, self.rotary = activations, norms, rotary
-        self.own, self.encoder, self.metadata = own, encoder, metadata
+        self.attention, self.derived = attention, derived
+        self.encoder, self.metadata = encoder, metadata
         self.shape = hidden.shape
         self.tile_rows = prod(hidden.shape[1:-1]) if hidden.ndim > 2 else 0
         angles = metadata.get("rotary_pos_emb_cos")
@@ -67,9 +87,7 @@ class Forward:
         self.buffer: Tensor | None = None
         self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
-        self.kernels: set[str] = set()
-        """Names of the attention kernels of this pass."""
-        self.called = 0
+        self.ran = Ran()
 
     def states(self, stack: nn.ModuleList, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted``.
@@ -96,8 +114,7 @@ class Forward:
             rows = self._normed(parts.norm2)
             inner, weight = self._inner(parts, rows)
             self._add(parts.down, inner, parts.scale2, weight)
-        self.own.note(stack, self.kernels, self.called)
-        self.own.derived.refresh()  # weights that this pass derived, before a capture needs them
+        self.derived.refresh()  # weights that this pass derived, before a capture needs them
         self._complete()
         yield self.stream.hidden.view(self.shape)
 
@@ -107,7 +124,7 @@ class Forward:
         if parts is None or parts.relative is None:
             return parts
         # Other layers would see whole views here and windows with their missing rows in the block.
-        fits = is_plain(parts.qkv, parts.proj) and self.own.attention.takes_relative(
+        fits = is_plain(parts.qkv, parts.proj) and self.attention.takes_relative(
             self.stream.hidden, self._relative_shape(parts, parts.relative)
         )
         return parts if fits else None
@@ -145,12 +162,12 @@ class Forward:
         context = self.encoder.block_context(hidden, self.metadata)
         hidden = self.encoder.run_block(block, hidden, context)
         self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
-        self.called += 1
+        self.ran.called += 1
 
     def _normed(self, norm: PartNorm, keep: bool = False) -> Tensor:
         """The normalised rows of the stream; with ``keep``, ``kept`` is the complete stream."""
         if not is_norm(norm):
-            self.called += 1
+            self.ran.called += 1
             self._complete()
             self.kept, self.writable = self.stream.hidden, self.writable and not keep
             return norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
@@ -202,9 +219,9 @@ class Forward:
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if parts.windows not in self.picked:
             shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
-            name = self.own.attention.pick(q, shape)
-            self.picked[parts.windows] = shape, self.own.attention.kernel(name)
-            self.kernels.add(name)
+            name = self.attention.pick(q, shape)
+            self.picked[parts.windows] = shape, self.attention.kernel(name)
+            self.ran.kernels.add(name)
         shape, kernel = self.picked[parts.windows]
         if cos is not None or kernel.reads_padding:
             self.rotary.rotate_in_place(qkv, cos, sin, offsets, heads + shared, parts.interleaved)
@@ -227,7 +244,7 @@ class Forward:
 
         shape = self._relative_shape(parts, relative)
         out = rows.new_empty(len(rows), parts.num_heads, shape.size)
-        self.kernels.add("triton")
+        self.ran.kernels.add("triton")
         qkv, tables = self._linear(parts.qkv, rows), relative.tables(*shape.segment)
         return attend(qkv, parts.qkv.bias, tables, shape, out).flatten(1)
 
@@ -250,7 +267,7 @@ class Forward:
         if is_norm(norm):
             self.norms.normalise(self.norms.Sum(rows), self._kernel_norm(norm), out=rows)
         else:
-            self.called += 1
+            self.ran.called += 1
             rows.copy_(norm(rows))
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -297,13 +314,13 @@ class Forward:
             return (both.flatten(0, 1), bias.flatten(), wide), pairs
 
         sources = [gate.weight, up.weight, down.weight, *(x for x in biases if x is not None)]
-        return self.own.derived.get(owner, sources, make)
+        return self.derived.get(owner, sources, make)
 
     def _linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain."""
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
-        self.called += 1
+        self.ran.called += 1
         if self.tile_rows:  # the shape that the reference calls it with
             return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
