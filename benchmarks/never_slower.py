@@ -77,8 +77,8 @@ def batches(tower: Tower) -> list[Grids]:
     return [grids[at : at + 8] for at in range(0, len(grids), 8)]
 
 
-def run(tower: Tower, kind: str, runs: int) -> list[dict[str, Any]]:
-    """Every case of one tower."""
+def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The prices that decide for one tower, and every case of it."""
     encoder = tower.build()
     graphed = GraphedEncoder(encoder).capture(progress=False)
     forced, fast = forced_replay(graphed), encoder.accelerated()
@@ -104,7 +104,9 @@ def run(tower: Tower, kind: str, runs: int) -> list[dict[str, Any]]:
                 "seconds": time.perf_counter() - began,
             }
         )
-    return rows
+    prices = executor_of(graphed).graphs.packer.prices
+    replay_ms = {budget.name: ms for budget, ms in prices.replay_ms.items()}
+    return {"eager_lines": list(prices.eager_lines), "replay_ms": replay_ms}, rows
 
 
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:
@@ -145,6 +147,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     ratios = [
         row["chosen_ms"] / statistics.mean((row["eager_ms"], row["again_ms"])) for row in rows
     ]
+    slower = {
+        row["tokens"]: round(row["chosen_ms"] / max(row["eager_ms"], row["again_ms"]), 3)
+        for row in rows
+        if row["chosen_ms"] > 1.02 * max(row["eager_ms"], row["again_ms"])
+    }
     best = sum(min(row["eager_ms"], row["again_ms"], row["replay_ms"]) for row in rows)
     clear = [row for row in rows if row["replay_ms"] < 0.9 * min(row["eager_ms"], row["again_ms"])]
     missed = [row for row in clear if "eager" in row["path"]]
@@ -153,6 +160,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "noise_band": noise,
         "within": sum(ratio <= 1.02 + noise for ratio in ratios) / len(ratios),
         "worst": max(ratios),
+        "slower_than_both_eager_runs": slower,
         "chosen_over_best": sum(row["chosen_ms"] for row in rows) / best,
         "replay_clearly_faster": len(clear),
         "of_those_not_replayed": len(missed),
@@ -193,7 +201,7 @@ def main() -> None:
             if name not in options.towers:
                 continue
             now = about(options.runs)
-            rows = run(TOWERS[name], kind, options.runs)
+            prices, rows = run(TOWERS[name], kind, options.runs)
             spent = sum(row.pop("seconds") for row in rows)
             groups.append(
                 {
@@ -202,6 +210,7 @@ def main() -> None:
                     "about": now,
                     "seconds": spent,
                     "summary": summary(rows),
+                    "prices": prices,
                     "cases": rows,
                 }
             )

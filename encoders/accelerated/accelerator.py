@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from ..contract import BlockTower, Metadata
@@ -82,6 +83,9 @@ class FusedBlocks:
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
         """The hidden state after each of the ``blocks`` in ``wanted`` (ascending numbers)."""
+        if _is_elsewhere(hidden):
+            with torch.cuda.device(hidden.device):
+                return iter(list(self.run_blocks(encoder, hidden, metadata, wanted, blocks)))
         because, called = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
         if because is None and not any(map(names_its_parts, blocks)):
             because, called = NO_PARTS, max(wanted, default=-1) + 1
@@ -97,9 +101,17 @@ class FusedBlocks:
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor:
         """Rows plus a weighted sum of rows of a table (interpolated position embeddings)."""
+        if _is_elsewhere(rows):
+            with torch.cuda.device(rows.device):
+                return self.add_weighted_rows(rows, table, index, weight)
         because = obstacle(rows.device, rows.dtype) or obstacle_now()
         if because is not None or not len(rows) or not is_plain_table(table):
             return add_weighted_rows(rows, table, index, weight)
         from .positions import add_table_rows  # it needs Triton
 
         return add_table_rows(rows.contiguous(), table.weight, index, weight)
+
+
+def _is_elsewhere(rows: Tensor) -> bool:
+    """Whether rows lie on a GPU that is not the current one, on which Triton launches kernels."""
+    return rows.is_cuda and rows.device.index != torch.cuda.current_device()

@@ -227,3 +227,18 @@ def test_state_dict_and_copies_are_as_before(name: str) -> None:
     twin = copy.deepcopy(fast)
     twin.load_kernel_choices(fast.kernel_choices())
     assert_same_bits(twin(pixels, grids), answer)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("name", ["qwen3_vl", "intern_vit"])
+def test_a_tower_on_another_gpu_than_the_current_one_is_accelerated(name: str) -> None:
+    encoder = new_tower(name)
+    grids = calls_of(name)["an image"]
+    pixels = on_gpu(encoder, grids)
+    answer = copy_of(encoder.accelerated("triton")(pixels, grids))
+    fast = encoder.to("cuda:1").accelerated("triton")
+    with torch.cuda.device(0):
+        output = fast(pixels.to("cuda:1"), grids)
+    for field, value in fields(output).items():
+        assert value.device == torch.device("cuda:1")
+        assert torch.equal(value.cpu(), fields(answer)[field].cpu())
