@@ -137,7 +137,7 @@ def test_no_tensor_grows_with_the_square_of_the_patches() -> None:
 PATHS = [
     pytest.param("deepseek_ocr", "image", 4, marks=pytest.mark.slow),
     ("deepseek_ocr", "tiles", 8),
-    ("deepseek_vl_hybrid", "high", 4),
+    pytest.param("deepseek_vl_hybrid", "high", 4, marks=pytest.mark.slow),
 ]
 """Families, paths and views: the error of one view alone is noise, 0.7 to 1.35 times the other."""
 
@@ -214,7 +214,9 @@ def test_a_kernel_by_name_without_relative_positions_warns_once() -> None:
 
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize("key", ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"])
+@pytest.mark.parametrize(
+    "key", ["attn.qkv", "attn.proj", pytest.param("mlp.fc1", marks=pytest.mark.slow), "mlp.fc2"]
+)
 @torch.no_grad()
 def test_a_layer_with_hook_or_lora_computes_as_in_the_reference(key: str) -> None:
     """A hook sees the same rows, too: windows with their missing rows."""
@@ -284,7 +286,11 @@ def test_another_encoder_takes_the_choice_without_a_trial(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("fused")
 @pytest.mark.filterwarnings(NAN)
 @pytest.mark.parametrize(
-    ("name", "path"), [("deepseek_ocr", "tiles"), ("deepseek_vl_hybrid", "high")]
+    ("name", "path"),
+    [
+        ("deepseek_ocr", "tiles"),
+        pytest.param("deepseek_vl_hybrid", "high", marks=pytest.mark.slow),
+    ],
 )
 @torch.no_grad()
 def test_a_replay_is_the_padded_forward_with_nan_everywhere(name: str, path: str) -> None:
