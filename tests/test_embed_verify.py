@@ -1,0 +1,175 @@
+"""How far an embedding job is, whether its files are whole, and what a full disk does."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from photographs import china
+from vitgraph.cli import main
+
+Command = list[str]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve small photographs, three of them equal."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(12):
+        left = 0 if number in (3, 7) else 20 * number
+        china().crop((left, 0, left + 70, 70)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+@pytest.fixture
+def command(repo: Path, photos: Path, tmp_path: Path) -> Command:
+    out = str(tmp_path / "out")
+    options = ["--out", out, "--shard-items", "2", "--dtype", "float32", "--workers", "1"]
+    return ["embed", str(repo), str(photos), *options, "--no-progress"]
+
+
+def written(out: Path) -> list[int]:
+    return sorted(int(path.name[:5]) for path in out.glob("*_stats.json"))
+
+
+# --- status and verify ----------------------------------------------------------------------------
+
+
+def test_status_says_how_far_a_job_is(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    main([*command, "--shard", "0/2"])
+    capsys.readouterr()
+    assert main(["embed", "--status", out]) == 1
+    said = capsys.readouterr().out
+    assert f"{out}: 3 of 6 shards are written, 6 of 12 files\n6 rows, 0 of them copies" in said
+    assert "files per second and worker; the last shard was written 0 s ago" in said
+    main([*command, "--shard", "1/2"])
+    assert main(["embed", "--status", out]) == 0
+    assert main(["embed", "--status", str(tmp_path)]) == 2
+    assert "has no manifest.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chosen", ["npy mean", "safetensors mean", "parquet mean", "parquet none"])
+def test_verify_reads_every_file_and_names_what_is_wrong(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], chosen: str
+) -> None:
+    format, pool = chosen.split()
+    command += ["--format", format, "--pool", pool]
+    if format == "parquet":
+        pytest.importorskip("pyarrow")
+    out = tmp_path / "out"
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(["embed", "--verify", str(out)]) == 0
+    assert "6 shards of 12 files are whole" in capsys.readouterr().out
+    array = out / f"00001.{format}"
+    array.write_bytes(array.read_bytes()[:-1] + b"?")
+    (out / "00002.csv").unlink()
+    (out / "00004_stats.json").unlink()
+    assert main(["embed", "--verify", str(out)]) == 1
+    said = capsys.readouterr().out
+    again = "delete 00001_stats.json and run the command of the job again"
+    assert f"00001.{format} is not what was written; {again}" in said
+    assert "shard 00002: 00002.csv is missing; delete" in said
+    assert "shard 00004: is not written; run the command of the job again" in said
+    for name in ("00001_stats.json", "00002_stats.json"):
+        (out / name).unlink()
+    assert main(command) == 0
+    assert [main(["embed", check, str(out)]) for check in ("--verify", "--status")] == [0, 0]
+
+
+def test_verify_counts_items_with_errors_and_whole_outputs(
+    command: Command, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "photos"
+    shutil.copytree(photos, copy)
+    for name in ("00.png", "05.png"):
+        (copy / name).write_text(f"no image {name}")
+    command[2] = str(copy)
+    fields = ["--pool", "none", "--fields", "pooler_output,last_hidden_state"]
+    assert main([*command, *fields]) == 3
+    out = tmp_path / "out"
+    assert main(["embed", "--verify", str(out)]) == 0
+    stats = out / "00002_stats.json"
+    stats.write_text(stats.read_text().replace('"05.png"', '"06.png"'))
+    assert main(["embed", "--verify", str(out)]) == 1
+    assert "the keys of its shards are not those of the job" in capsys.readouterr().out
+
+
+def test_values_that_are_not_finite_are_a_fault(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(command) == 0
+    matrix = np.load(out / "00003.npy")
+    matrix[1, 5] = np.nan
+    np.save(out / "00003.npy", matrix)
+    stats = json.loads((out / "00003_stats.json").read_text())
+    (out / "00003_stats.json").write_text(json.dumps({**stats, "files": {}}))
+    assert main(["embed", "--verify", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert "embeddings of 07.png has values that are not finite" in said
+
+
+def test_a_job_is_looked_at_without_a_checkpoint_and_run_with_one(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--status", str(tmp_path)]) == 2
+    assert "a job is looked at without a checkpoint" in capsys.readouterr().err
+    assert main(["embed", command[1]]) == 2
+    error = capsys.readouterr().err
+    assert "the following arguments are required: FOLDER, --out (see `vitgraph embed" in error
+
+
+# --- space ----------------------------------------------------------------------------------------
+
+
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_a_job_over_the_disks_space_writes_nothing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**6, 10**6 - 4000, 4000))
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "about 4.6 kB are still to be written, and 4.0 kB are free" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, plain = tmp_path / "out", np.save
+    free = iter([10**9, 10**9, 10**9, 10**5])
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 0, next(free)))
+        assert main(command) == 2
+    assert "no space for a shard of 768 bytes, 100,000 are free" in capsys.readouterr().err
+    assert written(out) == [0, 1]
+
+    def fill_up(file: Any, array: Any) -> None:
+        plain(file, array[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "save", fill_up)
+        assert main(command) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert sorted(path.name[:5] for path in out.glob("*.npy")) == ["00000", "00001"]
+    assert [path.name for path in out.glob(".*") if "lock" not in path.name] == []
+    assert main(command) == 0
+    assert main(["embed", "--verify", str(out)]) == 0
