@@ -137,6 +137,11 @@ def judge_milliseconds(tower: Body) -> Iterator[Line]:
             yield Line(name, f"at most {limit}, further {further}", f"{ms:.3f} ms", ms <= limit)
 
 
+def read_floors(path: Path = FLOORS) -> Mapping[str, Mapping[str, float]]:
+    """Milliseconds that the GPU's peak rates allow, by tower and workload."""
+    return {tower["tower"]: tower["ms"] for tower in json.loads(path.read_text())["towers"]}
+
+
 def vllm_best(path: Path = VLLM) -> dict[str, dict[str, float]]:
     """vLLM's best milliseconds by tower and workload, over its ladders and its eager run."""
     towers = json.loads(path.read_text())["towers"]

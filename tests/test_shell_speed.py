@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks import speed, table, targets
+from benchmarks import speed, speed_plot, table, targets
 from benchmarks.graphs import draw, hf_call
 from benchmarks.machine import read_commit, version_of
 from benchmarks.measure_speed import Case, Setup, measure_tower
@@ -188,7 +188,7 @@ def test_vllm_figures_say_where_they_come_from_and_cover_the_table() -> None:
     about = json.loads(targets.VLLM.read_text())["about"]
     assert {"version", "ladders", "date", "method", "runs"} <= set(about)
     assert "formula" in json.loads(targets.FLOORS.read_text())["about"]
-    best, floors = targets.vllm_best(), table.read_floors()
+    best, floors = targets.vllm_best(), targets.read_floors()
     for tower, workloads in targets.MILLISECONDS.items():
         assert set(best[tower]) == set(floors[tower]) == set(workloads)
     assert best["Qwen3-VL-8B"]["8x448"] == 17.4
@@ -217,7 +217,7 @@ def test_every_block_and_the_picture_are_made_of_results(
     page = table.page_block()
     for word in ("least to most", "Seed 7", "from a saved table", "Qwen2.5-VL-72B", "DeepSeek-OCR"):
         assert word in page
-    table.draw_picture(results(), tmp_path / "speed.svg")
+    speed_plot.draw_picture(results(), tmp_path / "speed.svg")
     check_picture(tmp_path / "speed.svg")
     (tmp_path / "page.md").write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     table.put(tmp_path / "page.md", "new")
@@ -235,9 +235,9 @@ def test_pages_show_the_committed_speed_figures() -> None:
     """Measured anew? ``python -m benchmarks.table --write`` writes both pages and the picture."""
     for page, block in (("README.md", table.readme_block), ("docs/speed.md", table.page_block)):
         assert table.between_marks((ROOT / page).read_text()) == block()
-    assert table.PICTURE.is_file() == table.RESULTS.is_file()
-    if table.PICTURE.is_file():
-        check_picture(table.PICTURE)
+    assert speed_plot.PICTURE.is_file() == table.RESULTS.is_file()
+    if speed_plot.PICTURE.is_file():
+        check_picture(speed_plot.PICTURE)
 
 
 def test_a_machine_without_git_or_package_metadata_is_described(
