@@ -6,8 +6,6 @@ something else, and is called as a module.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -73,12 +71,9 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
 def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     """Apply a Conv2d to maps in the full precision of their dtype.
 
-    A plain layer is computed as one matrix product in two cases. In float32, because cuDNN rounds
-    the inputs of float32 convolutions to TF32 by default (torch 2.11,
-    ``torch.backends.cudnn.conv.fp32_precision``), which makes errors of 1e-4. And where the weights
-    are larger than the unfolded maps, because torch copies the weights of a convolution over
-    channels that lie side by side into another layout in every call: 340 MB of Step3-VL. Tracing
-    leaves out the second case, which would tie the traced program to a number of maps.
+    cuDNN rounds the inputs of float32 convolutions to TF32 by default (torch 2.11,
+    ``torch.backends.cudnn.conv.fp32_precision``), which makes errors of 1e-4. Matrix products are
+    exact by default, so a plain layer is computed as one in float32.
 
     Args:
         layer: Conv2d without groups and dilation, or a module that wraps or replaces it.
@@ -87,18 +82,15 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     Returns:
         [B, D, h, w].
     """
-    if not isinstance(layer, nn.Conv2d) or not is_plain(layer):
-        return cast(Tensor, layer(maps))
+    if maps.dtype != torch.float32 or not isinstance(layer, nn.Conv2d) or not is_plain(layer):
+        out: Tensor = layer(maps)
+        return out
     kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
-    height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
-    if maps.dtype != torch.float32 and (
-        torch.compiler.is_compiling() or layer.out_channels <= maps.shape[0] * height * width
-    ):
-        return cast(Tensor, layer(maps))
     columns = F.unfold(maps, kernel, padding=pad, stride=stride)
     # As one matrix of rows: of a transposed batch, torch makes another product for weights that
     # require gradients, whose bits differ.
     rows = F.linear(columns.mT.flatten(0, 1), layer.weight.flatten(1), layer.bias)
+    height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
     return rows.unflatten(0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)
 
 

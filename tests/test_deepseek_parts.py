@@ -9,10 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepseek_cases import build
-from encoders.layers import convolve
 from encoders.parts import Sam, SamSizes
 from encoders.parts.blocks import activate, resize_table
 from encoders.parts.sam import (
@@ -157,23 +156,3 @@ def test_fused_paths_agree_and_blocks_of_sam_are_called_in_float32(
     assert max(distances(fast(pixels, grid), expected).values()) <= 1e-5
     choices = fast.kernel_choices()
     assert (choices["reference_because"], choices["layers_called"]) == (None, called)
-
-
-class Convolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(4, 64, 3, stride=2, padding=1)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        return convolve(self.layer, maps)
-
-
-@torch.no_grad()
-def test_an_exported_convolution_takes_any_number_of_maps_in_half_precision() -> None:
-    module = Convolution().half()
-    shapes = ({0: torch.export.Dim("maps")},)
-    example = (torch.ones(2, 4, 8, 8).half(),)
-    run = torch.export.export(module, example, dynamic_shapes=shapes).module()
-    for count in (1, 3, 40):  # more weights than maps, and fewer
-        maps = torch.randn(count, 4, 8, 8).half()
-        assert torch.equal(run(maps), module.layer(maps))
