@@ -12,9 +12,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from command_line import Cli, Run
 from encoders import Encoder
 from fetching import point_client_at
 from hub_server import HubServer
+from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
@@ -88,6 +90,37 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder(repo: Path) -> Encoder:
     """The encoder of ``repo`` in float32, which no test changes."""
     return load_encoder(repo, dtype=torch.float32, progress=False)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of twelve small photographs, three of them equal."""
+    from photographs import china  # it brings scikit-learn and matplotlib
+
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(12):
+        left = 0 if number in (3, 7) else 20 * number
+        china().crop((left, 0, left + 70, 70)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+@pytest.fixture
+def command(repo: Path, photos: Path, tmp_path: Path) -> list[str]:
+    """The arguments that embed the photographs in shards of two."""
+    out = str(tmp_path / "out")
+    options = ["--out", out, "--shard-items", "2", "--dtype", "float32", "--workers", "1"]
+    return ["embed", str(repo), str(photos), *options, "--no-progress"]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs ``vitgraph`` in this process; the result holds its exit code and what it printed."""
+
+    def run(*arguments: object) -> Run:
+        code = main([str(argument) for argument in arguments])
+        return Run(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

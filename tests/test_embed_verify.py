@@ -11,27 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from photographs import china
 from vitgraph.cli import main
 
 Command = list[str]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve small photographs, three of them equal."""
-    folder = tmp_path_factory.mktemp("photos")
-    for number in range(12):
-        left = 0 if number in (3, 7) else 20 * number
-        china().crop((left, 0, left + 70, 70)).save(folder / f"{number:02d}.png")
-    return folder
-
-
-@pytest.fixture
-def command(repo: Path, photos: Path, tmp_path: Path) -> Command:
-    out = str(tmp_path / "out")
-    options = ["--out", out, "--shard-items", "2", "--dtype", "float32", "--workers", "1"]
-    return ["embed", str(repo), str(photos), *options, "--no-progress"]
 
 
 def written(out: Path) -> list[int]:

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from command_line import Cli, refusal
 from vitgraph.benching import figures as bench
-from vitgraph.cli import main
 
 ROOT = Path(__file__).parents[1]
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def refusal(run: tuple[int, str, str]) -> str:
-    code, out, err = run
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("vitgraph: error: ")
-    return err
 
 
 def figures() -> dict[str, Any]:

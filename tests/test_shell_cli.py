@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import torch
 from PIL import Image
 
 import vitgraph
+from command_line import Cli, Run
 from vitgraph.cli import main
 from vitgraph.features import load_features
 from vitgraph.seeded import write_seeded_checkpoint
@@ -22,24 +21,6 @@ from vitgraph.video import write_video
 from weights import load_encoder
 
 ROOT = Path(__file__).parents[1]
-
-
-class Run(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Run]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: object) -> Run:
-        code = main([str(argument) for argument in arguments])
-        return Run(code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

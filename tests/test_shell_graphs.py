@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from command_line import Cli, refusal
 from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graphwrap.budgets import Batch
-from vitgraph.cli import main
 from vitgraph.features import load_features
 from vitgraph.graphs import (
     MODALITIES,
@@ -34,16 +33,6 @@ SEEDED = {
 }
 ONE_PATH = [name for name, one in FAMILIES.items() if not issubclass(one.encoder, PathsEncoder)]
 ROOT = Path(__file__).parents[1]
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +54,6 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frames = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 256, 256) * 30
     write_video(folder / "clip.mp4", frames.contiguous(), 4)
     return folder
-
-
-def refusal(run: tuple[int, str, str]) -> str:
-    code, out, err = run
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("vitgraph: error: ")
-    return err
 
 
 def distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:

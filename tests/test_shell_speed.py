@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,22 +18,12 @@ from benchmarks.measure_speed import Case, Setup, measure_tower
 from benchmarks.never_slower import forced_replay
 from benchmarks.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
 from benchmarks.towers import TOWERS, milliseconds
+from command_line import Cli
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_encoder, build_pair
 from vitgraph.benching import speed as bench_speed
-from vitgraph.cli import main
 
 ROOT = Path(__file__).parents[1]
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def run_of(ms: float) -> dict[str, float]:
