@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 _GLOBAL = torch.nn.modules.module
 _KNOWN = frozenset((nn.Linear, nn.Conv2d, nn.Conv3d))
 _WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with the last
+LARGE = 2**26
+"""Weights of a convolution from which on it is computed as a matrix product in every dtype."""
 
 
 def is_plain(*layers: nn.Module) -> bool:
@@ -73,7 +75,9 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
 
     cuDNN rounds the inputs of float32 convolutions to TF32 by default (torch 2.11,
     ``torch.backends.cudnn.conv.fp32_precision``), which makes errors of 1e-4. Matrix products are
-    exact by default, so a plain layer is computed as one in float32.
+    exact by default, so a plain layer is computed as one in float32. A plain layer of ``LARGE``
+    weights is computed as one in every dtype: where channels lie side by side, torch copies the
+    weights into the same order in every call, which are 324 MiB in Step3-VL.
 
     Args:
         layer: Conv2d without groups and dilation, or a module that wraps or replaces it.
@@ -82,7 +86,11 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     Returns:
         [B, D, h, w].
     """
-    if maps.dtype != torch.float32 or not isinstance(layer, nn.Conv2d) or not is_plain(layer):
+    if (
+        not isinstance(layer, nn.Conv2d)
+        or not is_plain(layer)
+        or (maps.dtype != torch.float32 and layer.weight.numel() < LARGE)
+    ):
         out: Tensor = layer(maps)
         return out
     kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]

@@ -286,6 +286,21 @@ def test_a_float32_convolution_is_a_matrix_product(
     assert torch.equal(convolve(layer.bfloat16(), maps.bfloat16()), layer(maps.bfloat16()))
 
 
+@torch.no_grad()
+def test_a_large_convolution_in_half_precision_is_a_matrix_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a convolution its weights would be copied into another layout in every call."""
+    layer = nn.Conv2d(16, 64, 3, stride=2, padding=1).half()
+    maps = torch.randn(3, 8, 8, 16).half().permute(0, 3, 1, 2)  # channels side by side
+    wanted = copy.deepcopy(layer).double()(maps.double())
+    monkeypatch.delattr(nn.Conv2d, "forward")
+    with pytest.raises(NotImplementedError):
+        convolve(layer, maps)
+    monkeypatch.setattr("encoders.layers.LARGE", layer.weight.numel())
+    assert float((convolve(layer, maps) - wanted).norm() / wanted.norm()) <= 6e-4
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_patch_product_is_its_convolution_whoever_makes_it(rows: int) -> None:
     torch.manual_seed(0)
