@@ -31,7 +31,12 @@ RUN_ROWS = 64
 NEVER = 1e12
 """What a row costs eagerly where nothing is measured: more than any budget per row of an item."""
 SLOW_MS = 8.0
-"""A run of more milliseconds is timed twice, a faster one seven times."""
+"""A run of more milliseconds is timed four times, a faster one seven times."""
+SETTLING = 2
+"""So many calls of a run are not counted: a GPU that has idled is up to 7 % faster for 100 ms."""
+CLOSE = 0.98
+"""The share of its time that an eager run counts: times are known to 2 %, and where a replay may be
+as slow as that, the eager run is taken."""
 MOST_MS = 1e12
 """More than thirty years: larger numbers in a file were not measured."""
 REMEDY = "capture here and save_table again"
@@ -79,6 +84,7 @@ def measure(
         if (rows := _rows(encoder, grids)) > points[-1][0]:
             attention = _replay_ms(encoder, runners[budget], grids, pixels) - times[budget.rows]
             points.append((rows, _eager_ms(encoder, grids, pixels) - attention))
+    points = [(rows, CLOSE * ms) for rows, ms in points]
     lines = []
     for (fewer, ms), (more, more_ms) in pairwise(points):
         slope = max(more_ms - ms, 0.0) / (more - fewer)  # a line does not fall
@@ -131,13 +137,13 @@ def _eager_ms(encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor) 
 def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
     """Return the least wall time of a few calls: what disturbs one only makes it longer."""
     times: list[float] = []
-    while len(times) < 2 or (len(times) < 7 and min(times) < SLOW_MS):
+    while len(times) < 4 or (len(times) < 7 and min(times) < SLOW_MS):
         torch.cuda.synchronize(device)
         began = time.perf_counter()
         call()
         torch.cuda.synchronize(device)
         times.append((time.perf_counter() - began) * 1e3)
-    return min(times)
+    return min(times[SETTLING:])
 
 
 # --- saving and loading ---------------------------------------------------------------------------

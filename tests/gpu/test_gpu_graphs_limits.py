@@ -158,17 +158,17 @@ def test_release_returns_all_of_it(name: str) -> None:
     grids = calls_of(name)["images and a clip"]
     pixels = on_gpu(encoder, grids)
     encoder(pixels, grids)  # kernels' own workspaces stay with the process
-    replaying(encoder, budgets_of(name)[:1]).release()
+    replaying(encoder, budgets_of(name)[:1], kernels="flash2").release()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    graphed = replaying(encoder, budgets_of(name))
+    graphed = replaying(encoder, budgets_of(name), kernels="flash2")
     answer = copy_of(graphed(pixels, grids))
     assert torch.cuda.memory_reserved() > before[1]
     kept = sum(value.nbytes for value in fields(answer).values())
     graphed.release()
     assert torch.cuda.memory_allocated() <= before[0] + kept + 2**20
     assert torch.cuda.memory_reserved() <= before[1] + 2 * kept + 24 * 2**20
-    again = replaying(encoder, budgets_of(name))
+    again = replaying(encoder, budgets_of(name), kernels="flash2")
     assert_same_bits(again(pixels, grids), answer)
     again.release()
 

@@ -8,7 +8,7 @@ kernels that the encoder uses, so that one mistake is unlikely to stand in both.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -371,7 +371,8 @@ class VL2Twin(nn.Module):
 
 
 def vl2_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
-    """Run the twin on views, without newlines."""
-    views: Sequence[tuple[Tensor, Tensor]] = [reference.view(view) for view in pixels]
+    """Run the twin, which stays on the CPU, on every view, without newlines."""
+    views = [reference.view(view) for view in pixels.double().cpu()]
     hidden = torch.stack([grid.flatten(0, 1) for grid, _ in views])
-    return EncoderOutput(hidden, torch.cat([tokens.flatten(0, 1) for _, tokens in views]), ())
+    tokens = torch.cat([rows.flatten(0, 1) for _, rows in views])
+    return EncoderOutput(hidden, tokens, ()).to(pixels.device)

@@ -2,6 +2,8 @@
 
 Weights and pixels are rounded to the half dtype first and then widened, so that all three runs
 encode the same numbers. An error is a relative L2; pooled, it is that of all grids' rows together.
+The only references of Step3 and DeepSeek-VL2 run in float64 on the CPU, and other tests compare
+ours with them: here, our own forward in half precision and in float64 stand for the reference's.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
 
 from .configs import Config
-from .deepseek import hybrid, ocr, siglip
+from .deepseek import VL2Twin, hybrid, ocr, siglip
 from .drawn import build_pair, draw_pixels, fields_of
 from .families import Family
 from .lift import LiftFloat32
 from .references import Grids
+from .step import Step3Twin
 
 LARGE_QWEN: list[Grids] = [
     [[1, 64, 64]],
@@ -104,6 +107,8 @@ class Trio:
         exact, truth = build_pair(family, six_blocks(family), torch.float64, lift)
         exact.load_state_dict(encoder.state_dict(), strict=True)
         truth.load_state_dict(family.keys(exact.state_dict()), strict=True)
+        if isinstance(reference, Step3Twin | VL2Twin):
+            reference, truth = encoder, exact
         return cls(family, encoder.cuda(), reference.cuda(), truth.cuda())
 
     def run(
@@ -112,12 +117,16 @@ class Trio:
         """Return the outputs of our forms, the reference and the float64 run for one batch."""
         dtype = next(self.encoder.parameters()).dtype
         pixels = draw_pixels(self.encoder, grids, seed=seed).to("cuda", dtype)
-        grid_thw = torch.tensor(grids, device="cuda")
         ours = {name: form(pixels, grids) for name, form in forms.items()}
-        theirs = self.family.output(self.reference, pixels, grid_thw)
+        theirs = self._output(self.reference, pixels, grids)
         with LiftFloat32():
-            truth = self.family.output(self.truth, pixels.double(), grid_thw)
+            truth = self._output(self.truth, pixels.double(), grids)
         return ours, theirs, truth
+
+    def _output(self, module: nn.Module, pixels: Tensor, grids: Grids) -> EncoderOutput:
+        if isinstance(module, VisionEncoder):
+            return module(pixels, grids)
+        return self.family.output(module, pixels, torch.tensor(grids, device="cuda"))
 
     def forms(self, kernels: Sequence[str]) -> dict[str, VisionEncoder]:
         """Return our encoder per kernel name; "reference" is the encoder itself."""
