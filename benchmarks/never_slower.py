@@ -106,7 +106,7 @@ def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[s
         )
     prices = executor_of(graphed).graphs.packer.prices
     replay_ms = {budget.name: ms for budget, ms in prices.replay_ms.items()}
-    return {"eager_lines": list(prices.eager_lines), "replay_ms": replay_ms}, rows
+    return {"eager_ms": list(prices.eager_ms), "replay_ms": replay_ms}, rows
 
 
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:

@@ -1,9 +1,8 @@
 """What a replay and an eager run cost: measured once at capture, frozen, saved and loaded.
 
-There is one time per budget, and two lines for eager runs: one where the host takes longer than the
-device, and one where the device does. Attention takes as long in a replay as in an eager run of the
-same items, so it decides nothing: a replay is timed with padding alone, and the lines have as much
-taken off.
+There is one time per budget, and the price of an eager run is interpolated between five sizes.
+Attention takes as long in a replay as in an eager run of the same items, so it decides nothing: a
+replay is timed with padding alone, and eager runs have as much taken off.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,10 +30,13 @@ RUN_ROWS = 64
 """What one more replay costs, in rows, where nothing is measured: fewer replays win ties."""
 NEVER = 1e12
 """What a row costs eagerly where nothing is measured: more than any budget per row of an item."""
+SHARES = (8, 4, 2, 1)
+"""Eager runs are timed at these fractions of the largest budget, and with the fewest rows."""
 SLOW_MS = 8.0
-"""A run of more milliseconds is timed four times, a faster one seven times."""
+"""A run of more milliseconds is timed a few times, a faster one seven times."""
 SETTLING = 2
-"""So many calls of a run are not counted: a GPU that has idled is up to 7 % faster for 100 ms."""
+"""So many calls are not counted where an eager run is compared with a replay: after a pause a GPU
+is up to 7 % faster for 100 ms."""
 CLOSE = 0.98
 """The share of its time that an eager run counts: times are known to 2 %, and where a replay may be
 as slow as that, the eager run is taken."""
@@ -48,19 +51,22 @@ class Prices:
 
     replay_ms: Mapping[Budget, float]
     """A replay that holds padding alone, with the copies in and out."""
-    eager_lines: Sequence[tuple[float, float]]
-    """Lines for eager runs, of which the highest counts: milliseconds, and milliseconds per row."""
+    eager_ms: Sequence[tuple[float, float]]
+    """Rows and milliseconds of some eager runs, by rows; between them the price is interpolated."""
     measured: bool = True
 
     @classmethod
     def unmeasured(cls, budgets: Iterable[Budget]) -> Prices:
         """Return prices by which all that fits a budget is replayed, with few padded rows."""
         times = {budget: budget.rows + RUN_ROWS for budget in budgets}
-        return cls(times, [(NEVER, NEVER)], measured=False)
+        return cls(times, [(0, NEVER), (1, 2 * NEVER)], measured=False)
 
     def eager(self, rows: int) -> float:
-        """Return the price of one eager run."""
-        return max([ms + row_ms * rows for ms, row_ms in self.eager_lines])
+        """Return the price of one eager run; beyond the sizes that were timed the price goes on."""
+        last = len(self.eager_ms) - 1
+        after = min(max(bisect_left(self.eager_ms, (rows, 0.0)), 1), last)
+        (fewer, ms), (more, more_ms) = self.eager_ms[after - 1], self.eager_ms[after]
+        return ms + (rows - fewer) * (more_ms - ms) / (more - fewer) if after else ms
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -69,27 +75,30 @@ class Prices:
 def measure(
     encoder: GraphableEncoder, runners: Mapping[Budget, Runner], device: torch.device
 ) -> Prices:
-    """Time every budget, and eager runs of few, of many and of most rows, on a CUDA device."""
+    """Time every budget, and eager runs of five sizes, on a CUDA device.
+
+    An eager run is compared with the replay of the same rows in the same moment, because the clocks
+    of a GPU change by several per cent with what it did before.
+    """
     large = max(runners, key=lambda budget: (budget.rows, budget.longest_segment))
-    some = min(runners, key=lambda one: (abs(one.rows - large.rows / 4), -one.longest_segment))
     dice = torch.Generator(device).manual_seed(0)  # the caller's draws go on as they would
     pixels = torch.empty_like(runners[large].pixels)
     pixels.normal_(generator=dice)  # zeros would run faster
     by_rows = {budget.rows: runner for budget, runner in runners.items()}
     times = {rows: _replay_ms(encoder, one, [], pixels) for rows, one in by_rows.items()}
     few = [encoder.grid_for(min(encoder.budget_range[0], min(runners).tokens))]
-    points = [(_rows(encoder, few), _eager_ms(encoder, few, pixels))]
-    for budget in (some, large):
+    points = [(_rows(encoder, few), CLOSE * _eager_ms(encoder, few, pixels))]
+    for share in SHARES:
+        apart = {one: (abs(one.rows - large.rows / share), -one.longest_segment) for one in runners}
+        budget = min(runners, key=apart.__getitem__)
         grids = full_grids(encoder, budget)
         if (rows := _rows(encoder, grids)) > points[-1][0]:
-            attention = _replay_ms(encoder, runners[budget], grids, pixels) - times[budget.rows]
-            points.append((rows, _eager_ms(encoder, grids, pixels) - attention))
-    points = [(rows, CLOSE * ms) for rows, ms in points]
-    lines = []
-    for (fewer, ms), (more, more_ms) in pairwise(points):
-        slope = max(more_ms - ms, 0.0) / (more - fewer)  # a line does not fall
-        lines.append((ms - slope * fewer, slope))
-    return Prices({one: times[one.rows] for one in runners}, lines or [(points[0][1], 0.0)])
+            full = _replay_ms(encoder, runners[budget], grids, pixels, SETTLING)
+            ms = _eager_ms(encoder, grids, pixels, SETTLING)
+            padding = _replay_ms(encoder, runners[budget], [], pixels, SETTLING)
+            ms = times[budget.rows] * (ms - full + padding) / padding
+            points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows cost no less
+    return Prices({one: times[one.rows] for one in runners}, points)
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
@@ -112,7 +121,11 @@ def _rows(encoder: GraphableEncoder, grids: Sequence[Grid]) -> int:
 
 
 def _replay_ms(
-    encoder: GraphableEncoder, runner: Runner, grids: Sequence[Grid], pixels: Tensor
+    encoder: GraphableEncoder,
+    runner: Runner,
+    grids: Sequence[Grid],
+    pixels: Tensor,
+    skipped: int = 0,
 ) -> float:
     """Return the milliseconds of a call of a budget, its copies in and out included."""
     metadata = capacity_metadata(encoder, runner.budget, grids)
@@ -124,26 +137,28 @@ def _replay_ms(
         for output in runner.outputs.values():
             output.clone()
 
-    return _milliseconds(call, pixels.device)
+    return _milliseconds(call, pixels.device, skipped)
 
 
-def _eager_ms(encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor) -> float:
+def _eager_ms(
+    encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skipped: int = 0
+) -> float:
     """Return the milliseconds of an eager run, its metadata included."""
     rows = pixels[: _rows(encoder, grids)]
     encoder(rows, list(grids))  # the first run may choose kernels
-    return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device)
+    return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skipped)
 
 
-def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
+def _milliseconds(call: Callable[[], object], device: torch.device, skipped: int = 0) -> float:
     """Return the least wall time of a few calls: what disturbs one only makes it longer."""
     times: list[float] = []
-    while len(times) < 4 or (len(times) < 7 and min(times) < SLOW_MS):
+    while len(times) < skipped + 2 or (len(times) < 7 and min(times) < SLOW_MS):
         torch.cuda.synchronize(device)
         began = time.perf_counter()
         call()
         torch.cuda.synchronize(device)
         times.append((time.perf_counter() - began) * 1e3)
-    return min(times[SETTLING:])
+    return min(times[skipped:])
 
 
 # --- saving and loading ---------------------------------------------------------------------------
@@ -215,7 +230,7 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, Table]) -> N
         prices = table.prices
         body[path] = {
             "fingerprint": table.made_on,
-            "eager_lines": [{"ms": ms, "row_ms": row_ms} for ms, row_ms in prices.eager_lines],
+            "eager_runs": [{"rows": rows, "ms": ms} for rows, ms in prices.eager_ms],
             "budgets": [{**one._asdict(), "ms": ms} for one, ms in prices.replay_ms.items()],
             "kernels": table.kernels,
         }
@@ -241,19 +256,18 @@ def _parse(file: str, body: Any) -> Table:
         Budget(*[_number(row, name, kinds=(int,)) for name in Budget._fields]): _number(row, "ms")
         for row in body["budgets"]
     }
-    lines = [
-        (_number(line, "ms", least=-MOST_MS), _number(line, "row_ms"))
-        for line in body["eager_lines"]
+    points = [
+        (_number(run, "rows", kinds=(int,)), _number(run, "ms")) for run in body["eager_runs"]
     ]
-    if not times or not lines:
-        raise ValueError("it has no budgets or no eager_lines")
+    if not times or not points or any(a >= b for (a, _), (b, _) in pairwise(points)):
+        raise ValueError("it has no budgets, or no eager_runs by ascending rows")
     kernels = body["kernels"]
     own = None if kernels is None else {**kernels}
-    return Table(file, {**body["fingerprint"]}, Prices(times, lines), own)
+    return Table(file, {**body["fingerprint"]}, Prices(times, points), own)
 
 
-def _number(row: Any, name: str, kinds: tuple[type, ...] = (int, float), least: float = 0.0) -> Any:
+def _number(row: Any, name: str, kinds: tuple[type, ...] = (int, float)) -> Any:
     value = row[name]
-    if type(value) not in kinds or not least <= value < MOST_MS:
-        raise ValueError(f"{name} is {value!r}, not a number from {least} to {MOST_MS}")
+    if type(value) not in kinds or not 0 <= value < MOST_MS:
+        raise ValueError(f"{name} is {value!r}, not a number from 0 to {MOST_MS}")
     return value

@@ -41,8 +41,7 @@ def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:
     items = np.array(specs)[:, COLUMNS]
     sums, counts = members @ items, members.sum(axis=1)
     sums[:, 3] = (members * items[:, 3]).max(axis=1)  # the longest segment
-    lines = [ms + row_ms * sums[:, 1] for ms, row_ms in packer.prices.eager_lines]
-    costs = np.max(lines, axis=0)
+    costs = np.array([packer.prices.eager(int(rows)) for rows in sums[:, 1]])
     costs[(sums[:, 0] > packer.eager_tokens) & (counts > 1)] = np.inf
     for budget, ms in packer.prices.replay_ms.items():
         fits = (sums <= budget).all(axis=1) & (counts <= packer.max_batch_size)

@@ -36,10 +36,15 @@ def default_budgets_of(name: str) -> tuple[Budget, ...]:
     return choose_budgets(encoder).budgets
 
 
+def line(ms: float, row_ms: float) -> list[tuple[float, float]]:
+    """Eager runs of so many milliseconds plus so many per row."""
+    return [(0, ms), (1000, ms + 1000 * row_ms)]
+
+
 def measured(budgets: Sequence[Budget], host_ms: float = 13.5) -> Prices:
     """Prices of the order measured on one H200 for a Qwen tower at true size."""
     times = {b: max(1.9, 0.6 + b.rows * 0.0048) + 2e-4 * b.rows**0.5 for b in budgets}
-    return Prices(times, [(host_ms, 0.0046)])
+    return Prices(times, line(host_ms, 0.0046))
 
 
 PRICES: dict[str, Callable[[Sequence[Budget]], Prices]] = {
@@ -64,7 +69,7 @@ def h200_packers() -> dict[str, Packer]:
         large = max(times)
         start = tower["prices"]["eager_floor_ms"]
         end = times[large] + tower["prices"]["eager_gap_ms"]
-        prices = Prices(times, [(start, (end - start) / large.rows)])
+        prices = Prices(times, [(0, start), (large.rows, end)])
         packers[tower["tower"]] = Packer(prices, 64, EAGER_TOKENS)
     return packers
 
@@ -159,7 +164,7 @@ def test_a_larger_budget_is_taken_where_it_was_measured_cheaper() -> None:
     """On an H200, 28 tiles of InternViT once took 56.4 ms and 29 tiles 49.8."""
     times = {26: 45.6, 28: 56.4, 29: 49.8, 30: 51.7}
     budgets = {Budget(n * 256, n, n, 1025, 0): ms for n, ms in times.items()}
-    packer = Packer(Prices(budgets, [(60.0, 0.0)]), 64, EAGER_TOKENS)
+    packer = Packer(Prices(budgets, line(60.0, 0.0)), 64, EAGER_TOKENS)
     for specs, taken in (([tiles(13), tiles(14)], 29), ([tiles(30)], 30)):
         (group,) = packer.pack(specs)
         assert group.budget is not None
@@ -171,7 +176,7 @@ def test_a_larger_budget_is_taken_where_it_was_measured_cheaper() -> None:
 
 def test_eager_is_chosen_where_it_is_cheaper_and_said() -> None:
     budget = Budget(1024, 4096, 8, 4096, 0)
-    packer = Packer(Prices({budget: 20.0}, [(2.0, 0.001)]), 8, EAGER_TOKENS)
+    packer = Packer(Prices({budget: 20.0}, line(2.0, 0.001)), 8, EAGER_TOKENS)
     (group,) = packer.pack([spec_of((4, 4))._replace(windows=0)])
     assert (group.budget, group.reasons) == (None, ("cheaper",))
 
@@ -179,7 +184,7 @@ def test_eager_is_chosen_where_it_is_cheaper_and_said() -> None:
 def test_a_small_item_joins_an_eager_run_where_cheaper() -> None:
     budget = Budget(64, 256, 8, 256, 0)
     specs = [EncoderItemSpec(64, 16, 1, 64), EncoderItemSpec(400, 100, 1, 400)]
-    (group,) = Packer(Prices({budget: 2.0}, [(9.0, 0.001)]), 8, EAGER_TOKENS).pack(specs)
+    (group,) = Packer(Prices({budget: 2.0}, line(9.0, 0.001)), 8, EAGER_TOKENS).pack(specs)
     assert (group.budget, group.reasons) == (None, ("cheaper", "over tokens"))
     first, second = packer_of([budget]).pack(specs)  # nothing measured: what fits is replayed
     assert (first.budget, second.reasons) == (budget, ("over tokens",))
@@ -188,7 +193,7 @@ def test_a_small_item_joins_an_eager_run_where_cheaper() -> None:
 def test_one_eager_run_of_many_items_is_taken_where_it_is_cheaper() -> None:
     budget = Budget(64, 256, 8, 256, 0)
     specs = [EncoderItemSpec(256, 64, 1, 256)] * 20
-    groups = Packer(Prices({budget: 2.0}, [(5.0, 0.0)]), 8, EAGER_TOKENS).pack(specs)
+    groups = Packer(Prices({budget: 2.0}, line(5.0, 0.0)), 8, EAGER_TOKENS).pack(specs)
     assert [(group.items, group.budget) for group in groups] == [(tuple(range(20)), None)]
 
 
@@ -259,7 +264,8 @@ def test_any_items_go_into_any_budgets_at_any_prices(data: st.DataObject) -> Non
     timed = data.draw(st.booleans())
     if timed:
         ms = {budget: data.draw(times) for budget in budgets}
-        prices = Prices(ms, [(data.draw(times), data.draw(times) * 0.01) for _ in range(2)])
+        eager = sorted(data.draw(times) for _ in range(3))
+        prices = Prices(ms, list(zip([0, 50, 500], eager, strict=True)))
     packer = Packer(prices, data.draw(st.integers(1, 8)), data.draw(st.integers(1, 500)))
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)

@@ -73,11 +73,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no list of budgets": ({"budgets": 3}, "not iterable"),
     "no kernels": ({"kernels": None}, "'kernels'"),
     "kernels in words": ({"kernels": "auto"}, "mapping"),
-    "no list of eager lines": ({"eager_lines": None}, "'eager_lines'"),
-    "no eager line": ({"eager_lines": []}, "it has no budgets or no eager_lines"),
-    "a price in words": ({"eager_lines": [{"ms": "x", "row_ms": 1.0}]}, "ms is 'x', not a number"),
-    "a negative slope": ({"eager_lines": [{"ms": 1.0, "row_ms": -1.0}]}, "row_ms is -1.0"),
-    "an infinite price": ({"eager_lines": [{"ms": float("inf")}]}, "ms is inf"),
+    "no list of eager runs": ({"eager_runs": None}, "'eager_runs'"),
+    "no eager run": ({"eager_runs": []}, "it has no budgets, or no eager_runs"),
+    "equal rows": ({"eager_runs": [{"rows": 8, "ms": 1.0}] * 2}, "no eager_runs by ascending rows"),
+    "a price in words": ({"eager_runs": [{"rows": 8, "ms": "x"}]}, "ms is 'x', not a number"),
+    "negative rows": ({"eager_runs": [{"rows": -8, "ms": 1.0}]}, "rows is -8"),
+    "an infinite price": ({"eager_runs": [{"rows": 8, "ms": float("inf")}]}, "ms is inf"),
     "a NaN": ({"budgets": [{**ROW, "ms": float("nan")}]}, "ms is nan"),
     "a true": ({"budgets": [{**ROW, "ms": True}]}, "ms is True"),
     "no time": ({"budgets": [{**ROW, "ms": None}]}, "ms is None"),
@@ -207,7 +208,7 @@ def test_a_loaded_table_prices_what_was_captured(tmp_path: Path) -> None:
     runners = dict(list(executor_of(toy()).graphs.runners.items())[1:])
     prices = capturer_with(table, [4, 8, 16, 32])._price(runners)
     assert prices.replay_ms == {budget: table.prices.replay_ms[budget] for budget in runners}
-    assert (prices.eager_lines, prices.measured) == (table.prices.eager_lines, True)
+    assert (prices.eager_ms, prices.measured) == (table.prices.eager_ms, True)
 
 
 # --- the life of a table --------------------------------------------------------------------------
@@ -262,19 +263,21 @@ def test_static_never_routes_by_a_table(tmp_path: Path) -> None:
 # --- measuring ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("warm", [1.0, 1.07], ids=["steady clocks", "slower when warm"])
 @pytest.mark.parametrize("host_ms", [0.0, 12.0, 100.0])
 def test_eager_runs_are_priced_by_host_and_device(
-    monkeypatch: pytest.MonkeyPatch, host_ms: float
+    monkeypatch: pytest.MonkeyPatch, host_ms: float, warm: float
 ) -> None:
-    """One line from few rows to many would charge 16 ms too much where the host is hidden."""
+    """Whatever the clocks were, an eager run is compared with a replay in the same state."""
     runners, encoder = executor_of(toy([4, 16, 64, 256])).graphs.runners, ToyEncoder()
 
-    def replay(encoder: Any, runner: Runner, grids: Any, pixels: Tensor) -> float:
-        return 2.0 + 0.1 * runner.budget.rows + 5.0 * len(grids)
+    def replay(encoder: Any, runner: Runner, grids: Any, pixels: Tensor, skipped: int = 0) -> float:
+        return (2.0 + 0.1 * runner.budget.rows + 5.0 * len(grids)) * (warm if skipped else 1.0)
 
-    def eager(encoder: Any, grids: Any, pixels: Tensor) -> float:
+    def eager(encoder: Any, grids: Any, pixels: Tensor, skipped: int = 0) -> float:
         rows = Batch.of(encoder.item_specs(grids)).rows
-        return max(host_ms, 2.0 + 0.1 * rows) + 5.0 * len(grids) * (len(grids) > 1)
+        ms = max(host_ms, 2.0 + 0.1 * rows) + 5.0 * len(grids) * (len(grids) > 1)
+        return ms * (warm if skipped else 1.0)
 
     monkeypatch.setattr(prices, "_replay_ms", replay)
     monkeypatch.setattr(prices, "_eager_ms", eager)
@@ -286,7 +289,7 @@ def test_eager_runs_are_priced_by_host_and_device(
         assert measured_.eager(rows) == pytest.approx(CLOSE * max(host_ms, 2.0 + 0.1 * rows))
 
 
-def test_calls_of_a_gpu_that_idled_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_a_gpu_that_has_idled_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large replay on an H200 took 67.1, 70.9, 72.4 and 72.8 ms in a row."""
     clock, took = [0.0], iter([67.1, 70.9, 72.8, 72.4])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -295,7 +298,14 @@ def test_calls_of_a_gpu_that_idled_are_not_counted(monkeypatch: pytest.MonkeyPat
     def call() -> None:
         clock[0] += next(took) / 1e3
 
-    assert _milliseconds(call, torch.device("cpu")) == pytest.approx(72.4)
+    assert _milliseconds(call, torch.device("cpu"), 2) == pytest.approx(72.4)
+
+
+def test_an_eager_price_is_interpolated_between_runs_that_were_timed() -> None:
+    timed = Prices({}, [(64, 10.0), (1024, 10.0), (4096, 40.0)])
+    prices_ = [timed.eager(rows) for rows in (0, 64, 500, 1024, 2560, 4096, 7168)]
+    assert prices_ == pytest.approx([10.0, 10.0, 10.0, 10.0, 25.0, 40.0, 70.0])
+    assert Prices({}, [(64, 10.0)]).eager(5000) == 10.0
 
 
 def test_measuring_times_every_budget_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
