@@ -89,8 +89,8 @@ def measure(
     few = [encoder.grid_for(min(encoder.budget_range[0], min(runners).tokens))]
     points = [(_rows(encoder, few), CLOSE * _eager_ms(encoder, few, pixels))]
     for share in SHARES:
-        apart = {one: (abs(one.rows - large.rows / share), -one.longest_segment) for one in runners}
-        budget = min(runners, key=apart.__getitem__)
+        apart = {abs(one.rows - large.rows / share): one for one in sorted(runners)[::-1]}
+        budget = apart[min(apart)]
         grids = full_grids(encoder, budget)
         if (rows := _rows(encoder, grids)) > points[-1][0]:
             full = _replay_ms(encoder, runners[budget], grids, pixels, SETTLING)
