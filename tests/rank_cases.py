@@ -197,6 +197,19 @@ def call_with_other_items(rank: int) -> EncoderOutput:
     return parallel(pixels_of(grids), grids)
 
 
+def encode_with_own_options(
+    rank: int, name: str, of_ranks: Sequence[dict[str, Any]]
+) -> list[EncoderOutput] | list[Tensor]:
+    """Every rank passes the same photographs and options of its own."""
+    return DataParallelEncoder(tower(name)).encode(photographs()[:2], **of_ranks[rank])
+
+
+def call_with_an_array(rank: int) -> EncoderOutput:
+    """Every rank passes pixels that are no tensor."""
+    pixels: Any = pixels_of([(1, 2, 2)]).numpy()
+    return DataParallelEncoder(ToyEncoder())(pixels, [(1, 2, 2)])
+
+
 def end_before_the_call(rank: int) -> EncoderOutput:
     """Rank 1 ends without a word."""
     parallel = DataParallelEncoder(ToyEncoder())

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,25 @@ def test_calls_that_differ_between_ranks_are_an_error_on_all(ranks: Ranks) -> No
     for raised in ranks(cases.call_with_other_items):
         assert isinstance(raised, ValueError)
         assert "ranks 0 and 1 made different calls" in str(raised)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "step3_vl"])
+@pytest.mark.parametrize(
+    "other", [{"pool": "max"}, {"pool": "mean", "normalize": True}], ids=["pool", "normalize"]
+)
+def test_vectors_of_other_kinds_are_an_error_on_all(
+    ranks: Ranks, name: str, other: dict[str, Any]
+) -> None:
+    of_ranks = [{"pool": "mean"}, {"pool": "mean"}, other]
+    for raised in ranks(cases.encode_with_own_options, name, of_ranks):
+        assert isinstance(raised, ValueError)
+        assert "ranks 0 and 2 made different calls" in str(raised)
+
+
+def test_pixels_that_are_no_tensor_are_refused(ranks: Ranks) -> None:
+    for raised in ranks(cases.call_with_an_array):
+        assert isinstance(raised, ValueError)
+        assert "pixel_values is a ndarray with grid_thw" in str(raised)
 
 
 @pytest.mark.slow  # two more processes

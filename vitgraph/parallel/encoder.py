@@ -134,7 +134,8 @@ class DataParallelEncoder:
             item, which are views of the tensors of all items.
 
         Raises:
-            ValueError: input that is refused on any rank, or calls that differ between ranks.
+            ValueError: input that is refused on any rank, or calls whose grids, fields or dtypes
+                differ between ranks; pixels are not compared.
             RuntimeError: another rank failed, and the message says how; or a rank has ended, or
                 came later than the timeout of the group.
         """
@@ -192,7 +193,8 @@ class DataParallelEncoder:
             memory of its own.
 
         Raises:
-            ValueError: what ``preprocess`` refuses on any rank, and as a call raises it.
+            ValueError: what ``preprocess`` refuses on any rank, ``pool`` or ``normalize`` that
+                differ between ranks, and as a call raises it.
             RuntimeError: as a call raises it.
         """
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
@@ -228,7 +230,7 @@ class DataParallelEncoder:
             return self._new_part(shares, [("vectors", torch.stack(results))])
 
         with self._lock, torch.no_grad():
-            part = self._together(work)
+            part = self._together(work, repr((pool, normalize)))
             gathered = self._gather(part)
             if pool != "none":
                 return [vector.clone() for rows in gathered for vector in rows]
@@ -237,7 +239,7 @@ class DataParallelEncoder:
     def _check_form(self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None) -> None:
         """Raise a ValueError unless a call has one of its two forms, and one that suits."""
         if not isinstance(inputs, VisionInputs):
-            if self._several or grid_thw is None:
+            if self._several or grid_thw is None or not isinstance(inputs, Tensor):
                 raise ValueError(
                     f"pixel_values is a {type(inputs).__name__} "
                     f"{'without' if grid_thw is None else 'with'} grid_thw, and this encoder has "
@@ -285,7 +287,7 @@ class DataParallelEncoder:
             fields = self._fields(join_outputs(results))
             each = [self._fields(result) for result in results]
             counts = [[len(rows) for _, rows in field] for field in zip(*each, strict=True)]
-        about = repr((everything, inputs.tiles, pool, self.outputs))
+        about = repr((everything, inputs.tiles, self.outputs))
         return Part(shares, fields, counts, about, self._device)
 
     def _fields(self, output: EncoderOutput) -> list[tuple[str, Tensor]]:
@@ -317,8 +319,9 @@ class DataParallelEncoder:
         vectors = rows.new_zeros((0, rows.shape[-1]), dtype=dtype)
         return self._new_part(shares, [("vectors", vectors)])
 
-    def _together(self, work: Callable[[], Part]) -> Part:
-        part = self._status.run(work, lambda part: part.about if self.scatter else "")
+    def _together(self, work: Callable[[], Part], wanted: str = "") -> Part:
+        """The part of this rank, if all ranks are fine and were asked for the same."""
+        part = self._status.run(work, lambda part: wanted + part.about if self.scatter else "")
         return complete(part, self._status) if self._several and self.scatter else part
 
     def _gather(self, part: Part) -> list[Tensor]:
