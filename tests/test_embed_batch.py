@@ -113,10 +113,15 @@ def test_a_copy_in_another_process_is_a_few_settings_and_loads_anew(
     [
         ({"photo": []}, r"no column 'image': name one of photo with column="),
         ({"image": [], "error": []}, r"has a column 'error' already: rename or drop it"),
+        ({"image": "china.png"}, r"'image' is one str, not one image per row: pass batched=True"),
+        ({"image": {"bytes": b"", "path": None}}, r"is one dict, not one image per row"),
+        ({"image": photographs()[0]}, r"is one \w*Image\w*, not one image per row"),
+        (["china.png"], r"the batch is a list, not a dict of columns: take batch_format='numpy'"),
     ],
+    ids=["no column", "a taken name", "one path", "one row of datasets", "one image", "no dict"],
 )
 def test_columns_that_cannot_be_are_refused(
-    embed: EmbedBatch, batch: dict[str, Any], message: str
+    embed: EmbedBatch, batch: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         embed(batch)

@@ -243,3 +243,6 @@ def test_an_empty_source_and_a_used_folder_are_refused(
         assert "names no image; give a folder with images" in capsys.readouterr().err
     assert embed(photos, out="photos") == 2
     assert "holds files, and no manifest of an embedding job" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert embed(photos, out="file") == 2
+    assert "file: is a file; give a folder" in capsys.readouterr().err

@@ -68,6 +68,26 @@ def test_verify_reads_every_file_and_names_what_is_wrong(
     assert [main(["embed", check, str(out)]) for check in ("--verify", "--status")] == [0, 0]
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"items": 2'])
+def test_damaged_statistics_are_named_by_every_command(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    out = tmp_path / "out"
+    assert main(command) == 0
+    (out / "00003_stats.json").write_text(content)
+    capsys.readouterr()
+    for again in (["embed", "--status", str(out)], command):
+        assert main(again) == 2
+        error = capsys.readouterr().err
+        assert f"{out}/00003_stats.json: is damaged; delete it and run the command" in error
+    assert main(["embed", "--verify", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert "shard 00003: 00003_stats.json is damaged; delete 00003_stats.json and run" in said
+    (out / "00003_stats.json").unlink()
+    assert main(command) == 0
+    assert main(["embed", "--verify", str(out)]) == 0
+
+
 def test_verify_counts_items_with_errors_and_whole_outputs(
     command: Command, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +160,7 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 0, next(free)))
         assert main(command) == 2
-    assert "no space for a shard of 768 bytes, 100,000 are free" in capsys.readouterr().err
+    assert "no space for a shard of 768 bytes and 1,048,576 beside it, 100,000 are free" in capsys.readouterr().err
     assert written(out) == [0, 1]
 
     def fill_up(file: Any, array: Any) -> None:

@@ -5,7 +5,7 @@ Shapes: n rows of a batch, D width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -106,20 +106,33 @@ class EmbedBatch:
             the text is empty.
 
         Raises:
-            ValueError: no such column, or one of the names "embedding" and "error" is taken.
+            ValueError: no dict of columns, no such column, a single image in the place of a column,
+                or one of the names "embedding" and "error" is taken.
         """
-        if self.column not in batch:
+        try:
+            columns = {**batch}
+        except TypeError:
             raise ValueError(
-                f"the batch has no column {self.column!r}: name one of {', '.join(batch)} with "
+                f"the batch is a {type(batch).__name__}, not a dict of columns: take "
+                "batch_format='numpy' in Ray, and no format or 'torch' in datasets"
+            ) from None
+        if self.column not in columns:
+            raise ValueError(
+                f"the batch has no column {self.column!r}: name one of {', '.join(columns)} with "
                 "column="
             )
         for name in (VECTORS, ERRORS):
-            if name in batch:
+            if name in columns:
                 raise ValueError(f"the batch has a column {name!r} already: rename or drop it")
+        images = columns[self.column]
+        if isinstance(images, (str, bytes, Mapping)) or not isinstance(images, Sized):
+            raise ValueError(
+                f"column {self.column!r} is one {type(images).__name__}, not one image per row: "
+                "pass batched=True to datasets.map, a list to a call"
+            )
         if self._loaded is None:
             self._loaded = self._load(rank)
         encoder, width = self._loaded
-        images = batch[self.column]
         vectors = np.full((len(images), width), np.nan, np.float32)
         errors = [""] * len(images)
         results: Iterable[Any] = encoder.encode_many(
@@ -135,7 +148,7 @@ class EmbedBatch:
             else:
                 row, vector = result
                 vectors[row] = vector.float().cpu().numpy()
-        return {**batch, VECTORS: vectors, ERRORS: errors}
+        return {**columns, VECTORS: vectors, ERRORS: errors}
 
     def _load(self, rank: int | None) -> tuple[Encoder | GraphedEncoder, int]:
         """The encoder, with its graphs on a GPU, and the width of its vectors."""

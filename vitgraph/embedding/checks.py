@@ -25,7 +25,7 @@ def print_status(folder: Path) -> int:
         0 if all shards are written, else 1.
 
     Raises:
-        ValueError: the folder holds no job.
+        ValueError: the folder holds no job, or the statistics of a shard are damaged.
     """
     manifest = Manifest.read(folder)
     done = [shard for shard in _shards(folder, manifest) if shard.is_done]
@@ -96,7 +96,11 @@ def find_faults(folder: Path) -> Iterator[str]:
 
 
 def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
-    stats, whole = shard.read_stats(), True
+    try:
+        stats, whole = shard.read_stats(), True
+    except ValueError:
+        yield f"{shard.path('_stats.json').name} is damaged"
+        return
     for name, (size, crc) in stats.get("files", {}).items():
         path = shard.folder / name
         if not path.exists():

@@ -37,10 +37,12 @@ class Manifest(NamedTuple):
         """Raise unless the folder is empty or new, or holds this job.
 
         Raises:
-            ValueError: the folder holds another job or something else.
+            ValueError: the folder holds another job or something else, or is a file.
         """
         if (folder / "manifest.json").exists():
             self._compare(Manifest.read(folder), folder)
+        elif folder.exists() and not folder.is_dir():
+            raise ValueError(f"--out {folder}: is a file; give a folder")
         elif folder.is_dir() and any(path.suffix != ".tmp" for path in folder.iterdir()):
             raise ValueError(
                 f"--out {folder}: holds files, and no manifest of an embedding job; give another "

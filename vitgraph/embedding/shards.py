@@ -44,6 +44,8 @@ VECTORS = "embeddings"
 """Name of the array of a pooled shard."""
 SPARE = 1 << 20
 """Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
+_STATS = frozenset(("items", "rows", "copies", "seconds", "errors"))
+"""What is read of the statistics."""
 _TEXT = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
 
 
@@ -165,8 +167,18 @@ class Shard:
             return list(csv.DictReader(file))
 
     def read_stats(self) -> dict[str, Any]:
-        """The statistics that the shard was written with."""
-        stats: dict[str, Any] = json.loads(self.path("_stats.json").read_text())
+        """The statistics that the shard was written with.
+
+        Raises:
+            ValueError: their file is damaged.
+        """
+        path = self.path("_stats.json")
+        try:
+            stats: Any = json.loads(path.read_text())
+        except ValueError:
+            stats = None
+        if not (isinstance(stats, dict) and stats.keys() >= _STATS):
+            raise ValueError(f"{path}: is damaged; delete it and run the command of the job again")
         return stats
 
     def read_arrays(self, field: str | None = None) -> dict[str, Array]:
@@ -311,7 +323,7 @@ def require_space(folder: Path, count: int) -> None:
     if count + SPARE > free:
         raise OSError(
             errno.ENOSPC,
-            f"no space for a shard of {count:,} bytes, {free:,} are free; what is written stays: "
-            "free some space and run the same command again",
+            f"no space for a shard of {count:,} bytes and {SPARE:,} beside it, {free:,} are free; "
+            "what is written stays: free some space and run the same command again",
             os.fspath(folder),
         )
