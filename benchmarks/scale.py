@@ -108,7 +108,7 @@ def rates(gpu: Body) -> str:
     ]
     text = (
         f"Images per second of one {about['gpu']}, in brackets the tokens of an image. Measured: "
-        f"bfloat16, CUDA graphs, torch {about['torch']}, decoded images in memory, "
+        f"bfloat16, CUDA graphs, {software(about)}, decoded images in memory, "
         f"{gpu['workers']} threads, {about['date']}."
     )
     return f"{text}\n\n{markdown(('tower', *sizes), rows)}"
@@ -199,10 +199,17 @@ def share(body: Body) -> str:
 
     about = body["about"]
     text = (
-        f"{body['tower']} in bfloat16 on {body['ranks']} {about['gpu']}, torch {about['torch']}, "
+        f"{body['tower']} in bfloat16 on {body['ranks']} {about['gpu']}, {software(about)}, "
         "CUDA graphs, inputs on each GPU. Measured: medians in milliseconds."
     )
     return "\n".join([text, "", *table(dict(body))])
+
+
+def software(about: Body) -> str:
+    """The torch of a run, and the flash-attn-4 if there was one."""
+    flash = about["extras"]["flash-attn-4"]
+    extra = f"flash-attn-4 {flash}" if flash else "without flash-attn-4"
+    return f"torch {about['torch']}, {extra}"
 
 
 def soaked(body: Body) -> str:

@@ -218,12 +218,17 @@ def report(soak: Soak, samples: list[dict[str, int]], options: Mapping[str, Any]
 def sentence(body: Mapping[str, Any]) -> str:
     """The result for ``docs/scale.md``."""
     about, ms, grown = body["about"], body["ms"]["all"], body["growth"]
+    gpu, host = (
+        f"{first / 1e9:.2f} to {last / 1e9:.2f} GB" for first, last in body["memory"].values()
+    )
     return (
         f"{body['tower']} on one {about['gpu']}: {body['calls']:,} calls of mixed sizes in "
         f"{body['seconds']:,.0f} s from {body['threads']} threads, {body['wrong calls']} results "
         f"that differ by a bit from the first of their call; p50 {ms['p50']:.1f} ms and p99 "
-        f"{ms['p99']:.1f} ms per call, waiting for the other threads included; GPU memory grew by "
-        f"{grown['reserved']:.2%} and host memory by {grown['resident']:.2%} after the first tenth."
+        f"{ms['p99']:.1f} ms per call, waiting for the other threads included. After the first "
+        f"tenth of the time, GPU memory went from {gpu} and host memory from {host}; their medians "
+        f"over the last quarter are {grown['reserved']:.2%} and {grown['resident']:.2%} above those "
+        "over the first quarter."
     )
 
 

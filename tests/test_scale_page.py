@@ -15,7 +15,8 @@ from benchmarks.data_parallel import table
 from graphwrap import GraphedEncoder
 from stream_cases import tower
 
-ABOUT = {"gpu": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-22"}
+EXTRAS = {"flash-attn-4": "4.0.0"}
+ABOUT = {"gpu": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-22", "extras": EXTRAS}
 
 
 def gpu_results(rate: float = 600.0) -> dict[str, Any]:
@@ -72,7 +73,9 @@ def test_blocks_that_are_not_measured_say_what_measures_them(
     assert "benchmarks.soak --json" in blocks["soak"]
     root.mkdir(parents=True)
     (root / scale.GPU.name).write_text(json.dumps(gpu_results()))
-    assert "600 (300)" in scale.blocks()["rates"]
+    rates = scale.blocks()["rates"]
+    assert "torch 2.11.0, flash-attn-4 4.0.0" in rates
+    assert "600 (300)" in rates
     assert "--host" in scale.blocks()["hours"]
 
 
@@ -123,6 +126,10 @@ def test_a_soak_compares_every_result_and_finds_one_wrong_bit() -> None:
     assert body["passed"] is False
     said = soak.sentence({**body, "about": ABOUT})
     assert "11 calls of mixed sizes in 1 s from 1 threads, 1 results that differ" in said
+    grown = {"memory": {"reserved": [8.1e9, 8.4e9], "resident": [2e9, 2e9]}, "about": ABOUT}
+    said = soak.sentence({**body, **grown})
+    assert "GPU memory went from 8.10 to 8.40 GB and host memory from 2.00 to 2.00 GB" in said
+    assert "over the last quarter are 0.00% and 4.00% above those over the first" in said
 
 
 def test_threads_of_a_soak_end_and_raise_their_error() -> None:
