@@ -218,6 +218,14 @@ def end_before_the_call(rank: int) -> EncoderOutput:
     return parallel(pixels_of([(1, 2, 2)]), [(1, 2, 2)])
 
 
+def end_before_the_exchange(rank: int) -> EncoderOutput:
+    """Rank 1 ends after it has said that it is fine."""
+    parallel: Any = DataParallelEncoder(ToyEncoder())
+    if rank == 1:
+        parallel._gather = lambda part: os._exit(7)
+    return parallel(pixels_of([(1, 2, 2)]), [(1, 2, 2)])
+
+
 def come_too_late(rank: int, seconds: float) -> EncoderOutput:
     """Rank 1 does not come within the timeout."""
     parallel = DataParallelEncoder(ToyEncoder())

@@ -120,9 +120,7 @@ def test_a_copy_in_another_process_is_a_few_settings_and_loads_anew(
     ],
     ids=["no column", "a taken name", "one path", "one row of datasets", "one image", "no dict"],
 )
-def test_columns_that_cannot_be_are_refused(
-    embed: EmbedBatch, batch: Any, message: str
-) -> None:
+def test_columns_that_cannot_be_are_refused(embed: EmbedBatch, batch: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         embed(batch)
 

@@ -160,7 +160,10 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 0, next(free)))
         assert main(command) == 2
-    assert "no space for a shard of 768 bytes and 1,048,576 beside it, 100,000 are free" in capsys.readouterr().err
+    assert (
+        "no space for a shard of 768 bytes and 1,048,576 beside it, 100,000 are free"
+        in capsys.readouterr().err
+    )
     assert written(out) == [0, 1]
 
     def fill_up(file: Any, array: Any) -> None:

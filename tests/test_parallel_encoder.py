@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rank_cases as cases
-from encoders.contract import EncoderItemSpec, VisionInputs
+from encoders.contract import EncoderItemSpec, EncoderOutput, VisionInputs
 from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
 from photographs import panning_clip, photographs
@@ -154,9 +154,12 @@ def test_pixels_that_are_no_tensor_are_refused(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow  # two more processes
-def test_a_rank_that_ended_is_an_error_on_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [cases.end_before_the_call, cases.end_before_the_exchange])
+def test_a_rank_that_ended_is_an_error_on_the_others(
+    tmp_path: Path, end: Callable[[int], EncoderOutput]
+) -> None:
     pair = Ranks(2, tmp_path / "store")
-    raised, code = pair(cases.end_before_the_call)
+    raised, code = pair(end)
     pair.close()
     assert code == 7
     assert isinstance(raised, RuntimeError)

@@ -349,7 +349,10 @@ class DataParallelEncoder:
         every = mine.new_empty((self.size * most, *rows.shape[1:]))
         # As bytes: a backend need not know the dtype.
         sent, received = (one.flatten().view(torch.uint8) for one in (mine, every))
-        dist.all_gather_into_tensor(received, sent, group=self.group)
+        try:
+            dist.all_gather_into_tensor(received, sent, group=self.group)
+        except RuntimeError as error:
+            raise self._status.silence() from error
         return every.to(rows.device).index_select(0, places)
 
     def _split(self, gathered: list[Tensor], part: Part) -> list[EncoderOutput]:

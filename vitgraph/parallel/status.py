@@ -77,7 +77,7 @@ class StatusExchange:
             statuses = self._exchange(status)
         except RuntimeError as error:
             if failure is None:
-                failure = self._silence()
+                failure = self.silence()
                 failure.__cause__ = error
         if failure is not None:
             raise failure
@@ -97,10 +97,11 @@ class StatusExchange:
         try:
             dist.all_gather_object(heard, value, group=self._group)
         except RuntimeError as error:
-            raise self._silence() from error
+            raise self.silence() from error
         return heard
 
-    def _silence(self) -> RuntimeError:
+    def silence(self) -> RuntimeError:
+        """Return the error that says that nothing is heard from another rank any more."""
         return RuntimeError(
             f"rank {self.rank} of {self.size} heard nothing from another rank: one has ended, or "
             f"took {self.timeout.total_seconds():g} seconds longer than this one, the timeout of "
