@@ -227,8 +227,8 @@ def sentence(body: Mapping[str, Any]) -> str:
         f"that differ by a bit from the first of their call; p50 {ms['p50']:.1f} ms and p99 "
         f"{ms['p99']:.1f} ms per call, waiting for the other threads included. After the first "
         f"tenth of the time, GPU memory went from {gpu} and host memory from {host}; their medians "
-        f"over the last quarter are {grown['reserved']:.2%} and {grown['resident']:.2%} above those "
-        "over the first quarter."
+        f"over the last quarter are {grown['reserved']:.2%} and {grown['resident']:.2%} above "
+        "those over the first quarter."
     )
 
 

@@ -125,7 +125,8 @@ class EmbedBatch:
             if name in columns:
                 raise ValueError(f"the batch has a column {name!r} already: rename or drop it")
         images = columns[self.column]
-        if isinstance(images, (str, bytes, Mapping)) or not isinstance(images, Sized):
+        single = isinstance(images, (str, bytes, Mapping)) or not isinstance(images, Sized)
+        if single:
             raise ValueError(
                 f"column {self.column!r} is one {type(images).__name__}, not one image per row: "
                 "pass batched=True to datasets.map, a list to a call"
