@@ -270,6 +270,7 @@ class DeepseekOCREncoder(PathsEncoder):
         Raises:
             ValueError: no tensor, or features that are not of these inputs.
         """
+        self._check(inputs)
         require_features(features)
         pictures = self._pictures(inputs)
         grids = [{name: part.grid for name, part in item.items()} for item in pictures]

@@ -264,6 +264,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
 
     def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Arrange features in space: for each item one map [1, h, w, D], named "image"."""
+        self._check(inputs)
         maps = self.low.feature_maps(features, inputs.grid_thw)
         return [{"image": item} for item in maps]
 

@@ -205,6 +205,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         Raises:
             ValueError: no tensor, or features that are not of these inputs.
         """
+        self._check(inputs)
         require_features(features)
         pictures = self._pictures(inputs)
         if features.ndim == 3:

@@ -317,6 +317,7 @@ class TilesThenImage(PathsEncoder):
         Raises:
             ValueError: no tensor, or features that are not of these inputs.
         """
+        self._check(inputs)
         require_features(features)
         pieces = self._pieces(inputs)
         patches, tokens = (sum(piece.sizes[n] for piece in pieces) for n in (0, 1))

@@ -13,7 +13,7 @@ the tokens, so that a bfloat16 clip may keep other tokens of nearly equal change
 from __future__ import annotations
 
 from math import isqrt
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import torch
 import torch.nn.functional as F
@@ -52,11 +52,10 @@ def prune_video_tokens(output: EncoderOutput, grid_thw: GridLike, rate: float) -
         The kept tokens, and where they were.
 
     Raises:
-        ValueError: a rate out of its range, more than one item, an output without
-            ``pooler_output``, or with another number of tokens than the grid makes.
+        ValueError: a rate out of its range, no EncoderOutput, more than one item, an output
+            without ``pooler_output``, or with another number of tokens than the grid makes.
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"rate={rate}: the share of tokens to drop must be from 0 to below 1")
+    _check(output, rate)
     tokens = output.pooler_output
     if tokens is None:
         raise ValueError(
@@ -78,6 +77,19 @@ def prune_video_tokens(output: EncoderOutput, grid_thw: GridLike, rate: float) -
         torch.stack(places, 1),
         mask.index_fill(0, kept, True),
     )
+
+
+def _check(output: object, rate: object) -> None:
+    """Raise a ValueError unless these are the output of a clip and a share of its tokens."""
+    if not isinstance(rate, SupportsFloat) or not 0 <= float(rate) < 1:
+        raise ValueError(
+            f"rate={rate!r}: the share of tokens to drop must be a number from 0 to below 1"
+        )
+    if not isinstance(output, EncoderOutput):
+        raise ValueError(
+            f"output is of type {type(output).__name__}: pass the EncoderOutput of one clip, an "
+            "entry of the list that encode and split return"
+        )
 
 
 def _changes(tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from encoders import VisionInputs
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,
@@ -192,6 +193,18 @@ def test_a_tile_grid_that_pixel_shuffle_cannot_halve_is_refused() -> None:
 def test_a_row_that_is_not_three_positive_integers_is_refused(name: str, grid: Any) -> None:
     with pytest.raises(ValueError, match=r"grid_thw.*three positive integers \(t, h, w\)"):
         tiny(name).prepare_encoder_metadata(grid)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_pixels_in_place_of_a_grid_are_not_printed(name: str) -> None:
+    encoder = tiny(name)
+    grids = [[1, 4, 6]] if name in PATCH_TOWERS else [[1, 8, 8]]
+    pixels = draw_pixels(encoder, grids)
+    with pytest.raises(ValueError, match=r"three positive integers \(t, h, w\)") as raised:
+        encoder.item_specs([pixels])
+    assert len(str(raised.value)) < 200
+    with pytest.raises(ValueError, match=r"whole result of preprocess: pass inputs\.grid_thw"):
+        encoder.item_specs(VisionInputs(pixels, torch.tensor(grids)))
 
 
 @pytest.mark.parametrize("name", TOWERS)

@@ -221,6 +221,8 @@ def test_features_of_other_inputs_are_refused(name: str) -> None:
     inputs = draw_inputs(encoder, TILES[name])
     with pytest.raises(ValueError, match=r"features have 7 .*make"):
         encoder.feature_maps(torch.zeros(7, 4), inputs)
+    with pytest.raises(ValueError, match=r"inputs is of type Tensor: .* has the paths image"):
+        encoder.feature_maps(torch.zeros(7, 4), inputs.grid_thw)
 
 
 def test_newlines_and_separator_are_left_out_of_maps() -> None:

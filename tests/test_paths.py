@@ -237,6 +237,8 @@ def test_features_of_other_inputs_are_refused() -> None:
         encoder.feature_maps(torch.zeros(7, 48), inputs)
     with pytest.raises(ValueError, match="features is of type list"):
         encoder.feature_maps([1], inputs)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"inputs is of type Tensor: .* paths image, tiles"):
+        encoder.feature_maps(torch.zeros(7, 48), inputs.grid_thw)
 
 
 # --- inputs --------------------------------------------------------------------------------------

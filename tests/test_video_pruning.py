@@ -140,6 +140,10 @@ def test_features_that_a_graph_leaves_out_stay_out() -> None:
     ("change", "message"),
     [
         ({"rate": 1.0}, r"rate=1.0: .* from 0 to below 1"),
+        ({"rate": "0.5"}, r"rate='0.5': .* must be a number from 0"),
+        ({"rate": None}, r"rate=None: .* must be a number"),
+        ({"output": [None]}, "type list: pass the EncoderOutput of one"),
+        ({"output": torch.ones(1)}, "type Tensor: pass the EncoderOutput of one clip"),
         ({"rate": -0.1}, r"rate=-0.1"),
         ({"rate": math.nan}, r"rate=nan"),
         ({"grid_thw": [[4, 8, 12], [1, 2, 2]]}, "has 2 items: pass one clip at a time"),

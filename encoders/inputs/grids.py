@@ -10,9 +10,11 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import Grid, GridLike
+from ..contract import Grid, GridLike, VisionInputs
 from .checks import plain_values, require_features
 
+LONGEST_ROW = 60
+"""Characters of a wrong row that a message shows: pixels in its place would make megabytes."""
 _RULE = "each item needs three positive integers (t, h, w) in patches"
 
 
@@ -31,6 +33,8 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
         ValueError: a row other than three positive integers, h or w that is no multiple of
             ``merge``, or a tensor without values.
     """
+    if isinstance(grid_thw, VisionInputs):
+        raise ValueError("grid_thw is the whole result of preprocess: pass inputs.grid_thw of it")
     plain = plain_values(grid_thw)
     if not isinstance(plain, Iterable):
         raise ValueError(f"grid_thw is {plain!r}: {_RULE}")
@@ -49,7 +53,9 @@ def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
     values = plain_values(row)
     values = [plain_values(v) for v in values] if isinstance(values, Sequence) else [values]
     if len(values) != 3 or not all(_is_whole(v) and v > 0 for v in values):
-        raise ValueError(f"grid_thw row {values}: {_RULE}")
+        text = repr(values)
+        shown = text if len(text) <= LONGEST_ROW else f"{text[:LONGEST_ROW]}..."
+        raise ValueError(f"grid_thw row {shown}: {_RULE}")
     t, h, w = (int(v) for v in values)
     for name, size in (("height", h), ("width", w)):
         if size % merge:
