@@ -25,6 +25,12 @@ def test_names_are_those_of_the_packages() -> None:
     assert vitgraph.Qwen3VLEncoder is encoders.Qwen3VLEncoder
 
 
+def test_every_encoder_and_its_config_are_offered() -> None:
+    configs = [family.config for family in weights.FAMILIES.values()]
+    for offered in (*configs, *(family.encoder for family in weights.FAMILIES.values())):
+        assert getattr(vitgraph, offered.__name__) is offered
+
+
 def test_importing_vitgraph_imports_no_torch() -> None:
     code = "import sys, vitgraph; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from vitgraph import list_models
 from vitgraph.arguments import EXAMPLES, parse
 from vitgraph.cli import build_parser, main
+from vitgraph.models import FINE_TUNES
 from weights import FAMILIES, PUBLISHED
 
 Cli = Callable[..., str]
@@ -41,6 +43,20 @@ def test_a_row_names_every_repo_id_of_its_tower(cli: Cli) -> None:
     (row,) = rows(cli("list", "*qwen3-omni*"))
     assert row.endswith(", Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3-VL-30B-A3B-Instruct")
     assert "538.6" in row
+
+
+def test_the_list_and_the_readme_name_fine_tunes_of_others(cli: Cli) -> None:
+    names = FINE_TUNES.split(", ")
+    assert len(names) == 7
+    readme = Path(__file__).parents[1] / "README.md"
+    for text in (cli("list"), readme.read_text("utf-8")):
+        assert [name for name in names if name not in text] == []
+
+
+def test_the_list_says_what_copies_of_timm_leave_out(cli: Cli) -> None:
+    said = "Layout qwen3-timm: timm's copy of this tower encodes images alone, without DeepStack"
+    assert said in cli("list", "timm/qwen3*")
+    assert "Layout" not in cli("list", "qwen/*")
 
 
 @pytest.mark.parametrize("pattern", ["qwen3*", "OPENGVLAB/*", "*-2b*", "Qwen/Qwen2-VL-7B-Instruct"])

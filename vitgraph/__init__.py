@@ -1,4 +1,4 @@
-"""Vision encoders of InternVL and Qwen-VL: loaded strictly, replayed as CUDA graphs.
+"""Vision encoders of InternVL, Qwen-VL, Step and DeepSeek: loaded strictly, replayed as graphs.
 
 ``import vitgraph`` offers the whole library and imports each part when it is first used.
 """

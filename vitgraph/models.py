@@ -23,6 +23,8 @@ TOWERS_HEADER = (
     "layouts",
     "repo ids",
 )
+FINE_TUNES = "ColQwen3, Cosmos-Reason, Holo, Intern-S1, jina-reranker-m0, MiMo-VL, OpenCUA"
+"""Models of others whose configs are those of a known tower; each has a test."""
 
 
 @dataclass(frozen=True)
@@ -156,4 +158,15 @@ def list_towers(options: argparse.Namespace) -> None:
     unverified = sorted({tower.family.title for tower in towers if not tower.family.verified})
     if unverified:
         print(f"\n{', '.join(unverified)}: not verified against an upstream implementation.")
-    print("\nOthers load too if config and tensors fit: base models, fine-tunes, folders, files.")
+    limits = {
+        layout.name: layout.images_only
+        for tower in towers
+        for layout in tower.family.layouts
+        if layout.name in tower.layouts and layout.images_only
+    }
+    for name, why in limits.items():
+        print(f"\nLayout {name}: {why}.")
+    print(
+        "\nOthers load too if config and tensors fit: folders, files, base models, and fine-tunes"
+    )
+    print(f"such as {FINE_TUNES}.")

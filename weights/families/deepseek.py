@@ -17,8 +17,8 @@ from ..layouts import Layout, Place
 from ..published import PROCESSORS
 from .family import Family, Fields, length
 
-_ONE_VIEW = {"image": "yes, by view", "video": "no videos"}
-_BY_PATH = {"image": "yes, each path by view", "video": "no videos"}
+_ONE_VIEW = {"image": "yes, by view", "video": "no"}
+_BY_PATH = {"image": "yes, each path by view", "video": "no"}
 
 
 # --- DeepSeek-VL ---------------------------------------------------------------------------------
