@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -37,3 +42,17 @@ def test_notebook_uses_nothing_private(path: Path) -> None:
     for cell in code(nbformat.read(path, as_version=4)):
         assert "._" not in cell.source
         assert "import _" not in cell.source
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["step3_vl", "deepseek_vl2"])
+def test_the_quickstart_says_how_towers_of_several_views_make_maps(
+    tmp_path: Path, family: str
+) -> None:
+    quickstart = nbformat.read(NOTEBOOKS[0], as_version=4)
+    (line,) = re.findall(r"the maps are `(.*?)`", quickstart.cells[-1].source)
+    encoder = load_encoder(write_seeded_checkpoint(tmp_path, family, width=32, depth=1))
+    inputs = encoder.preprocess([torch.zeros(3, 60, 50, dtype=torch.uint8)] * 2)
+    known = {"torch": torch, "encoder": encoder, "inputs": inputs, "outputs": encoder(inputs)}
+    maps = eval(line, known)
+    assert [len(found.shape) for found in maps] == [4, 4]
