@@ -42,11 +42,6 @@ class Contents:
             missing = f"{error}, which its index names: the checkpoint is not whole"
             raise CheckpointError(missing) from error
 
-    @property
-    def label(self) -> str:
-        """What messages call the checkpoint."""
-        return self.snapshot.label
-
 
 def read_contents(snapshot: Snapshot) -> Contents:
     """Read the config and the index, or the header where a checkpoint is one file."""

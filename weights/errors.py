@@ -15,9 +15,8 @@ class CheckpointError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(
-            _cut(message, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode()
-        )
+        short = _cut(message, LONGEST_MESSAGE)
+        super().__init__(short.encode("utf-8", "backslashreplace").decode())
 
 
 class DamagedError(CheckpointError):

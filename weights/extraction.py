@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
-from zlib import crc32
+from typing import BinaryIO
 
 from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
 from .hub.repo import HubOptions
 from .published import check_family
-from .snapshot import Located, Piece, Snapshot
+from .snapshot import Located, Piece, Snapshot, Wanted
 from .source import with_checkpoint
-from .tensor_file import header_bytes, read_chunks
-
-if TYPE_CHECKING:
-    from .plan import Tower
+from .tensor_file import file_crc32, header_bytes
 
 WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE}
 """The names that files of an extracted tower may have."""
@@ -97,7 +93,7 @@ def extract_encoder(
                 "which is left as it is; pass a folder beside it"
             )
         tower, _ = find_encoder(snapshot, family)
-        _extract(tower, snapshot.locate(tower.wanted), out, overwrite)
+        _extract(snapshot, tower.wanted, out, overwrite)
 
     with_checkpoint(repo_id_or_path, options, extract)
     return written
@@ -131,15 +127,16 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{out}: cannot be made, as {parent} cannot be written to")
 
 
-def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: bool) -> None:
+def _extract(snapshot: Snapshot, wanted: Wanted, out: Path, overwrite: bool) -> None:
     """Write a folder beside ``out``, then put it in its place by renaming."""
+    found = snapshot.locate(wanted)
     work = out.with_name(f".{out.name}.extract")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _alone(out.parent):
             _restore(work, out)  # after a run that was killed
             _check_target(out, overwrite)
-            needed = sum(piece.entry.nbytes for piece in tower.pieces)
+            needed = sum(piece.entry.nbytes for piece in wanted.pieces)
             free = shutil.disk_usage(out.parent).free
             if free < needed:
                 raise CheckpointError(
@@ -148,7 +145,7 @@ def _extract(tower: Tower, found: Mapping[str, Located], out: Path, overwrite: b
                 )
             try:
                 work.mkdir()
-                _write_folder(tower, found, work / "new")
+                _write_folder(snapshot.label, wanted, found, work / "new")
                 if out.exists():
                     out.rename(work / "old")
                 (work / "new").rename(out)
@@ -184,25 +181,22 @@ def _restore(work: Path, out: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> None:
+def _write_folder(label: str, wanted: Wanted, found: dict[str, Located], folder: Path) -> None:
     folder.mkdir()
-    for name, content in tower.wanted.files().items():
+    for name, content in wanted.files().items():
         (folder / name).write_bytes(content)
-    entries = [(piece.local, piece.entry) for piece in tower.pieces]
+    entries = [(piece.local, piece.entry) for piece in wanted.pieces]
     with (folder / SINGLE).open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
-        for piece in tower.pieces:
-            _copy_tensor(f"{tower.contents.label}: {piece.file}", piece, found[piece.name], out)
+        for piece in wanted.pieces:
+            _copy_tensor(f"{label}: {piece.file}", piece, found[piece.name], out)
         out.flush()
         os.fsync(out.fileno())
 
 
 def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:
-    value = 0
     try:
-        for chunk in read_chunks(place.path, place.offset, piece.entry.nbytes, label):
-            out.write(chunk)
-            value = crc32(chunk, value)
+        value = file_crc32(place.path, place.offset, piece.entry.nbytes, label, out)
     except FileNotFoundError as error:  # removed since it was located: fetched again if it can
         raise DamagedError(f"{label}: removed while it was being copied") from error
     if place.crc32 is not None and value != place.crc32:

@@ -93,32 +93,32 @@ def inspect_checkpoint(
         progress=progress,
     )
     check_family(family)
-    return with_checkpoint(repo_id_or_path, options, lambda snapshot: _inspect(snapshot, family))
 
+    def inspect(snapshot: Snapshot) -> CheckpointInfo:
+        from .plan import find_encoder  # not before it is known that there is such a checkpoint
 
-def _inspect(snapshot: Snapshot, family: str | None) -> CheckpointInfo:
-    from .plan import find_encoder  # not before it is known that there is such a checkpoint
+        tower, encoder = find_encoder(snapshot, family)
+        wanted, traffic = tower.wanted, snapshot.traffic(tower.wanted)
+        return CheckpointInfo(
+            name=snapshot.label,
+            commit=snapshot.commit,
+            family=tower.family.name,
+            encoder=type(encoder).__name__,
+            config=tower.config,
+            layout=tower.layout.name,
+            prefix=wanted.published.prefix,
+            tensors=len(wanted.pieces),
+            parameters=sum(prod(piece.entry.shape) for piece in wanted.pieces),
+            bytes=sum(tower.bytes_by_dtype.values()),
+            dtype=str(tower.dtype).removeprefix("torch."),
+            bytes_by_dtype=tower.bytes_by_dtype,
+            shards=tuple(wanted.published.shards),
+            checkpoint_tensors=wanted.published.tensors,
+            bytes_as_ranges=traffic.ranges,
+            bytes_as_shards=sum(wanted.published.shards.values()),
+            cached=traffic.cached,
+            fetch=traffic.route,
+            unfinished=traffic.unfinished,
+        )
 
-    tower, encoder = find_encoder(snapshot, family)
-    published, traffic = tower.published, snapshot.traffic(tower.wanted)
-    return CheckpointInfo(
-        name=tower.contents.label,
-        commit=snapshot.commit,
-        family=tower.family.name,
-        encoder=type(encoder).__name__,
-        config=tower.config,
-        layout=tower.layout.name,
-        prefix=published.prefix,
-        tensors=len(tower.pieces),
-        parameters=sum(prod(piece.entry.shape) for piece in tower.pieces),
-        bytes=sum(tower.bytes_by_dtype.values()),
-        dtype=str(tower.dtype).removeprefix("torch."),
-        bytes_by_dtype=tower.bytes_by_dtype,
-        shards=tuple(published.shards),
-        checkpoint_tensors=published.tensors,
-        bytes_as_ranges=traffic.ranges,
-        bytes_as_shards=sum(published.shards.values()),
-        cached=traffic.cached,
-        fetch=traffic.route,
-        unfinished=traffic.unfinished,
-    )
+    return with_checkpoint(repo_id_or_path, options, inspect)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -116,7 +115,7 @@ def load_encoder(
 
     with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
         tower, encoder = with_checkpoint(repo_id_or_path, options, read)
-        everything = chain(encoder.named_parameters(), encoder.named_buffers())
+        everything = [*encoder.named_parameters(), *encoder.named_buffers()]
         left = [name for name, value in everything if value.is_meta]
         assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
         files = _set_up_preprocessing(encoder, tower)
@@ -184,9 +183,10 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     process's. A kept copy that is damaged is a DamagedError.
     """
     tensors: dict[str, Tensor] = {}
-    found = tower.contents.snapshot.locate(tower.wanted)
+    snapshot = tower.contents.snapshot
+    found = snapshot.locate(tower.wanted)
     jobs: list[tuple[Located, Piece, Tensor]] = []
-    for piece in tower.pieces:  # read into a whole tensor, or into rows of a joined one
+    for piece in tower.wanted.pieces:  # read into a whole tensor, or into rows of a joined one
         slot = piece.slot
         assert slot is not None, f"{piece.name} fits no tensor of the encoder"
         if slot.name not in tensors:
@@ -199,8 +199,7 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     # More threads read no faster, and one keeps the copies to a GPU busy.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as pool:
-        for _ in pool.map(lambda job: _fill(tower.contents.label, *job), jobs):
-            pass
+        list(pool.map(lambda job: _fill(snapshot.label, *job), jobs))
     for _, piece, target in jobs:
         if piece.slot is not None and piece.slot.halves:
             target.copy_(in_pairs(target, tower.config.num_heads))
@@ -240,7 +239,7 @@ def _published_form(
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},
         halves={
             piece.local: tower.config.num_heads
-            for piece in tower.pieces
+            for piece in tower.wanted.pieces
             if piece.slot is not None and piece.slot.halves
         },
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,
@@ -282,16 +281,15 @@ def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str,
 def _defaults_used(tower: Tower, preprocessor: inputs.Preprocessor) -> str:
     """Return the warning for a checkpoint without such files; ``save_pretrained`` writes none."""
     snapshot = tower.contents.snapshot
-    offline = snapshot.offline
     values, keyword = _shown(preprocessor, tower.contents.config)
     fix = "copy preprocessor_config.json from the original repo"
     if keyword:
         fix += f", or pass {keyword}=..."
-    if offline:
+    if snapshot.offline:
         fix = f"load once with a connection, {fix}"
     return (
         f"{snapshot.label}: no preprocessor_config.json or processor_config.json "
-        f"{'in the cache ' if offline else ''}says how images are prepared, so "
+        f"{'in the cache ' if snapshot.offline else ''}says how images are prepared, so "
         f"{tower.family.title}'s defaults are used ({values}), which may not be what the model was "
         f"trained with: {fix}"
     )

@@ -53,14 +53,13 @@ class Tower:
     layout: Layout
     place: Place
     config: Any
-    pieces: tuple[Piece, ...]
-    published: Published
+    wanted: Wanted
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
         """Bytes of the tensors by stored dtype, most first."""
         counter: Counter[str] = Counter()
-        for piece in self.pieces:
+        for piece in self.wanted.pieces:
             counter[piece.entry.dtype] += piece.entry.nbytes
         return dict(counter.most_common())
 
@@ -69,19 +68,15 @@ class Tower:
         """The stored dtype; of several, the one with most bytes."""
         return next(map(DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
-    @property
-    def wanted(self) -> Wanted:
-        """What is to be brought to this disk."""
-        return Wanted(self.pieces, self.published, self.files)
 
-    def files(self) -> dict[str, bytes]:
-        """Return the files that stand beside the tensors, as the checkpoint has them."""
-        names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
-        files = self.contents.snapshot.contents(names)
-        config = extracted_config(self.contents.config)
-        if config != self.contents.config:
-            files[names[0]] = json.dumps(config, indent=2).encode()
-        return files
+def _files(contents: Contents) -> dict[str, bytes]:
+    """Return the files that stand beside the tensors of a tower alone."""
+    names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
+    files = contents.snapshot.contents(names)
+    config = extracted_config(contents.config)
+    if config != contents.config:
+        files[names[0]] = json.dumps(config, indent=2).encode()
+    return files
 
 
 def extracted_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +94,7 @@ def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, 
     contents = read_contents(snapshot)
     adapter = adapter_names(contents.files)
     if adapter and len(adapter) == len(contents.files):
-        raise adapter_error(contents.label)
+        raise adapter_error(snapshot.label)
 
     def fits(candidate: Family) -> bool:
         try:
@@ -110,14 +105,14 @@ def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, 
             return False
         return True
 
-    found = find_family(contents.config, contents.files, contents.label, family, fits)
+    found = find_family(contents.config, contents.files, snapshot.label, family, fits)
     tower = find_tower(contents, found)
     return tower, build_encoder(tower)
 
 
 def find_tower(contents: Contents, family: Family) -> Tower:
     """Find the tower of a family, and read the headers of the files that hold it."""
-    label = contents.label
+    label = contents.snapshot.label
     layout, place = find_layout(family.name, family.layouts, contents.files, label)
     local = _tower_names(contents.files, layout, place, label)
     if adapter_names(local.values()):
@@ -131,31 +126,32 @@ def find_tower(contents: Contents, family: Family) -> Tower:
         name: layout.published_shape(name, shape, inverse=True) for name, shape in joined.items()
     }
     config = build_config(family, contents.config, shapes, label)
-    whole = Published(place.prefix, len(contents.files), shards)
-    published = contents.snapshot.published or whole
-    return Tower(contents, family, layout, place, config, tuple(pieces), published)
+    published = contents.snapshot.published or Published(place.prefix, len(contents.files), shards)
+    wanted = Wanted(pieces, published, lambda: _files(contents))
+    return Tower(contents, family, layout, place, config, wanted)
 
 
 def build_encoder(tower: Tower) -> Encoder:
     """Return the tower's encoder on the meta device, once the tensors are known to fit it."""
+    label = tower.contents.snapshot.label
     for name, value in asdict(tower.config).items():
         if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:
             raise CheckpointError(
-                f"{tower.contents.label}: config.json: {name} has {len(value)} entries, at most "
+                f"{label}: config.json: {name} has {len(value)} entries, at most "
                 f"{MOST_IN_LIST} are read: use the config.json of the original repo"
             )
     try:
         encoder = tower.family.on_meta(tower.config)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{tower.contents.label}: config.json: {error}") from error
+        raise CheckpointError(f"{label}: config.json: {error}") from error
     _check_fit(tower, {name: tuple(value.shape) for name, value in encoder.state_dict().items()})
     return encoder
 
 
 def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
-    layout, place, label = tower.layout, tower.place, tower.contents.label
-    present = {piece.name: piece for piece in tower.pieces}
+    layout, place, snapshot = tower.layout, tower.place, tower.contents.snapshot
+    present = {piece.name: piece for piece in tower.wanted.pieces}
     wanted: dict[str, tuple[int, ...]] = {}
     for ours, ours_shape in expected.items():
         parts, shape = layout.to_published(ours), layout.published_shape(ours, ours_shape)
@@ -176,11 +172,11 @@ def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     ]
     if found := [problem for problem in problems if problem]:
         raise CheckpointError(
-            f"{label}: the tensors do not fit the {tower.family.title} tower of its config.json "
-            f"(layout {layout.name}, prefix {place.prefix!r}):\n  "
+            f"{snapshot.label}: the tensors do not fit the {tower.family.title} tower of its "
+            f"config.json (layout {layout.name}, prefix {place.prefix!r}):\n  "
             + "\n  ".join(found)
             + "\nUse the config.json and weights of one and the same repo, downloaded whole"
-            + (tower.contents.snapshot.advice or ".")
+            + (snapshot.advice or ".")
         )
 
 
@@ -207,13 +203,13 @@ def _pieces(
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
         named = {name for name in local if contents.files[name] == file}
-        inside = set(_tower_names(header.tensors, layout, place, contents.label))
+        inside = set(_tower_names(header.tensors, layout, place, contents.snapshot.label))
         if strays := sorted(named ^ inside):
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
-                f"{contents.label}: the index and {file} disagree about {len(strays)} tensors, the "
-                f"first {shown(strays[0])} ({found}): download both again from one revision"
-                f"{contents.snapshot.advice}"
+                f"{contents.snapshot.label}: the index and {file} disagree about {len(strays)} "
+                f"tensors, the first {shown(strays[0])} ({found}): download both again from one "
+                f"revision{contents.snapshot.advice}"
             )
         for name in named:
             slot = layout.to_ours(local[name])

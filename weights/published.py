@@ -19,7 +19,7 @@ LONGEST_COMPARED = 200
 """Characters of a name that are compared; the time grows with their square."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublishedModel:
     """The vision tower of one published checkpoint."""
 
@@ -29,7 +29,7 @@ class PublishedModel:
     prefix: str
     parameters: int
     """Parameters of the tower, merger included."""
-    projector_parameters: int
+    projector_parameters: int = 0
     """Parameters of a projector that lies outside the tower, if they are counted apart; else 0."""
     config: Mapping[str, Any]
     """The published ``config.json``, cut down to the fields that describe the tower."""
@@ -51,17 +51,10 @@ class SmallCheckpoint:
 
 def _models(groups: list[dict[str, Any]]) -> Iterator[PublishedModel]:
     for group in groups:
-        config = json.dumps(group["config"])
-        for model in group["models"]:
-            yield PublishedModel(
-                model["repo_id"],
-                group["family"],
-                group["layout"],
-                group["prefix"],
-                model["parameters"],
-                model.get("projector_parameters", 0),
-                json.loads(config.replace('"WIDTH"', str(model.get("width")))),
-            )
+        models, config = group.pop("models"), json.dumps(group.pop("config"))
+        for model in models:
+            own = json.loads(config.replace('"WIDTH"', str(model.pop("width", None))))
+            yield PublishedModel(**group, **model, config=own)
 
 
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))

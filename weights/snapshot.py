@@ -92,8 +92,7 @@ class Snapshot:
             return None
         label = f"{self.label}: {name}"
         try:
-            size = path.stat().st_size
-            if size > json_limit(name):
+            if (size := path.stat().st_size) > json_limit(name):
                 raise CheckpointError(f"{label}: {size} bytes, at most {json_limit(name)} are read")
             return path.read_bytes()
         except OSError as error:
@@ -118,8 +117,6 @@ class Snapshot:
 
     def names(self) -> list[str]:
         """Return the name of every file, as far as is known without fetching any."""
-        if self.weights is not None:
-            return [self.weights]
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
@@ -148,11 +145,10 @@ class Snapshot:
             if path is None:
                 raise DamagedError(f"{label}: removed while it was being loaded")
             header = read_header(path, label)
-            for piece in wanted.pieces:
-                if piece.file == file and header.tensors.get(piece.name) != piece.entry:
+            for piece in (piece for piece in wanted.pieces if piece.file == file):
+                if header.tensors.get(piece.name) != piece.entry:
                     raise CheckpointError(f"{label}: changed while it was being loaded; load again")
-                if piece.file == file:
-                    found[piece.name] = Located(path, header.data_start + piece.entry.begin)
+                found[piece.name] = Located(path, header.data_start + piece.entry.begin)
         return found
 
     def traffic(self, wanted: Wanted) -> Traffic:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from io import RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 from .errors import CheckpointError, shown
@@ -199,10 +199,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(name: str, value: Any, label: str) -> TensorEntry:
-    fields: dict[str, Any] = value if isinstance(value, dict) else {}
-    shape: Any = fields.get("shape")
-    offsets: Any = fields.get("data_offsets")
-    dtype = fields.get("dtype")
+    fields: Any = value if isinstance(value, dict) else {}
+    dtype, shape, offsets = map(fields.get, ("dtype", "shape", "data_offsets"))
     rising = _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]
     if not (isinstance(dtype, str) and _sizes(shape) and rising):
         raise CheckpointError(
@@ -228,16 +226,22 @@ def _sizes(value: Any) -> bool:
     )
 
 
-def read_chunks(path: Path, begin: int, length: int, label: str) -> Iterator[bytes]:
-    """Yield ``length`` bytes of a file from ``begin`` on, a megabyte at a time."""
+def file_crc32(
+    path: Path, begin: int, length: int, label: str, copy: BinaryIO | None = None
+) -> int:
+    """Return the CRC-32 of ``length`` bytes of a file from ``begin`` on; write them to ``copy``."""
+    value = 0
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
         while length:
             chunk = file.read(min(length, 1 << 20))
             if not chunk:
                 raise CheckpointError(f"{label}: ends inside a tensor: changed while being read")
-            yield chunk
+            if copy is not None:
+                copy.write(chunk)
+            value = crc32(chunk, value)
             length -= len(chunk)
+    return value
 
 
 def read_into(

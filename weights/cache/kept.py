@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
 from ..snapshot import Located, Piece, Published, Snapshot, Wanted
-from ..tensor_file import Header, TensorEntry, header_bytes, read_chunks, read_header
+from ..tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 
 VERSION = 2
-TENSORS = "model.safetensors"
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 
 
@@ -57,8 +57,8 @@ class KeptTower(Snapshot):
         self, folder: Path, label: str = "", commit: str | None = None, offline: bool = False
     ) -> None:
         """Open the tower in ``folder``, or raise a :class:`DamagedError`."""
-        super().__init__(folder, TENSORS, label)
-        self.commit, self.offline, path = commit, offline, folder / TENSORS
+        super().__init__(folder, SINGLE, label)
+        self.commit, self.offline, path = commit, offline, folder / SINGLE
         try:
             self._header = header = read_header(path, str(path))
             text = header.metadata[_RECORD]
@@ -81,10 +81,10 @@ class KeptTower(Snapshot):
         return self._files.get(name)
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
-        return {TENSORS: self._header}
+        return {SINGLE: self._header}
 
     def locate(self, wanted: Wanted) -> dict[str, Located]:
-        path, start, tensors = self.folder / TENSORS, self._header.data_start, self._header.tensors
+        path, start, tensors = self.folder / SINGLE, self._header.data_start, self._header.tensors
         found: dict[str, Located] = {}
         for piece in wanted.pieces:
             here, entry = tensors.get(piece.local), piece.entry
@@ -95,15 +95,7 @@ class KeptTower(Snapshot):
 
     def verify(self) -> None:
         """Read every tensor; raise a :class:`DamagedError` if one has not its recorded CRC-32."""
-        path, start = self.folder / TENSORS, self._header.data_start
+        path, start = self.folder / SINGLE, self._header.data_start
         for name, entry in self._header.tensors.items():
-            if file_crc32(path, start + entry.begin, entry.nbytes) != self.sums[name]:
+            if file_crc32(path, start + entry.begin, entry.nbytes, str(path)) != self.sums[name]:
                 raise DamagedError(f"{path}: {name} is not what was fetched: damaged")
-
-
-def file_crc32(path: Path, begin: int, length: int) -> int:
-    """Return the CRC-32 of ``length`` bytes of a file that has so many."""
-    value = 0
-    for chunk in read_chunks(path, begin, length, str(path)):
-        value = crc32(chunk, value)
-    return value

@@ -13,8 +13,6 @@ from ..errors import CheckpointError, DamagedError
 from .kept import KeptTower
 from .store import TOWERS, Store, cache_root
 
-OLD_FORMAT = "kept by vitgraph 0.1, not read"
-
 
 @dataclass(frozen=True)
 class CachedTower:
@@ -46,7 +44,7 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
             towers.append(CachedTower(repo_id, "", None, 0, 0, state, repo))
             continue
         for folder in folders:
-            subfolder, tensors, state = None, 0, OLD_FORMAT
+            subfolder, tensors, state = None, 0, "kept by vitgraph 0.1, not read"
             if repo.parent.name == TOWERS:
                 subfolder, tensors, state = _state(Store(folder), verify=verify)
             size, commit = _disk_bytes(folder), _commit(folder)

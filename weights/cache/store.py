@@ -23,9 +23,7 @@ from threading import get_ident
 from zlib import crc32
 
 import huggingface_hub
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # not marked public
-    WeakFileLock,
-)
+from huggingface_hub.utils import WeakFileLock
 
 from ..errors import DamagedError
 from ..hub.parallel import said_if_slow

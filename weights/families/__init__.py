@@ -148,17 +148,15 @@ def _filled(config: Mapping[str, Any], fields: Fields, shapes: Shapes) -> dict[s
     """Return ``config`` with those of ``fields`` that it does not state and the shapes tell."""
     full = dict(config)
     for names, read in fields.items() if shapes else ():
-        if all(_stated(full, name) is None for name in names):
-            outer, _, name = names[0].rpartition(".")
+        paths = [name.rpartition(".") for name in names]
+        if all(_section(full, outer).get(name) is None for outer, _, name in paths):
+            outer, _, name = paths[0]
             with suppress(LookupError):
-                found = {name: read(shapes)}
-                inside = full.get(outer)
-                known = inside if isinstance(inside, Mapping) else {}
-                full |= {outer: {**known, **found}} if outer else found
+                section = {**_section(full, outer), name: read(shapes)}
+                full |= {outer: section} if outer else section
     return full
 
 
-def _stated(config: Mapping[str, Any], name: str) -> Any:
-    section, _, field = name.rpartition(".")
-    inner = config.get(section) if section else config
-    return inner.get(field) if isinstance(inner, Mapping) else None
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name) if name else config
+    return section if isinstance(section, Mapping) else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from encoders import (
     DeepseekOCRConfig,
     DeepseekOCREncoder,
@@ -15,11 +17,9 @@ from encoders import (
 
 from ..layouts import Layout, Place
 from ..published import PROCESSORS
-from .family import Family, Fields, length
+from .family import Family, length
 
-_ONE_VIEW = {"image": "yes, by view", "video": "no"}
 _BY_PATH = {"image": "yes, each path by view", "video": "no"}
-
 
 # --- DeepSeek-VL ---------------------------------------------------------------------------------
 
@@ -60,16 +60,7 @@ _HYBRID_LAYOUT = Layout(
     processor_files=PROCESSORS["deepseek-vl-hybrid"],
 )
 
-# Converted to transformers: deepseek-community/deepseek-vl-*. The conversion has "vision_model."
-# twice, as transformers 4 has; transformers 5 saves a model of its own with it once.
-_HF_PLACES = (
-    *(
-        Place(root, tower)
-        for root in ("model.", "")
-        for tower in ("vision_model.vision_model.", "vision_model.")
-    ),
-    Place("", ""),
-)
+# Converted to transformers: deepseek-community/deepseek-vl-*
 _HF_BLOCK = "encoder.layers.N"
 _HF_QKV = tuple(f"{_HF_BLOCK}.self_attn.{part}_proj" for part in "qkv")
 _HF_SIGLIP = {
@@ -83,7 +74,13 @@ _HF_SIGLIP = {
 }
 _VL_HF_LAYOUT = Layout(
     name="deepseek-vl-hf",
-    places=_HF_PLACES,
+    places=(  # transformers 4 has "vision_model." twice, transformers 5 once
+        Place("model.", "vision_model.vision_model."),
+        Place("model.", "vision_model."),
+        Place("", "vision_model.vision_model."),
+        Place("", "vision_model."),
+        Place("", ""),
+    ),
     marks=("embeddings.patch_embedding.",),
     projector=("aligner.",),
     joins={"vision.blocks.N.attn.qkv": _HF_QKV},
@@ -98,10 +95,9 @@ _VL_HF_LAYOUT = Layout(
 )
 _HF_SAM = "high_res_vision_model.vision_encoder"
 _HF_NECK = ("conv1", "layer_norm1", "conv2", "layer_norm2")
-_HYBRID_HF_LAYOUT = Layout(  # all but SigLIP lies beside the tower's prefix
+_HYBRID_HF_LAYOUT = replace(  # all but SigLIP lies beside the tower's prefix
+    _VL_HF_LAYOUT,
     name="deepseek-vl-hybrid-hf",
-    places=_HF_PLACES,
-    marks=("embeddings.patch_embedding.",),
     projector=("high_res_vision_", "aligner."),
     joins={"low.vision.blocks.N.attn.qkv": _HF_QKV},
     renames={
@@ -123,7 +119,6 @@ _HYBRID_HF_LAYOUT = Layout(  # all but SigLIP lies beside the tower's prefix
         "aligner.proj": "aligner",
     },
     views={"low.vision.pos_embed": "one n d -> n d"},
-    ignored=("head",),
     processor_files=PROCESSORS["deepseek-vl-hybrid-hf"],
 )
 
@@ -138,7 +133,7 @@ DEEPSEEK_VL = Family(
         ("aligner.linear1.weight", "aligner.linear2.weight"),
     ),
     layouts=(_VL_LAYOUT, _VL_HF_LAYOUT),
-    replays=_ONE_VIEW,
+    replays={"image": "yes, by view", "video": "no"},
 )
 DEEPSEEK_VL_HYBRID = Family(
     name="deepseek_vl_hybrid",
@@ -156,18 +151,13 @@ DEEPSEEK_VL_HYBRID = Family(
 
 # --- DeepSeek-VL2 --------------------------------------------------------------------------------
 
-_VL2_LAYOUT = Layout(
+_VL2_LAYOUT = replace(
+    _VL_LAYOUT,
     name="deepseek-vl2",
     places=(Place("", "vision."), Place("", "")),
-    marks=("pos_embed",),
     projector=("projector.", "image_newline", "view_seperator"),
-    renames=_VL_LAYOUT.renames,
-    ignored=("attn_pool",),
     processor_files=PROCESSORS["deepseek-vl2"],
 )
-_VL2_FIELDS: Fields = {
-    ("projector_config.n_embed",): length("projector.layers.2.weight", 0),
-}
 DEEPSEEK_VL2 = Family(
     name="deepseek_vl2",
     title="DeepSeek-VL2",
@@ -178,11 +168,12 @@ DEEPSEEK_VL2 = Family(
     layouts=(_VL2_LAYOUT,),
     replays=_BY_PATH,
     verified=False,
-    outer_fields=_VL2_FIELDS,
+    outer_fields={("projector_config.n_embed",): length("projector.layers.2.weight", 0)},
 )
 
 # --- DeepSeek-OCR --------------------------------------------------------------------------------
 
+_CLIP_POSITIONS = "vision_model.embeddings.position_embedding"
 _CLIP_LAYER = "vision_model.transformer.layers.N"
 _OCR_LAYOUT = Layout(
     name="deepseek-ocr",
@@ -198,9 +189,7 @@ _OCR_LAYOUT = Layout(
         "neck": "sam_model.neck",
         "net_2": "sam_model.net_2",
         "net_3": "sam_model.net_3",
-        "vision_model.embeddings.position_embedding.weight": (
-            "vision_model.embeddings.position_embedding"
-        ),
+        f"{_CLIP_POSITIONS}.weight": _CLIP_POSITIONS,
         f"{_CLIP_LAYER}.layer_norm1": "vision_model.blocks.N.norm1",
         f"{_CLIP_LAYER}.layer_norm2": "vision_model.blocks.N.norm2",
         f"{_CLIP_LAYER}.self_attn.qkv_proj": "vision_model.blocks.N.attn.qkv",

@@ -108,11 +108,10 @@ def blocks(prefix: str) -> Callable[[Shapes], int]:
 
     No tower has a thousand blocks; other names are left over, and the loader lists them.
     """
+    block = re.compile(re.escape(prefix) + r"([0-9]{1,3})(\.|\Z)")
 
     def count(shapes: Shapes) -> int:
-        names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
-        words = {name.partition(".")[0] for name in names}
-        numbers = [int(word) for word in words if re.fullmatch("[0-9]{1,3}", word)]
+        numbers = [int(match[1]) for name in shapes if (match := block.match(name))]
         if not numbers:
             raise LookupError(f"no tensor is called {prefix}0")
         return max(numbers) + 1

@@ -102,10 +102,9 @@ _OUTER_FIELDS: Fields = {
 def _read_config(config: Mapping[str, Any], shapes: Shapes) -> InternViTConfig:
     """Read a config; the encoder has a projector exactly if the checkpoint has its tensors."""
     built = InternViTConfig.from_hf(config)
-    if not any(name.startswith("mlp1.") for name in shapes):
-        return replace(built, out_hidden_size=None)
-    width = (shapes.get("mlp1.3.weight") or (None,))[0]
-    return replace(built, out_hidden_size=built.out_hidden_size or width)
+    projected = any(name.startswith("mlp1.") for name in shapes)
+    width = built.out_hidden_size or (shapes.get("mlp1.3.weight") or (None,))[0]
+    return replace(built, out_hidden_size=width if projected else None)
 
 
 def _timm_section(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,6 @@ _QWEN3_FIELDS: Fields = {
     ("deepstack_visual_indexes",): _no_deepstack,
 }
 
-
 _TIMM_SIZES = {  # timm's name -> width, depth, heads, MLP over width
     "88m": (768, 12, 12, 4.0),
     "306m": (1024, 24, 16, 4.0),

@@ -17,19 +17,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import accumulate
 from threading import Event
 from typing import Any
 from zlib import crc32
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # not marked public
+from huggingface_hub.utils import tqdm
 
-from ..cache.kept import TENSORS, KeptTower, file_crc32, sealed_header
-from ..cache.store import Store, write_whole
+from ..cache.kept import KeptTower, sealed_header
+from ..cache.store import write_whole
+from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
-from ..snapshot import Wanted
-from ..tensor_file import Header
+from ..snapshot import Located, Wanted
+from ..tensor_file import Header, file_crc32
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
 from .parallel import Stopped, in_parallel
@@ -40,23 +42,23 @@ WRITTEN = 1 << 20  # bytes that are written to the disk at once
 
 
 def fetch_tower(
-    repo: Repo, store: Store, wanted: Wanted, headers: Mapping[str, Header], *, check: bool
-) -> KeptTower:
+    repo: Repo, wanted: Wanted, headers: Mapping[str, Header], *, check: bool
+) -> dict[str, Located]:
     """Fetch a tower by byte ranges unless it is kept; one fetch however many ask at once.
 
-    The ``headers`` are those of the files that hold it. To ``check`` is to read a tower that is
-    there before it is believed. What the Hub refuses is raised as the client does.
+    Returns where each tensor lies, by its name. The ``headers`` are those of the files that hold
+    the tower. To ``check`` is to read a tower that is there before it is believed. What the Hub
+    refuses is raised as the client does.
     """
-    fetch = _Fetch(repo, store, wanted, headers)
+    fetch, store = _Fetch(repo, wanted, headers), repo.store(repo.revision)
     try:
         with store.lock():
             if not repo.options.force_download:
                 with suppress(DamagedError):  # another thread or process may have fetched it
                     kept = KeptTower(store.tower)
-                    kept.locate(wanted)
                     if check:
                         kept.verify()
-                    return kept
+                    return kept.locate(wanted)
             try:
                 fetch.run()
             except (RangesUnsupported, OSError) as error:  # with which nobody can go on
@@ -67,7 +69,7 @@ def fetch_tower(
             fetch.tower.rename(store.tower)
             shutil.rmtree(store.partial, ignore_errors=True)
             store.answers.unlink(missing_ok=True)
-            return KeptTower(store.tower)
+            return KeptTower(store.tower).locate(wanted)
     except HfHubHTTPError:  # an OSError too, and not one of this disk
         raise
     except OSError as error:
@@ -79,13 +81,11 @@ def fetch_tower(
 
 
 class _Fetch:
-    """One fetch into the ``partial`` folder of a store."""
+    """One fetch into the ``partial`` folder of what is kept of a repo."""
 
-    def __init__(
-        self, repo: Repo, store: Store, wanted: Wanted, headers: Mapping[str, Header]
-    ) -> None:
+    def __init__(self, repo: Repo, wanted: Wanted, headers: Mapping[str, Header]) -> None:
         self.repo = repo
-        self.folder = store.partial
+        self.folder = repo.store(repo.revision).partial
         self.files = wanted.files()
         self.pieces = in_order(wanted.pieces)
         self.record = {
@@ -99,7 +99,7 @@ class _Fetch:
         self.size = len(self.head) + sum(piece.entry.nbytes for piece in self.pieces)
         self.shards = sorted(headers)
         self.tower = self.folder / "tower"
-        self.tensors = self.tower / TENSORS
+        self.tensors = self.tower / SINGLE
         self.done = self.folder / "done"
 
     def run(self) -> None:
@@ -117,7 +117,7 @@ class _Fetch:
 
             def fetch(number: int, stop: Event) -> None:
                 part = self.parts[number]
-                place = self.tensors, part.target, part.kept
+                place = self.tensors, part.target, part.kept, str(self.tensors)
                 if number in done and done[number] == file_crc32(*place):
                     bar.update(part.end - part.begin)
                 else:
@@ -169,14 +169,12 @@ class _Fetch:
 
     def _finish(self) -> None:
         """Take the checksums of the tensors, write the header, and have all of it on the disk."""
-        places, position = [], len(self.head)
-        for piece in self.pieces:
-            places.append((position, piece.entry.nbytes))
-            position += piece.entry.nbytes
-        workers = self.repo.options.max_workers
-        sums = in_parallel(lambda place, _: file_crc32(self.tensors, *place), places, workers)
+        path, workers = self.tensors, self.repo.options.max_workers
+        lengths = [piece.entry.nbytes for piece in self.pieces]
+        places = list(zip(accumulate(lengths, initial=len(self.head)), lengths, strict=False))
+        sums = in_parallel(lambda place, _: file_crc32(path, *place, str(path)), places, workers)
         known = {piece.local: value for piece, value in zip(self.pieces, sums, strict=True)}
-        with self.tensors.open("r+b") as file:
+        with path.open("r+b") as file:
             file.write(sealed_header(self.pieces, self.record, self.files, known))
             file.flush()
             os.fsync(file.fileno())

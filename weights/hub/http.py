@@ -19,15 +19,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import huggingface_hub
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError
-    HfHubHTTPError,
-    HTTPError,
-)
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked public
-    get_token_to_send,
-    hf_raise_for_status,
-    http_stream_backoff,
-)
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.utils import get_token_to_send, hf_raise_for_status, http_stream_backoff
 
 from ..errors import CheckpointError
 from ..tensor_file import Header, check_size, header_length, parse_header

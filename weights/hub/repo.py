@@ -17,16 +17,14 @@ from typing import Literal, TypeVar
 
 import huggingface_hub
 from huggingface_hub import hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError
+from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
     HTTPError,
     RemoteEntryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # not marked public
-    validate_repo_id,
-)
+from huggingface_hub.utils import validate_repo_id
 
 from ..cache.store import Store, cache_root, repo_folder, write_whole
 from ..errors import AbsentError, CheckpointError, shown

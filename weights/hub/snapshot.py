@@ -1,9 +1,9 @@
 """A checkpoint on the Hub, at one commit: what is kept of it, else what is fetched.
 
 Token, offline mode, endpoint and progress bars are the Hub client's, so they behave as its users
-expect. A branch is resolved to a commit once, by the config; all else is read there. Of the weights
-only headers are read until the tensors are known to fit; then either the byte ranges of the tower
-are fetched into a cache of our own, or the shards that hold it into the client's.
+expect. Of the weights only headers are read until the tensors are known to fit; then either the
+byte ranges of the tower are fetched into a cache of our own, or the shards that hold it into the
+client's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 import huggingface_hub
 
 from ..cache.kept import KeptTower
-from ..cache.store import Store
 from ..errors import AbsentError, CheckpointError, DamagedError
 from ..snapshot import Located, Snapshot, Traffic, Wanted, json_limit
 from ..tensor_file import Header, parse_json
@@ -47,13 +46,13 @@ def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = N
     """
     repo = Repo(repo_id, options)
     brought = repo.resolve()
-    store = repo.store(repo.revision)
-    if store.tower.is_dir() and damage is None and not options.force_download:
+    tower = repo.store(repo.revision).tower
+    if tower.is_dir() and damage is None and not options.force_download:
         try:
-            return KeptTower(store.tower, repo.label, repo.revision, repo.offline)
+            return KeptTower(tower, repo.label, repo.revision, repo.offline)
         except DamagedError as error:
             damage = error
-    return HubSnapshot(repo, store, brought, damage)
+    return HubSnapshot(repo, brought, damage)
 
 
 class HubSnapshot(Snapshot):
@@ -63,21 +62,17 @@ class HubSnapshot(Snapshot):
     """
 
     def __init__(
-        self,
-        repo: Repo,
-        store: Store,
-        brought: Mapping[str, bytes | None],
-        damage: DamagedError | None,
+        self, repo: Repo, brought: Mapping[str, bytes | None], damage: DamagedError | None
     ) -> None:
         folder = repo.clients_folder / "snapshots" / repo.revision
         super().__init__(folder / (repo.options.subfolder or ""), label=repo.label)
-        self.repo, self.store, self.damage = repo, store, damage
+        self.repo, self.store, self.damage = repo, repo.store(repo.revision), damage
         self.commit, self.offline = repo.revision, repo.offline
         # Small files that are kept, and all that were read; None if the repo has no such file
         self._known: dict[str, bytes | None] = {}
         if not repo.options.force_download:
             try:
-                self._known = store.read_answers()
+                self._known = self.store.read_answers()
             except DamagedError as error:
                 if self.offline:
                     raise self._cannot_repair("what is kept", error) from error
@@ -180,10 +175,10 @@ class HubSnapshot(Snapshot):
         self._keep_answers()
         if self._route(wanted) == "ranges":
             headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
-            damaged = self.damage is not None
+            check = self.damage is not None
             try:
-                fetch = partial(fetch_tower, self.repo, self.store, wanted, headers, check=damaged)
-                return self.repo.ask(fetch, "the tower").locate(wanted)
+                fetch = partial(fetch_tower, self.repo, wanted, headers, check=check)
+                return self.repo.ask(fetch, "the tower")
             except RangesUnsupported as error:
                 self._refused = error
         if self._refused is not None and self.repo.options.fetch == "ranges":
