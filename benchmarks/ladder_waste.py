@@ -26,8 +26,13 @@ import torch
 from benchmarks.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.contract import EncoderItemSpec, Grid
-from encoders.inputs import PatchPreprocessor, TilePreprocessor, best_tiling, smart_resize
-from encoders.inputs.processor_files import PixelRules
+from encoders.inputs import (
+    PatchPreprocessor,
+    PixelRules,
+    TilePreprocessor,
+    best_tiling,
+    smart_resize,
+)
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig

@@ -6,7 +6,8 @@
 - ``patches``, ``tiles``, ``windows``, ``views``: the preprocessing of the Qwen, InternViT, Step and
   DeepSeek towers
 - ``images``: what the preprocessing of all towers shares
-- ``processor_files``: the defaults that a repo's processor files set
+- ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
+  the Qwen repos
 - ``grids``: ``grid_thw`` read on the host, and the orders of patches that follow from it
 - ``checks``: arguments of an encoder's methods that are refused
 """
@@ -36,14 +37,8 @@ from .grids import (
 from .images import Preprocessor, StagedItem, StagedPreprocessor, resize
 from .intake import Video, is_one_item, read_images, read_item, to_rgb
 from .patches import PatchPreprocessor
-from .processor_files import (
-    CLIP_MEAN,
-    CLIP_STD,
-    HALF,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    PixelRules,
-)
+from .pixel_rules import PixelRules
+from .processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from .sizes import best_tiling, read_candidates, sample_frames, smart_resize, smart_resize_video
 from .tiles import TilePreprocessor
 from .video_files import VideoFrames, require_av

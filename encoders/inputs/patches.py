@@ -39,16 +39,16 @@ from .images import (
     stack_frames,
 )
 from .intake import naming, read_images
-from .processor_files import (
+from .pixel_rules import (
     QWEN2_IMAGES,
     QWEN2_VIDEOS,
     QWEN3_PUBLISHED_IMAGES,
     QWEN3_PUBLISHED_VIDEOS,
     PixelRules,
-    ProcessorFiles,
     patch_image_rules,
     patch_video_rules,
 )
+from .processor_files import ProcessorFiles
 from .sizes import sample_frames, smart_resize, smart_resize_video
 
 _STRIP = 1 << 16

@@ -35,7 +35,15 @@ from torch import Tensor
 from ..contract import PathInputs, VisionInputs
 from .images import check_keywords, folded_stats, grid_tensor, resize
 from .intake import naming, read_images
-from .processor_files import CLIP_MEAN, CLIP_STD, ProcessorFiles, Stats, window_image_rules
+from .processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    ProcessorFiles,
+    Stats,
+    image_section,
+    read_stats,
+    require_supported,
+)
 from .sizes import MOST_PIXELS, MOST_TILES
 
 LARGEST = 3024
@@ -120,7 +128,7 @@ class WindowPreprocessor:
             ValueError: a value that is not implemented, or that disagrees with the tower.
         """
         try:
-            rules = window_image_rules(files, self.image_size, self.tile_size)
+            rules = _file_rules(files, self.image_size, self.tile_size)
         except ValueError as bad:
             raise error(str(bad)) from bad
         return replace(self, **rules)
@@ -243,3 +251,29 @@ def _scaled(image: Tensor) -> Tensor:
             f"is {width}x{height} pixels: nothing is left of it at {LARGEST} pixels; crop it"
         )
     return resize(image, *size, "bilinear")
+
+
+def _file_rules(files: ProcessorFiles, image_size: int, tile_size: int) -> dict[str, Any]:
+    """Read the fields of ``WindowPreprocessor`` that the files of a Step repo set.
+
+    StepFun's own code reads no value from a file; the files that transformers saves with its class
+    are read.
+
+    Args:
+        files: parsed JSON per file name without ``.json``.
+        image_size: side of the view of the whole image in pixels.
+        tile_size: side of a tile in pixels.
+
+    Raises:
+        ValueError: a value that is not implemented, or that disagrees with the tower.
+    """
+    found = image_section(files)
+    named = "" if found is None else str(found[1].get("image_processor_type") or "")
+    if found is None or not named.startswith("Step3p7ImageProcessor"):
+        return {}
+    where, section = found
+    size = {"height": image_size, "width": image_size}
+    expected = {"resample": 2, "size": size, "patch_size": tile_size, "max_image_size": 3024}
+    require_supported(where, section, expected)
+    mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    return {"mean": mean, "std": std}
