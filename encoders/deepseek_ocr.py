@@ -207,20 +207,14 @@ class DeepseekOCREncoder(PathsEncoder):
             [tokens, out], both in the published order.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
-        return [
-            EncoderOutput(
-                self._sequence(
-                    {name: part.last_hidden_state for name, part in item.items()}, pictures
-                ),
-                self._sequence(
-                    {name: part.pooler_output for name, part in item.items()},
-                    pictures,
-                    learned=True,
-                ),
-                item["image"].deepstack_features,
-            )
-            for item, pictures in items
-        ]
+        joined = []
+        for item, pictures in items:
+            rows = {name: part.last_hidden_state for name, part in item.items()}
+            tokens = {name: part.pooler_output for name, part in item.items()}
+            hidden = self._sequence(rows, pictures)
+            pooled = self._sequence(tokens, pictures, learned=True)
+            joined.append(EncoderOutput(hidden, pooled, item["image"].deepstack_features))
+        return joined
 
     def _sequence(
         self,
@@ -326,11 +320,6 @@ class DeepseekOCRTower(TileEncoder):
         """The blocks of CLIP; those of SAM come before."""
         return self.vision_model.blocks
 
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
-        return self.config.out_hidden_size
-
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
         """Return what the blocks of CLIP read; SAM's, over [B, h, w, D], read nothing."""
         return super().block_context(hidden, metadata) if hidden.ndim == 3 else None
@@ -338,10 +327,6 @@ class DeepseekOCRTower(TileEncoder):
     def row_grid(self, h: int, w: int) -> tuple[int, int]:
         """One row per cell of the compressor's map."""
         return cells(h), cells(w)
-
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per cell."""
-        return self.row_grid(h, w)
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         return self.vision_model.embed(self._compress(pixel_values, grid_thw))

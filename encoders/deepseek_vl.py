@@ -37,8 +37,6 @@ from .parts import BlockSizes, Neck, Sam, SamSizes, Siglip, nested_sizes, read_c
 from .paths import PathPreprocessor, PathsEncoder
 from .tile_encoder import TileEncoder
 
-SAM = "sam_b_downsample"
-
 
 @dataclass(frozen=True)
 class DeepseekVLConfig:
@@ -129,7 +127,7 @@ class DeepseekVLHybridConfig:
         require_value(params, "concat_type", "tuple")
         require_value(aligner, "projector_type", "low_high_hybrid_split_mlp_gelu")
         require_value(aligner, "depth", 2)
-        require_value(high, "model_name", SAM)
+        require_value(high, "model_name", "sam_b_downsample")
         for section, mean, std in ((low, HALF, HALF), (high, CLIP_MEAN, CLIP_STD)):
             require_value(section, "pixel_mean", list(mean))
             require_value(section, "pixel_std", list(std))
@@ -198,15 +196,6 @@ class DeepseekVLEncoder(TileEncoder):
         """The blocks of SigLIP."""
         return self.vision.blocks
 
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
-        return self.config.out_hidden_size
-
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per patch."""
-        return h, w
-
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.vision.pos_embed
         return self.vision.embed(self.admit_tiles(pixel_values, weight, grid_thw))
@@ -229,11 +218,6 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         self.high = HighResolution(config)
         self.paths = {"image": self.low, "high": self.high}
         self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
-
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
-        return self.config.out_hidden_size
 
     def join(
         self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
@@ -283,7 +267,10 @@ class HighResolution(TileEncoder):
         self.out, self.width = config.low.out_hidden_size, config.downsample_channels[-1]
         self.sam = Sam(sizes)
         self.neck_hd = Neck(sizes)
-        self.downsamples = downsamples(sizes.neck_channels, config.downsample_channels)
+        pairs = pairwise((sizes.neck_channels, *config.downsample_channels))
+        self.downsamples = nn.Sequential(  # each of them halves the sides of a map
+            *(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs)
+        )
         self.hd_alpha_downsamples = nn.Parameter(torch.zeros(1))
         self.aligner = nn.Linear(self.width, self.out)
 
@@ -357,10 +344,6 @@ class HighResolution(TileEncoder):
         """Return the grid of the small view, which the features have at every size of views."""
         return self.grid, self.grid
 
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per row."""
-        return self.row_grid(h, w)
-
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
         patches = rows.shape[1] == h * w  # of an inner block
         return rows.unflatten(1, (h, w) if patches else self.row_grid(h, w))
@@ -384,9 +367,3 @@ class Aligner(nn.Module):
 def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     """Put features side by side, if the wrapper of the paths did not leave them out."""
     return None if left is None or right is None else torch.cat((left, right), dim=-1)
-
-
-def downsamples(width: int, channels: Sequence[int]) -> nn.Sequential:
-    """Return 3x3 convolutions that halve the sides of a map one after another."""
-    pairs = pairwise((width, *channels))
-    return nn.Sequential(*(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs))

@@ -269,11 +269,6 @@ class DeepseekVL2Tower(TileEncoder):
         """The blocks of SigLIP."""
         return self.vision.blocks
 
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
-        return self.config.out_hidden_size
-
     def token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 2x2 patches, those at an odd edge included."""
         return -(-h // 2), -(-w // 2)

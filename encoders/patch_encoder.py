@@ -27,11 +27,6 @@ class PatchEncoder(VisionEncoder):
         return 64, 8192
 
     @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``: the width of the language model."""
-        return int(self.config.out_hidden_size)
-
-    @property
     def row_shape(self) -> tuple[int, ...]:
         """One patch, flattened."""
         return (self.config.patch_dim,)

@@ -190,11 +190,6 @@ class PathsEncoder(Encoder):
         self._buffers = tower._buffers
 
     @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
-        return self.paths["image"].out_features
-
-    @property
     def blocks(self) -> nn.ModuleList:
         """The blocks of the path "image"."""
         return self.paths["image"].blocks

@@ -104,7 +104,6 @@ class Qwen2_5VLConfig:
         """
         vision = find_section(config, "vision_config", "thinker_config.vision_config")
         require_value(vision, "hidden_act", "silu")
-        full = (7, 15, 23, 31)
         heads = read_size(vision, "num_heads", "num_attention_heads", default=16)
         grouped = str(vision.get("model_type", "")).startswith("exaone4_5")
         return cls(
@@ -113,7 +112,7 @@ class Qwen2_5VLConfig:
             intermediate_size=read_size(vision, "intermediate_size"),
             num_heads=heads,
             out_hidden_size=read_size(vision, "out_hidden_size"),
-            fullatt_block_indexes=read_blocks(vision, "fullatt_block_indexes", full),
+            fullatt_block_indexes=read_blocks(vision, "fullatt_block_indexes", (7, 15, 23, 31)),
             window_size=read_size(vision, "window_size", default=112),
             patch_size=read_size(vision, "patch_size", "spatial_patch_size", default=14),
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),

@@ -168,11 +168,6 @@ class Step3Tower(TileEncoder):
         """All blocks."""
         return self.transformer.layers
 
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``: the width of the language model."""
-        return int(self.config.out_hidden_size)
-
     def token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 4x4 patches: halves of a side, rounded down, then rounded up."""
         return -(-(h // 2) // 2), -(-(w // 2) // 2)

@@ -188,11 +188,6 @@ class Step3VLTower(TileEncoder):
         """All blocks."""
         return self.transformer.resblocks
 
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``: the width of the language model."""
-        return int(self.config.out_hidden_size)
-
     def token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 4x4 patches: each of two convolutions halves a side, rounded up."""
         return -(-h // 4), -(-w // 4)

@@ -65,13 +65,13 @@ class TileEncoder(VisionEncoder):
         """Return what every block reads; a tower with rotary positions has more to say."""
         return TileSegments.of(metadata, hidden)
 
-    @abstractmethod
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Rows and columns of the tokens that a tile of h*w patches makes."""
-
     def row_grid(self, h: int, w: int) -> tuple[int, int]:
         """Rows and columns of ``last_hidden_state`` of a tile of h*w patches."""
         return h, w
+
+    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """Rows and columns of the tokens of a tile of h*w patches: one per row unless merged."""
+        return self.row_grid(h, w)
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:

@@ -57,9 +57,9 @@ class Encoder(SavedEncoder, EncodesItems, ABC):
         return int(self.config.hidden_size)
 
     @property
-    @abstractmethod
     def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
+        """Columns of ``pooler_output``: the width of the language model."""
+        return int(self.config.out_hidden_size)
 
     def preprocess(
         self,
