@@ -2,83 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from encoders.contract import Accelerable, EncoderOutput, GridLike, Metadata
+from encoders.contract import Accelerable, EncoderOutput
 from graph_cases import executor_of, pixels_for, static, tower
 from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
 from test_graph_packing import measured
+from toy_accelerated import FakeAccelerator, FastToy
 from toy_encoder import ToyEncoder
 
-NAMES = ("auto", "triton", "flash4")
 FITS = [[1, 1, 6], [2, 1, 4]]
 MIXED = [*FITS, [1, 4, 30]]
 """The last is over the budgets of 8 and 16 tokens."""
-
-
-class FakeAccelerator:
-    """Doubles every result by a number derived from the weight, brought up to date by refresh."""
-
-    def __init__(self, kernels: str, precision: str, weight: Tensor) -> None:
-        self.asked, self.source = (kernels, precision), weight
-        self.derived = 4 * weight[:1]
-        self.refreshes = 0
-        self.loaded: Mapping[str, Any] | None = None
-        self.taken = "reference"
-        self.because: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return 3 * 2**20
-
-    def refresh(self) -> None:
-        self.refreshes += 1
-        self.derived.copy_(4 * self.source[:1])
-
-    def choices(self) -> dict[str, Any]:
-        return {"kernels": self.asked[0], "rows": [16], "reference_because": self.because}
-
-    def load_choices(self, choices: Mapping[str, Any]) -> None:
-        if choices["kernels"] not in NAMES:
-            raise ValueError(f"kernel {choices['kernels']!r} is not installed here")
-        self.loaded = choices
-
-
-class FastToy(ToyEncoder):
-    """A toy with an accelerated form, whose results tell which form ran."""
-
-    accelerator: FakeAccelerator | None = None
-
-    def accelerated(self, kernels: str = "auto", precision: str = "bf16") -> FastToy:
-        if kernels not in NAMES:
-            raise ValueError(f"kernels={kernels!r}: must be one of {', '.join(NAMES)}")
-        view = copy.copy(self)
-        view.accelerator = FakeAccelerator(kernels, precision, self.weight)
-        return view
-
-    def forward(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike | None = None,
-        *,
-        encoder_metadata: Metadata | None = None,
-    ) -> EncoderOutput:
-        output = super().forward(pixel_values, grid_thw, encoder_metadata=encoder_metadata)
-        if self.accelerator is None:
-            return output
-        self.accelerator.taken = "triton" if len(pixel_values) <= 16 else "flash4"
-        scale = self.accelerator.derived
-        hidden, pooled, deepstack = output
-        return EncoderOutput(hidden * scale, pooled * scale, tuple(x * scale for x in deepstack))
 
 
 def graphed_of(encoder: nn.Module, backend: str = "static", **settings: Any) -> GraphedEncoder:
