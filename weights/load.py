@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, inputs
+from encoders.inputs.processor_files import image_section
 from encoders.saving import PublishedForm, in_pairs
 
 from .contents import PROCESSOR_FILES
@@ -268,12 +269,8 @@ def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str,
         no_videos = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
         preprocessor = replace(preprocessor, video_error=no_videos)
     encoder.preprocessor = preprocessor
-    # Old processor_config.json only name a class; that of DeepSeek-VL2 and DeepSeek-OCR describes
-    # images at its top level.
-    processor = files.get("processor_config", {})
-    nested = isinstance(processor.get("image_processor"), Mapping) or "image_mean" in processor
     # The repos of timm and StepFun have no such files: their code has the values, as ours has.
-    if not ("preprocessor_config" in files or nested) and tower.layout.processor_files:
+    if image_section(files) is None and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
     return files
 

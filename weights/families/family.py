@@ -71,10 +71,7 @@ class Family:
             return self.encoder(config)
 
 
-_INIT = (
-    *(init.normal_, init.trunc_normal_, init.uniform_),
-    *(init.kaiming_uniform_, init.xavier_uniform_),
-)
+_INIT = frozenset(filter(callable, vars(init).values()))
 
 
 class _WithoutInit(TorchFunctionMode):
