@@ -15,6 +15,7 @@ from checkpoints import same_weights
 from fetching import REPO, point_client_at, wait_no_longer
 from hub_server import Fault, HubServer
 from weights import CheckpointError, inspect_checkpoint, load_encoder
+from weights.hub.http import RemoteFile
 
 SOON = [
     Fault(429, {"Retry-After": "0"}),
@@ -134,6 +135,18 @@ def test_a_signed_address_that_expired_is_asked_for_again(
     hub.fail("/blob/", Fault(), Fault(), Fault(403), Fault(), Fault(403))
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
     assert same_weights(encoder, load_encoder(folder))
+
+
+def test_a_whole_file_whose_signed_address_expired_is_asked_for_again(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor file of a repo may lie where the weights lie."""
+    wait_no_longer(monkeypatch)
+    commit = hub.push(REPO, folder)
+    weights = sorted(folder.glob("*.safetensors"))[0]
+    hub.fail("/blob/", Fault(cut_after=100), Fault(403))
+    remote = RemoteFile(f"{hub.endpoint}/{REPO}/resolve/{commit}/{weights.name}", None, "x")
+    assert remote.whole(weights.stat().st_size) == weights.read_bytes()
 
 
 def test_a_server_that_stays_busy_is_given_up(

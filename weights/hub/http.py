@@ -46,7 +46,7 @@ class Unreachable(Exception):
     """The connection broke too often, or could not be made."""
 
 
-class _Expired(Exception):
+class _Expired(HTTPError):
     """A signed address expired; the Hub has to be asked for another."""
 
 
@@ -196,7 +196,7 @@ class RemoteFile:
             answered()
             if direct and response.status_code in _EXPIRED:
                 self._direct, self._refused = None, True
-                raise _Expired
+                raise _Expired("the signed address expired")
             if response.status_code != 416 or wanted is None:
                 hf_raise_for_status(response)
             self._compare(response)
