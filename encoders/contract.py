@@ -38,10 +38,15 @@ class EncoderOutput(NamedTuple):
         return self._map(Tensor.clone)
 
     def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> EncoderOutput:
-        """Move and cast all tensors; None leaves the device or the dtype as it is."""
-        return self._map(lambda tensor: tensor.to(device=device, dtype=dtype))
+        """Move and cast all tensors; None leaves the device or the dtype as it is.
+
+        The first argument may also be a dtype alone, as for ``Tensor.to``.
+        """
+        return self._map(lambda tensor: _move(tensor, device, dtype))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> EncoderOutput:
         hidden, pooled, deepstack = self
@@ -52,6 +57,15 @@ class EncoderOutput(NamedTuple):
         )
 
 
+def _move(
+    tensor: Tensor, device: torch.device | str | torch.dtype | None, dtype: torch.dtype | None
+) -> Tensor:
+    """Move and cast a tensor; the second argument may be a dtype alone, as for ``Tensor.to``."""
+    if isinstance(device, torch.dtype):
+        device, dtype = None, device
+    return tensor.to(device=device, dtype=dtype)
+
+
 class PathInputs(NamedTuple):
     """The pixels of one path of a tower, and where each item lies in them."""
 
@@ -60,10 +74,15 @@ class PathInputs(NamedTuple):
     """[entries, 3] int64 on the CPU, one entry per item that uses the path, in item order."""
 
     def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> PathInputs:
-        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
-        return self._replace(pixel_values=self.pixel_values.to(device=device, dtype=dtype))
+        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read.
+
+        The first argument may also be a dtype alone, as for ``Tensor.to``.
+        """
+        return self._replace(pixel_values=_move(self.pixel_values, device, dtype))
 
 
 class VisionInputs(NamedTuple):
@@ -90,10 +109,15 @@ class VisionInputs(NamedTuple):
         return {"image": PathInputs(self.pixel_values, self.grid_thw), **self.other_paths}
 
     def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> VisionInputs:
-        """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
-        return self.with_pixels(lambda pixels: pixels.to(device=device, dtype=dtype))
+        """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read.
+
+        The first argument may also be a dtype alone, as for ``Tensor.to``.
+        """
+        return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
         """Return a copy with ``change`` applied to the pixels of every path, "image" first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -115,25 +115,47 @@ class PathsEncoder(Encoder):
         }
         return self.join(outputs, inputs)
 
+    @overload
     def forward_intermediates(
-        self, inputs: VisionInputs, indices: int | Sequence[int] | None = None
-    ) -> dict[str, list[Tensor]]:
+        self,
+        inputs: VisionInputs,
+        indices: int | Sequence[int] | None = None,
+        output_fmt: Literal["NLC"] = "NLC",
+    ) -> dict[str, list[Tensor]]: ...
+
+    @overload
+    def forward_intermediates(
+        self,
+        inputs: VisionInputs,
+        indices: int | Sequence[int] | None = None,
+        *,
+        output_fmt: Literal["NCHW"],
+    ) -> dict[str, list[list[Tensor]]]: ...
+
+    def forward_intermediates(
+        self,
+        inputs: VisionInputs,
+        indices: int | Sequence[int] | None = None,
+        output_fmt: Literal["NLC", "NCHW"] = "NLC",
+    ) -> dict[str, Any]:
         """Outputs of inner blocks of every path that has entries, before any merger.
 
         Args:
             inputs: what ``preprocess`` returned.
             indices: n for the last n blocks, block numbers (negatives from the end), None for all.
+            output_fmt: "NLC" for the rows of the paths, "NCHW" for maps in raster order.
 
         Returns:
-            By the name of the path, one tensor per block, in the order of ``indices``, as the
-            ``forward_intermediates`` of the path returns it.
+            By the name of the path, one entry per block, in the order of ``indices``, as the
+            ``forward_intermediates`` of the path returns it: a tensor, or with "NCHW" a list of
+            maps [t, D, h, w], one per item that uses the path.
 
         Raises:
-            ValueError: a block that does not exist, and the errors of ``forward``.
+            ValueError: a block or format that does not exist, and the errors of ``forward``.
         """
         self._check(inputs)
         return {
-            name: self.paths[name].forward_intermediates(*path, indices)
+            name: self.paths[name].forward_intermediates(*path, indices, output_fmt=output_fmt)
             for name, path in inputs.paths.items()
             if len(path.grid_thw)
         }

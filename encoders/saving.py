@@ -26,9 +26,9 @@ The vision tower of {base}, as [vitgraph](https://pypi.org/project/vitgraph/) sa
 {parameters:,} parameters in {dtype}.
 
 ```python
-from weights import load_encoder
+import vitgraph
 
-encoder = load_encoder("{name}")
+encoder = vitgraph.load_encoder("{name}")
 features = encoder.encode(images=["photo.jpg"])
 ```
 """

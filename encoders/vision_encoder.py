@@ -75,11 +75,13 @@ class Encoder(SavedEncoder, EncodesItems, ABC):
         """Resize, normalise and cut images and videos as the checkpoint's own processor does.
 
         Args:
-            images: paths (read upright, by EXIF), PIL images (as they are), numpy [H, W, C] or
-                uint8 tensors [C, H, W], in any mix.
-            videos: each a sequence of such frames, or one array [F, H, W, C] / tensor [F, C, H, W].
+            images: one image or several, in any mix. An image is a path, bytes or an open file
+                (read upright, by EXIF), a dict with "bytes" or "path", a PIL image (as it is), or
+                a numpy array [H, W, C] or tensor [C, H, W] of uint8 or of floats from 0 to 1.
+            videos: one video or several. A video is the path of a video file, a :class:`Video`, a
+                sequence of images, a numpy array [F, H, W, C] or a tensor [F, C, H, W].
             min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
-            max_pixels: largest area, likewise.
+            max_pixels: largest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
             max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
                 DeepSeek-OCR, DeepSeek-VL2).
             fps: sample videos at this many frames per second; by default every frame is used.

@@ -60,6 +60,15 @@ def test_inputs_and_outputs_are_cast_together() -> None:
     assert EncoderOutput(None, torch.ones(1), None).to("cpu")[0] is None
 
 
+def test_a_dtype_alone_may_be_the_first_argument() -> None:
+    inputs = VisionInputs(torch.ones(4, 3), torch.tensor([[1, 2, 2]])).to(torch.float16)
+    assert inputs.pixel_values.dtype == torch.float16
+    assert inputs.paths["image"].to(torch.float64).pixel_values.dtype == torch.float64
+    output = EncoderOutput(torch.ones(4, 2), None, None).to(torch.float64)
+    assert output.last_hidden_state is not None
+    assert output.last_hidden_state.dtype == torch.float64
+
+
 def test_a_processors_images_come_before_its_videos() -> None:
     features = {
         "input_ids": [1, 2],

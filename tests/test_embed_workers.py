@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from own_processes import start
 from photographs import china
 from vitgraph.cli import main
 from vitgraph.embedding import job as job_module
+from vitgraph.embedding import shards as shards_module
 from vitgraph.embedding.manifest import alone
 from vitgraph.embedding.workers import Worker, read_worker
 from vitgraph.features import load_embeddings
@@ -142,10 +144,14 @@ def test_two_workers_on_one_shard_write_it_once(
             for name, content in before.items():
                 (out / name).write_bytes(content)
 
+    def arrive(lock: Path) -> AbstractContextManager[None]:
+        go_on.set()  # the shard is encoded, and the first worker still holds it
+        return alone(lock)
+
+    monkeypatch.setattr(shards_module, "alone", arrive)
     first = threading.Thread(target=hold)
     first.start()
     assert entered.wait(30)
-    threading.Timer(0.2, go_on.set).start()
     assert main(command) == 0
     first.join()
     assert {path.name: path.read_bytes() for path in out.glob("00003*")} == before

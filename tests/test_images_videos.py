@@ -127,6 +127,16 @@ def test_a_clip_can_be_given_in_any_form(ours: PatchPreprocessor) -> None:
         assert torch.equal(ours(videos=[clip]).pixel_values, wanted)
 
 
+@pytest.mark.parametrize("ours", [QWEN2, QWEN3, TilePreprocessor(image_size=56)])
+def test_a_list_of_pictures_is_one_clip(ours: Any) -> None:
+    pictures = [Image.fromarray(frame) for frame in panning_clip(4)]
+    wanted = ours(videos=[pictures])
+    for clip in (pictures, tuple(pictures)):
+        got = ours(videos=clip)
+        assert torch.equal(got.grid_thw, wanted.grid_thw)
+        assert torch.equal(got.pixel_values, wanted.pixel_values)
+
+
 @pytest.mark.parametrize("ours", [QWEN2, QWEN3])
 def test_images_come_first_and_then_videos_in_order(ours: PatchPreprocessor) -> None:
     clips = [panning_clip(3), panning_clip(2, 50, 60)]
@@ -143,7 +153,7 @@ def test_images_come_first_and_then_videos_in_order(ours: PatchPreprocessor) -> 
         ([[]], "video 0: has no frames"),
         ([np.zeros((0, 5, 5, 3), np.uint8)], "video 0: has no frames"),
         ([panning_clip(2)[0]], r"video 0: shape \(90, 130, 3\): a video array has four dim"),
-        ([china()], "video 0: is of type Image, not a video: pass the path"),
+        ([china(), 3], "video 0: is of type Image, not a video: pass the path"),
         (["clip.mp4"], "video 0: clip.mp4: there is no such file"),
         ([3], "video 0: is of type int, not a video"),
         (china(), "videos is one Image: pass a video, or a list"),

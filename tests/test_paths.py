@@ -183,6 +183,21 @@ def test_intermediates_are_those_of_each_path(name: str) -> None:
         assert torch.equal(last, output.last_hidden_state)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_intermediates_of_each_path_come_as_maps_too(name: str) -> None:
+    encoder = shared(name)
+    inputs = encoder.preprocess(IMAGES)
+    rows = encoder.forward_intermediates(inputs, [0, -1])
+    maps = encoder.forward_intermediates(inputs, [0, -1], output_fmt="NCHW")
+    assert maps.keys() == rows.keys() == inputs.paths.keys()
+    for path, states in rows.items():
+        grids = inputs.paths[path].grid_thw
+        for state, items in zip(states, maps[path], strict=True):
+            expected = encoder.paths[path].feature_maps(state, grids)
+            for item, raster in zip(items, expected, strict=True):
+                assert torch.equal(item.permute(0, 2, 3, 1), raster)
+
+
 def test_gradients_reach_the_tower_from_both_paths() -> None:
     encoder = fresh("step3_vl").requires_grad_(True)
     inputs = encoder.preprocess(IMAGES[:1])

@@ -127,6 +127,17 @@ def test_caption_says_what_the_colours_mean() -> None:
     assert "rotated to agree with the colours of the first encoder" in both
 
 
+@pytest.mark.parametrize("encoders", [1, 2, 5])
+def test_caption_lies_inside_of_the_figure(encoders: int) -> None:
+    maps = [noise(1, 3, 4, 8)] * 3
+    figure = plot_feature_maps(photographs(), {f"tower {n}": maps for n in range(encoders)})
+    figure.savefig(io.BytesIO(), format="png")
+    (caption,) = [text for text in figure.texts if text.get_text() == figure.get_supxlabel()]
+    box = caption.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+
+
 def test_maps_not_laid_out_in_space_are_refused() -> None:
     for wrong in (noise(4, 6, 16), noise(24, 16), noise(1, 4, 6, 2)):
         with pytest.raises(ValueError, match=r"\[t, h, w, D\]") as caught:

@@ -240,6 +240,26 @@ def test_readme_shows_the_committed_fetch_figures() -> None:
     assert f"fetches whole files, {shards['bytes'] / 1e6:,.0f} MB" in said
 
 
+def test_embedding_page_shows_the_committed_figures() -> None:
+    """Measured anew? ``python -m benchmarks.encode_many gpu`` prints them."""
+    report = json.loads((ROOT / "benchmarks" / "results" / "encode_many_h200.json").read_text())
+    rates = {name: round(rate) for name, rate in report["images per second"].items()}
+    said = " ".join((ROOT / "docs" / "embedding.md").read_text().split())
+    assert f"{report['items']:,} photographs of seven sizes" in said
+    assert f"{rates['from memory']} decoded photographs per second" in said
+    assert f"replays alone made {rates['replays']}, and {rates['from files']} from JPEG" in said
+    assert f"{report['workers']} threads, which decode {rates['decoding']}" in said
+
+
+def test_integrations_page_shows_the_committed_times_to_the_first_token() -> None:
+    """Measured anew? ``python -m benchmarks.first_token`` prints them."""
+    report = json.loads((ROOT / "benchmarks" / "results" / "first_token_h200.json").read_text())
+    page = (ROOT / "docs" / "integrations.md").read_text()
+    for row in report["rows"]:
+        columns = [f"{row[name] + 1e-9:.1f}" for name in row if name.endswith(" ms")]
+        assert f"| {row['workload']} | {' | '.join(columns)} |" in page
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_tower_class_finds_tensors_only_with_a_key_mapping(

@@ -203,7 +203,7 @@ def plot_feature_maps(
     _fill_columns(places, columns, photographs)
     figure.suptitle(title or "", fontsize=11)
     note = _NOTE + (_NOTE_ROTATED if len(columns) > 1 else ".")
-    figure.supxlabel(note, fontsize=8, color="dimgrey")
+    figure.supxlabel(note, fontsize=8, color="dimgrey", wrap=True)
     return figure
 
 

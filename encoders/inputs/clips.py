@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from .intake import Video, is_one_image, naming, to_rgb
+from .intake import Video, is_one_image, is_picture, naming, to_rgb
 from .video_files import VideoFrames
 
 
@@ -47,8 +47,8 @@ def read_videos(
 
     Args:
         videos: an iterable of videos, or one of these: a :class:`Video`, the path of a video file,
-            numpy [F, H, W, C] or a tensor [F, C, H, W]. In an iterable a video may also be a
-            sequence of images.
+            numpy [F, H, W, C], a tensor [F, C, H, W], or a list or tuple of PIL images, which is
+            one clip. In an iterable a video may also be a sequence of images of any kind.
         choose: called once per video.
         error: raised at the first video, before it is read.
 
@@ -78,6 +78,8 @@ def read_videos(
 def _is_one_video(videos: Any) -> bool:
     if isinstance(videos, np.ndarray | Tensor):
         return videos.ndim == 4
+    if isinstance(videos, list | tuple):
+        return bool(videos) and all(map(is_picture, videos))
     return isinstance(videos, Video | str | os.PathLike)
 
 

@@ -188,6 +188,11 @@ def is_one_image(images: Any) -> bool:
     )
 
 
+def is_picture(image: Any) -> bool:
+    """Whether the value is a PIL image."""
+    return isinstance(image, Image.Image)
+
+
 def is_one_item(items: Any) -> bool:
     """Whether the items of a stream are by mistake one image, whose bytes or rows are no items."""
     if isinstance(items, np.ndarray | Tensor):
