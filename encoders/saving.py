@@ -230,14 +230,12 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The config with the dtype of the tensors where it says one, at the top and for the tower.
+    """Return the config with each dtype that it states, at the top or for the tower, replaced.
 
-    transformers casts to what the config says.
+    transformers casts the tensors to the dtype in the config.
     """
-    said = str(dtype).removeprefix("torch.")
-    edited = {
-        key: said if key in ("dtype", "torch_dtype") else value for key, value in config.items()
-    }
+    names = {"dtype", "torch_dtype"} & config.keys()
+    edited = {**config, **dict.fromkeys(names, str(dtype).removeprefix("torch."))}
     if isinstance(vision := config.get("vision_config"), Mapping):
         edited["vision_config"] = _with_dtype(vision, dtype)
     return edited

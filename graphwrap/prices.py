@@ -33,7 +33,7 @@ NEVER = 1e12
 SHARES = (8, 4, 2, 1)
 """Eager runs are timed at these fractions of the largest budget, and with the fewest rows."""
 SLOW_MS = 8.0
-"""A run of more milliseconds is timed a few times, a faster one seven times."""
+"""A run of more milliseconds is timed twice, a faster one seven times."""
 SETTLING = 2
 """So many calls are not counted where an eager run is compared with a replay: after a pause a GPU
 is up to 7 % faster for 100 ms."""

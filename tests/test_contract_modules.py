@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from encoders import Qwen3VLEncoder
 from encoders.contract import EncoderOutput
-from encoders.layers import convolve, is_plain, patch_product
+from encoders.layers import is_plain, patch_product
 from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
@@ -271,34 +270,6 @@ def test_a_layer_is_plain_until_something_is_added_to_it() -> None:
         assert not is_plain(linear, layer)
     assert not is_plain(type("Other", (nn.Linear,), {})(4, 4))
     assert not is_plain(nn.LayerNorm(4))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("kernel", "stride", "pad"), [(1, 1, 0), (2, 2, 0), (3, 1, 1), (3, 2, 1)])
-@torch.no_grad()
-def test_a_float32_convolution_is_a_matrix_product(
-    kernel: int, stride: int, pad: int, bias: bool
-) -> None:
-    layer = nn.Conv2d(5, 7, kernel, stride=stride, padding=pad, bias=bias)
-    maps = torch.randn(2, 5, 9, 11)
-    wanted = copy.deepcopy(layer).double()(maps.double())
-    assert float((convolve(layer, maps) - wanted).norm() / wanted.norm()) <= 1e-6
-    assert torch.equal(convolve(layer.bfloat16(), maps.bfloat16()), layer(maps.bfloat16()))
-
-
-@torch.no_grad()
-def test_a_large_convolution_in_half_precision_is_a_matrix_product(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As a convolution its weights would be copied into another layout in every call."""
-    layer = nn.Conv2d(16, 64, 3, stride=2, padding=1).half()
-    maps = torch.randn(3, 8, 8, 16).half().permute(0, 3, 1, 2)  # channels side by side
-    wanted = copy.deepcopy(layer).double()(maps.double())
-    monkeypatch.delattr(nn.Conv2d, "forward")
-    with pytest.raises(NotImplementedError):
-        convolve(layer, maps)
-    monkeypatch.setattr("encoders.layers.LARGE", layer.weight.numel())
-    assert float((convolve(layer, maps) - wanted).norm() / wanted.norm()) <= 6e-4
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])

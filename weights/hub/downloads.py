@@ -171,7 +171,8 @@ class _Fetch:
         """Take the checksums of the tensors, write the header, and have all of it on the disk."""
         path, workers = self.tensors, self.repo.options.max_workers
         lengths = [piece.entry.nbytes for piece in self.pieces]
-        places = list(zip(accumulate(lengths, initial=len(self.head)), lengths, strict=False))
+        starts = accumulate([len(self.head), *lengths[:-1]])
+        places = list(zip(starts, lengths, strict=True))
         sums = in_parallel(lambda place, _: file_crc32(path, *place, str(path)), places, workers)
         known = {piece.local: value for piece, value in zip(self.pieces, sums, strict=True)}
         with path.open("r+b") as file:
