@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, SupportsIndex, TypeAlias
+from itertools import pairwise
+from typing import Any, SupportsIndex
+
+import numpy as np
 
 SIGNIFICANT_BITS = 6
 """Default budgets are round: steps of 2 tokens from 64 on, of 16 from 512, of 128 from 4096."""
@@ -21,8 +23,6 @@ SQUARES = 0.25
 """How many images, clips and batches of squares there are for every other image."""
 MOST = 2**31 - 1
 """The largest number that makes sense: offsets into rows are int32."""
-_Line: TypeAlias = tuple[float, float, int]
-"""Slope, intercept, and the place of the first size that the last budget takes."""
 
 
 def default_budgets(
@@ -121,42 +121,25 @@ def _commonness(below: int, size: int, low: int, high: int) -> float:
 
 
 def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) -> list[int]:
-    """Return the budgets with the least sum of (budget - size) times weight.
+    """Return the budgets with the least sum of (budget - size) times weight, by trying all.
 
-    If the last budget takes the sizes from ``start`` on, padding is a line in that budget, whose
-    slope is the weight of those sizes. For each number of budgets the lines are kept that are the
-    lowest at this size or at a larger one, the lowest at this size first.
+    The sizes up to an end are padded least by the best start of the last budget, with one budget
+    fewer for the sizes before that start.
     """
-    weight = [0, *accumulate(weights)]  # of the sizes before each place
-    tokens = [0, *accumulate(map(operator.mul, sizes, weights))]
-    best = [0.0, *[math.inf] * len(sizes)]  # padding of the sizes before each place
-    starts: list[list[int]] = []
+    weight = np.cumsum([0.0, *weights])  # of the sizes before each place
+    tokens = np.cumsum([0.0, *map(operator.mul, sizes, weights)])
+    best = np.array([0.0, *[math.inf] * len(sizes)])  # padding of the sizes before each place
+    starts = []
     for _ in range(min(most, len(sizes))):
-        lines, row, chosen = deque[_Line](), [0.0], [0]
-        for place, size in enumerate(sizes):
-            line = -weight[place], best[place] + tokens[place], place
-            while len(lines) > 1 and _is_hidden(lines[-2], lines[-1], line):
-                lines.pop()
-            if best[place] < math.inf:
-                lines.append(line)
-            while len(lines) > 1 and _at(size, lines[1]) < _at(size, lines[0]):
-                lines.popleft()
-            row.append(_at(size, lines[0]) + size * weight[place + 1] - tokens[place + 1])
-            chosen.append(lines[0][2])
+        before, row, chosen = best + tokens, np.zeros_like(best), np.zeros(len(best), int)
+        for end, size in enumerate(sizes, 1):
+            padding = before[:end] - size * weight[:end]
+            chosen[end] = start = padding.argmin()
+            row[end] = padding[start] + size * weight[end] - tokens[end]
         best = row
         starts.append(chosen)
     budgets, end = [], len(sizes)
     while end:
         budgets.append(sizes[end - 1])
-        end = starts.pop()[end]
+        end = int(starts.pop()[end])
     return budgets[::-1]
-
-
-def _at(size: int, line: _Line) -> float:
-    return line[0] * size + line[1]
-
-
-def _is_hidden(one: _Line, middle: _Line, new: _Line) -> bool:
-    """Return whether the middle one of three lines of falling slope is nowhere the lowest."""
-    across, rise = one[0] - new[0], new[1] - one[1]
-    return rise * (one[0] - middle[0]) <= (middle[1] - one[1]) * across

@@ -32,14 +32,15 @@ NEVER = 1e12
 """What a row costs eagerly where nothing is measured: more than any budget per row of an item."""
 SHARES = (8, 4, 2, 1)
 """Eager runs are timed at these fractions of the largest budget, and with the fewest rows."""
-SLOW_MS = 8.0
-"""A run of more milliseconds is timed twice, a faster one seven times."""
+ENOUGH_MS = 60.0
+"""A call is timed two to seven times, and no more once its times come to so many milliseconds."""
 SETTLING = 2
 """So many calls are not counted where an eager run is compared with a replay: after a pause a GPU
 is up to 7 % faster for 100 ms."""
 CLOSE = 0.98
 """The share of its time that an eager run counts: times are known to 2 %, and where a replay may be
-as slow as that, the eager run is taken."""
+as slow as that, the eager run is taken. A replay without padding, which does the same work, counts
+as much less."""
 MOST_MS = 1e12
 """More than thirty years: larger numbers in a file were not measured."""
 REMEDY = "capture here and save_table again"
@@ -152,7 +153,8 @@ def _eager_ms(
 def _milliseconds(call: Callable[[], object], device: torch.device, skipped: int = 0) -> float:
     """Return the least wall time of a few calls: what disturbs one only makes it longer."""
     times: list[float] = []
-    while len(times) < skipped + 2 or (len(times) < 7 and min(times) < SLOW_MS):
+    most = skipped + 7
+    while len(times) < skipped + 2 or (len(times) < most and sum(times[skipped:]) < ENOUGH_MS):
         torch.cuda.synchronize(device)
         began = time.perf_counter()
         call()

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from encoders.contract import EncoderItemSpec
-from graphwrap.packing import Group, Packer
+from graphwrap.packing import WORTH_A_SPLIT, Group, Packer
 
 COLUMNS = [1, 0, 2, 3, 4]
 """The fields of an item's spec in the order of a budget's fields."""
 
 
 def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> float:
-    """What groups cost by the packer's prices."""
+    """The sum of what groups cost by the packer's prices."""
     prices, total = packer.prices, 0.0
     for items, budget, _, _ in groups:
         rows = sum(specs[item].input_size for item in items)
@@ -25,14 +25,18 @@ def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[G
 
 
 def least_cost(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
-    """The cost of the cheapest division, over every way to divide the items into runs."""
+    """The cost of the cheapest division, over every way to divide the items into runs.
+
+    Several runs count 4 % more than the sum of their prices, as packing counts them.
+    """
     costs = run_costs(packer, specs)
-    least = costs.copy()
+    least, several = costs.copy(), np.inf
     for subset in range(1, len(costs)):
         one, other = splits(subset)
         if len(one):
-            least[subset] = min(costs[subset], float((costs[one] + least[other]).min()))
-    return float(least[-1])
+            several = float((costs[one] + least[other]).min())
+            least[subset] = min(costs[subset], several)
+    return min(float(costs[-1]), WORTH_A_SPLIT * several)
 
 
 def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:

@@ -301,6 +301,23 @@ def test_calls_of_a_gpu_that_has_idled_can_be_skipped(monkeypatch: pytest.Monkey
     assert _milliseconds(call, torch.device("cpu"), 2) == pytest.approx(72.4)
 
 
+@pytest.mark.parametrize(("ms", "calls"), [(0.5, 7), (11.0, 6), (70.0, 2)])
+def test_a_pause_of_the_host_spoils_one_call_of_several(
+    monkeypatch: pytest.MonkeyPatch, ms: float, calls: int
+) -> None:
+    """An eager run of 13 ms was once priced at 23.5 ms on an H200, from two calls."""
+    clock, made = [0.0], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(prices.time, "perf_counter", lambda: clock[0])
+
+    def call() -> None:
+        made.append(ms)
+        clock[0] += ms / 1e3
+
+    assert _milliseconds(call, torch.device("cpu")) == pytest.approx(ms)
+    assert len(made) == calls
+
+
 def test_an_eager_price_is_interpolated_between_runs_that_were_timed() -> None:
     timed = Prices({}, [(64, 10.0), (1024, 10.0), (4096, 40.0)])
     prices_ = [timed.eager(rows) for rows in (0, 64, 500, 1024, 2560, 4096, 7168)]

@@ -117,12 +117,13 @@ def test_a_soak_compares_every_result_and_finds_one_wrong_bit() -> None:
     assert first.pooler_output is not None
     first.pooler_output[0, 0] += 1e-3
     run._call(1)
-    samples = [{"reserved": 0, "resident": size} for size in (100, 100, 100, 104)]
+    sizes = (100, 100, 100, 104)
+    samples = [{"reserved": 0, "allocated": 5, "resident": size} for size in sizes]
     options = {"tower": "small", "seconds": 1.0, "threads": 1}
     body = soak.report(run, samples, options)
     assert body["wrong calls"] == 1
     assert "call 1 (images)" in body["wrong"][0]
-    assert body["growth"] == {"reserved": 0.0, "resident": 0.04}
+    assert body["growth"] == {"reserved": 0.0, "allocated": 0.0, "resident": 0.04}
     assert body["passed"] is False
     said = soak.sentence({**body, "about": ABOUT})
     assert "11 calls of mixed sizes in 1 s from 1 threads, 1 results that differ" in said
