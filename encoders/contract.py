@@ -355,8 +355,15 @@ class Accelerator(Protocol):
         """Rows plus a weighted sum of rows of a table."""
         ...
 
-    def refresh(self) -> None:
-        """Bring derived weights up to date with writes that torch counts, before each replay."""
+    def refresh(self) -> bool:
+        """Bring derived weights up to date with writes that torch counts, in place.
+
+        An eager run does so by itself. A captured graph does not: ``GraphedEncoder`` asks while the
+        device replays, and replays again if there was a write.
+
+        Returns:
+            Whether there was a write since the last time.
+        """
         ...
 
     def choices(self) -> dict[str, Any]:

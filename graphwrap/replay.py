@@ -112,8 +112,6 @@ class Executor:
         alone = len(plan.steps) == 1 and out is None  # no place beside others' results
         if len(plan.steps) > 1 and any(share_storage(pixels, view) for view in lent):
             pixels = pixels.clone()  # what one group writes must not be what the next one reads
-        if self.target.accelerator is not None:
-            self.target.accelerator.refresh()  # on this stream: graphs read derived weights
         for step in plan.steps:
             run = self._replay if step.budget else self._run_eagerly
             fields = run(step, pixels, own=alone and self.clone)
@@ -157,6 +155,9 @@ class Executor:
         else:  # the device works meanwhile, and no result has left the arena yet
             runner.run()
             self.guard.check()
+            accelerator = self.target.accelerator
+            if accelerator is not None and accelerator.refresh():  # a weight had been written
+                runner.run()
         rows, tokens = step.row_count, step.token_count
         self.graphs.stats[step.budget].count(len(step.grids), tokens)
         views = {

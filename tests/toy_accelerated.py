@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, GridLike, Metadata
@@ -15,12 +16,16 @@ NAMES = ("auto", "triton", "flash4")
 
 
 class FakeAccelerator:
-    """Doubles every result by a number derived from the weight, brought up to date by refresh."""
+    """Doubles every result by a number derived from the weight, brought up to date by refresh.
+
+    Eager runs refresh by themselves, unless ``follows`` is False: as in a graph.
+    """
 
     def __init__(self, kernels: str, precision: str, weight: Tensor) -> None:
         self.asked, self.source = (kernels, precision), weight
         self.derived = 4 * weight[:1]
         self.refreshes = 0
+        self.follows = True
         self.loaded: Mapping[str, Any] | None = None
         self.taken = "reference"
         self.because: str | None = None
@@ -29,9 +34,11 @@ class FakeAccelerator:
     def nbytes(self) -> int:
         return 3 * 2**20
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         self.refreshes += 1
+        written = not torch.equal(self.derived, 4 * self.source[:1])
         self.derived.copy_(4 * self.source[:1])
+        return written
 
     def choices(self) -> dict[str, Any]:
         return {"kernels": self.asked[0], "rows": [16], "reference_because": self.because}
@@ -65,6 +72,8 @@ class FastToy(ToyEncoder):
         if self.accelerator is None:
             return output
         self.accelerator.taken = "triton" if len(pixel_values) <= 16 else "flash4"
+        if self.accelerator.follows:
+            self.accelerator.refresh()
         scale = self.accelerator.derived
         hidden, pooled, deepstack = output
         return EncoderOutput(hidden * scale, pooled * scale, tuple(x * scale for x in deepstack))

@@ -53,9 +53,13 @@ class FusedBlocks:
         reasons = [ran.because for ran in self.ran.values()] or [self.because]
         return None if None in reasons else reasons[0]
 
-    def refresh(self) -> None:
-        """Bring derived weights up to date with every write to their sources that torch counts."""
-        self.derived.refresh()
+    def refresh(self) -> bool:
+        """Bring derived weights up to date with every write to their sources that torch counts.
+
+        Returns:
+            Whether there was a write since the last time.
+        """
+        return self.derived.refresh()
 
     def choices(self) -> dict[str, Any]:
         """What was chosen and why, as plain data for JSON."""

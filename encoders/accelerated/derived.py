@@ -69,16 +69,21 @@ class DerivedWeights:
             self._on_cuda = entry.tensors[0].is_cuda
         return entry.tensors
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """Copy, in place and on the current stream, every source with a write that torch counts.
 
-        Call it before each replay: the graph itself looks for the other writes. It does nothing
-        while a CUDA graph is being captured.
+        A graph itself looks for the other writes. It does nothing while a CUDA graph is being
+        captured.
+
+        Returns:
+            Whether there was such a write since the last time.
         """
         if not self._entries or self._capturing():
-            return
-        if self._sources is None or [x._version for x in self._sources] != self._versions:
+            return False
+        written = self._sources is None or [x._version for x in self._sources] != self._versions
+        if written:
             self._update()
+        return written
 
     def follow(self) -> None:
         """Copy every source that has changed, at the head of a forward, captured or not."""
