@@ -230,6 +230,7 @@ def report(soak: Soak, samples: list[dict[str, int]], options: Mapping[str, Any]
 def sentence(body: Mapping[str, Any]) -> str:
     """The result for ``docs/scale.md``."""
     about, ms, grown, held = body["about"], body["ms"]["all"], body["growth"], body["memory"]
+    least = grown["allocated"]
     gpu, host = (
         f"{held[name][0] / 1e9:.2f} to {held[name][-1] / 1e9:.2f} GB"
         for name in ("reserved", "resident")
@@ -242,7 +243,7 @@ def sentence(body: Mapping[str, Any]) -> str:
         f"tenth of the time, GPU memory went from {gpu} and host memory from {host}. Their "
         f"medians over the last quarter are {grown['reserved']:.2%} and {grown['resident']:.2%} "
         "above those over the first quarter, and the least that tensors took on the GPU is "
-        f"{grown['allocated']:.2%} above that of the first quarter."
+        f"{abs(least):.2%} {'below' if least < 0 else 'above'} that of the first quarter."
     )
 
 
