@@ -1,9 +1,9 @@
 """Packing items into runs: every capacity kept, close to the cheapest, deterministic.
 
-One run of everything is taken where no split could save 4 %. Otherwise items are placed by first
-fit decreasing: the largest first, each in the first run that has room. That is done for a few
-capacities, and the cheapest result is taken. A run takes the cheapest budget that holds it, or is
-eager where that costs less. Items that no budget holds run eagerly together.
+One run of everything is taken where no split saves 4 %. Otherwise items are placed by first fit
+decreasing: the largest first, each in the first run that has room. That is done for the capacities
+that seem cheapest, and the cheapest result is taken. A run takes the cheapest budget that holds it,
+or is eager where that costs less. Items that no budget holds run eagerly together.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from .prices import CLOSE, Prices
 
 CHEAPER = "cheaper"
 FEW_ITEMS = 12
-"""Up to so many items, every capacity is tried; beyond, those that seem cheapest."""
-PLACEMENTS = 200
-"""Items placed per decision for many items: the more items, the fewer capacities are tried."""
+"""Runs of up to so many items are merged where two cost less as one."""
+PLACEMENTS = 140
+"""Items placed per decision: the more items, the fewer capacities are tried."""
 OPEN_RUNS = 4
 """Runs that are looked through for room; the oldest is closed when another one opens."""
-SAMPLE = 64
-"""Items of many that tell which capacities seem cheapest."""
 WORTH_A_SPLIT = 1.04
 """A split is taken only where the one run costs 4 % more than its prices sum to: attention is
 slower in two small runs than in a large one, which prices do not say. (125 batches of eight images
@@ -62,6 +60,7 @@ class Packer:
         above = (capacities[:, :, None] <= capacities[:, None]).all(axis=0).sum(axis=1)
         self._capacities = capacities  # [fields of Budget, budgets]
         self._widest = capacities[:, above == 1]  # budgets that are inside no other
+        self._replay_ms = np.array([ms[budget] for budget in self.budgets])
         self._start = self._slope = 0.0  # of a line that no budget's price lies below
         if self.budgets:
             small, large = self.budgets[0], self.budgets[-1]
@@ -141,44 +140,35 @@ class Packer:
 
         The items are places in ``specs`` and in ``needs``, the largest first.
         """
-        these, few = needs[:, order], len(order) <= FEW_ITEMS
-        tokens, rows = these[:2].sum(axis=1).tolist()
-        if few:  # from one run of everything down to the largest item
-            low = bisect_left(self.budgets, (these[0, :1].sum(),))
-            tried = self.budgets[low : bisect_left(self.budgets, (tokens,)) + 2][::-1]
-        else:
-            tried = self._by_estimate(these)[: max(PLACEMENTS // len(order), 1)]
-        best, least, last = list[Group](), most / WORTH_A_SPLIT, list[Sequence[int]]()
-        for capacity in tried:
+        best, least, seen = list[Group](), most / WORTH_A_SPLIT, list[Any]()
+        tokens, rows = needs[:2, order].sum(axis=1).tolist()
+        for capacity in self._cheapest(needs[:, order]) if order else ():
             if self._least(-(-tokens // capacity.tokens), rows) >= least:
                 continue
             placed, outside = self._first_fit(order, specs, capacity)
-            if FEW_ITEMS < len(outside) < len(order):
-                placed += [run.items for run in self._replays(outside, specs, needs, math.inf)]
-            else:
-                placed += [[item] for item in outside]
-            if placed == last:  # as with the capacity before
+            if placed in seen:
                 continue
-            last, runs = placed, [self._run(items, specs) for items in placed]
-            if few and _cost(runs) < WORTH_MERGING * least:
+            seen.append(placed)
+            runs = [self._run(items, specs) for items in placed]
+            runs += self._replays(outside, specs, needs, math.inf)
+            if len(order) <= FEW_ITEMS and _cost(runs) < WORTH_MERGING * least:
                 runs = self._merged(runs, specs)
             if _cost(runs) < least:
                 best, least = runs, _cost(runs)
         return best
 
-    def _by_estimate(self, needs: Any) -> list[Budget]:
-        """Return all budgets by what a sample of items would cost with each as the capacity.
+    def _cheapest(self, needs: Any) -> list[Budget]:
+        """Return budgets that hold the first item, those first whose replays would cost least.
 
-        The items that it holds are taken to fill it without a gap, and the others to run alone.
+        The items are taken to fill them without a gap.
         """
-        needs = needs[:, :: -(-needs.shape[1] // SAMPLE)]
-        replay_ms = np.array([self.prices.replay_ms[budget] for budget in self.budgets])
-        inside = (needs[:, :, None] <= self._capacities[:, None]).all(axis=0)
-        shares = needs @ inside / np.maximum(self._capacities, 1)
-        shares[3] = inside.sum(axis=0) / self.max_batch_size  # longest segments are not summed
-        alone_ms = np.where(inside, replay_ms, math.inf).min(axis=1)
-        estimate = shares.max(axis=0) * replay_ms + alone_ms @ ~inside
-        return [self.budgets[place] for place in np.argsort(estimate, kind="stable")]
+        total, count = needs.sum(axis=1, keepdims=True), needs.shape[1]
+        total[3] = 0  # longest segments do not add up
+        replays = (total / np.maximum(self._capacities, 1)).max(axis=0)
+        costs = self._replay_ms * np.maximum(replays, max(count / self.max_batch_size, 1.0))
+        holds = (needs[:, :1] <= self._capacities).all(axis=0)
+        places = np.argsort(np.where(holds, costs, math.inf), kind="stable")
+        return [self.budgets[one] for one in places[: holds.sum()][: max(PLACEMENTS // count, 1)]]
 
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
