@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import sys
@@ -270,6 +271,7 @@ def main() -> None:
         "tower": options.tower if on_cuda else "a small tower",
         "seconds": options.seconds,
         "threads": options.threads,
+        "PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", ""),
     }
     soak = Soak(graphed, calls, options.seconds)
     body = report(soak, soak.run(options.threads), settings)
