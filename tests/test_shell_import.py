@@ -31,10 +31,17 @@ def test_every_encoder_and_its_config_are_offered() -> None:
         assert getattr(vitgraph, offered.__name__) is offered
 
 
-def test_importing_vitgraph_imports_no_torch() -> None:
-    code = "import sys, vitgraph; print('torch' in sys.modules)"
+@pytest.mark.parametrize("use", ["vitgraph.list_models", "from vitgraph import cli"])
+def test_importing_vitgraph_imports_no_torch(use: str) -> None:
+    code = f"import sys, vitgraph; {use}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_star_import_brings_every_encoder() -> None:
+    names: dict[str, object] = {}
+    exec("from vitgraph import *", names)
+    assert names.keys() >= {"load_encoder", *encoders.__all__}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -9,97 +9,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from encoders import (
-        DeepseekOCRConfig,
-        DeepseekOCREncoder,
-        DeepseekVL2Config,
-        DeepseekVL2Encoder,
-        DeepseekVLConfig,
-        DeepseekVLEncoder,
-        DeepseekVLHybridConfig,
-        DeepseekVLHybridEncoder,
-        EncoderOutput,
-        InternViT,
-        InternViTConfig,
-        Qwen2_5VLConfig,
-        Qwen2_5VLEncoder,
-        Qwen2VLConfig,
-        Qwen2VLEncoder,
-        Qwen3VLConfig,
-        Qwen3VLEncoder,
-        Step3Config,
-        Step3Encoder,
-        Step3VLConfig,
-        Step3VLEncoder,
-        VisionInputs,
-        prune_video_tokens,
-    )
-    from encoders.inputs import read_video
-    from graphwrap import GraphedEncoder
-    from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+    from encoders import *  # noqa: F403
+    from encoders.inputs import read_video as read_video
+    from graphwrap import GraphedEncoder as GraphedEncoder
+    from weights import CheckpointError as CheckpointError
+    from weights import extract_encoder as extract_encoder
+    from weights import inspect_checkpoint as inspect_checkpoint
+    from weights import load_encoder as load_encoder
 
-    from .embedding.batch import EmbedBatch
-    from .models import list_models
-    from .parallel import DataParallelEncoder
-    from .plots import plot_feature_maps
+    from .embedding.batch import EmbedBatch as EmbedBatch
+    from .models import list_models as list_models
+    from .parallel import DataParallelEncoder as DataParallelEncoder
+    from .plots import plot_feature_maps as plot_feature_maps
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CheckpointError",
-    "DataParallelEncoder",
-    "DeepseekOCRConfig",
-    "DeepseekOCREncoder",
-    "DeepseekVL2Config",
-    "DeepseekVL2Encoder",
-    "DeepseekVLConfig",
-    "DeepseekVLEncoder",
-    "DeepseekVLHybridConfig",
-    "DeepseekVLHybridEncoder",
-    "EmbedBatch",
-    "EncoderOutput",
-    "GraphedEncoder",
-    "InternViT",
-    "InternViTConfig",
-    "Qwen2VLConfig",
-    "Qwen2VLEncoder",
-    "Qwen2_5VLConfig",
-    "Qwen2_5VLEncoder",
-    "Qwen3VLConfig",
-    "Qwen3VLEncoder",
-    "Step3Config",
-    "Step3Encoder",
-    "Step3VLConfig",
-    "Step3VLEncoder",
-    "VisionInputs",
-    "__version__",
-    "extract_encoder",
-    "inspect_checkpoint",
-    "list_models",
-    "load_encoder",
-    "plot_feature_maps",
-    "prune_video_tokens",
-    "read_video",
-]
-
 _MODULES = {
-    "GraphedEncoder": "graphwrap",
     "CheckpointError": "weights",
-    "extract_encoder": "weights",
-    "inspect_checkpoint": "weights",
-    "load_encoder": "weights",
     "DataParallelEncoder": "vitgraph.parallel",
     "EmbedBatch": "vitgraph.embedding.batch",
+    "GraphedEncoder": "graphwrap",
+    "extract_encoder": "weights",
+    "inspect_checkpoint": "weights",
     "list_models": "vitgraph.models",
+    "load_encoder": "weights",
     "plot_feature_maps": "vitgraph.plots",
+    "prune_video_tokens": "encoders",
     "read_video": "encoders.inputs",
 }
-"""The module of each name; ``encoders`` has all others."""
+"""The module of each name that is no class of ``encoders``, which are all offered."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used (PEP 562)."""
-    if name.startswith("_") or name not in __all__:
+    if name == "__all__":
+        return sorted({"__version__", *_MODULES, *import_module("encoders").__all__})
+    offered = name in _MODULES or (name[:1].isupper() and name in import_module("encoders").__all__)
+    if not offered:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULES.get(name, "encoders")), name)
     globals()[name] = value
@@ -108,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Offer the names that are not imported yet, too."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})
