@@ -121,15 +121,10 @@ class Cache(Generic[Value]):
         self.held += size
 
 
-def views_of(group: Tensor, spans: Sequence[Span]) -> list[Tensor]:
-    """Return the places of spans in a group's rows, as views."""
-    return [_rows(group, target, length) for _, target, length in spans]
-
-
-def gather(whole: Tensor, spans: Sequence[Span], views: Sequence[Tensor]) -> None:
+def gather(whole: Tensor, spans: Sequence[Span], group: Tensor) -> None:
     """Copy the rows of spans from the caller's tensor into their places in a group."""
-    for (source, _, length), view in zip(spans, views, strict=True):
-        view.copy_(_rows(whole, source, length), non_blocking=True)
+    for source, target, length in spans:
+        _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
 
 
 def scatter(group: Tensor, whole: Tensor, spans: Sequence[Span]) -> None:

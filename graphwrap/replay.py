@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, Memory
 from .guards import WeightGuard
 from .packing import Group, Packer
-from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter, views_of
+from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter
 from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
 from .runner import Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
@@ -25,8 +24,6 @@ PLAN_ITEMS = 200_000
 """Items of all plans kept: a call with a grid seen before costs one look-up."""
 METADATA_BYTES = 128 * 2**20
 """Bytes of metadata kept for grids seen before."""
-VIEW_BYTES = 1024
-"""Host bytes of a view of the arena; views are kept because making one takes microseconds."""
 
 
 @dataclass
@@ -38,15 +35,6 @@ class Graphs:
     runners: dict[Budget, Runner] = field(default_factory=dict)
     stats: dict[Budget, BudgetStats] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
-
-
-class _Prepared(NamedTuple):
-    """What a step seen before needs besides its pixels."""
-
-    metadata: Metadata
-    """For a replay, one block of bytes."""
-    views: list[Tensor]
-    """The places of its rows in the arena."""
 
 
 @dataclass
@@ -62,7 +50,8 @@ class Executor:
     clone: bool
     """Whether results are the caller's own."""
     plans: Cache[Plan] = field(default_factory=lambda: Cache(PLAN_ITEMS))
-    prepared: Cache[_Prepared] = field(default_factory=lambda: Cache(METADATA_BYTES))
+    prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
+    """The metadata of steps; for a replay, one block of bytes."""
     written: object = None
     """The key of the step whose metadata lie in the arena."""
 
@@ -74,13 +63,13 @@ class Executor:
 
     def plan(self, grid_thw: GridLike | None, rows: int | None = None) -> Plan:
         """Return the plan of a grid for so many pixel rows, kept since it was first seen."""
-        plan = self._seen(grid_thw)
-        if plan is not None:
-            _check_rows(rows, plan.rows)
-            return plan
         if grid_thw is None:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
         key = tuple(read_grid(grid_thw))
+        plan = self.plans.get(key)
+        if plan is not None:
+            _check_rows(rows, plan.rows)
+            return plan
         specs = self.target.encoder.item_specs(list(key))
         _check_rows(rows, sum([spec.input_size for spec in specs]))  # packing needs sane numbers
         if specs and self.pads:
@@ -91,19 +80,6 @@ class Executor:
         plan = make_plan(key, specs, groups)
         self.plans.put(key, plan, max(len(key), 1))
         return plan
-
-    def _seen(self, grid_thw: GridLike | None) -> Plan | None:
-        """Return the plan of a grid that is found by its numbers, unchecked.
-
-        Equal numbers find the same plan, and a grid that was refused has no plan to find.
-        """
-        rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
-        if not isinstance(rows, list | tuple):
-            return None
-        try:
-            return self.plans.get(tuple(map(tuple, rows)))
-        except TypeError:  # flat, or nested too deeply: the encoder says so
-            return None
 
     def run(self, plan: Plan, pixels: Tensor, out: EncoderOutput | None) -> dict[str, Tensor]:
         """Run every group of a plan; return the wanted fields by name, in the caller's order."""
@@ -141,14 +117,13 @@ class Executor:
         """Return the results of a replay, copied out of the arena if ``own``."""
         assert step.budget is not None
         runner, key = self.graphs.runners[step.budget], (step.budget, step.grids, step.rows)
-        prepared = self._prepare(key, step)
         if self.written != key:
-            block = prepared.metadata["block"]
+            block = self._prepare(key, step)["block"]
             self._keep_for_stream(block)
             self.written = None  # an interrupt may come after the copy and before the next line
             runner.block.copy_(block, non_blocking=True)
             self.written = key
-        gather(pixels, step.rows, prepared.views)
+        gather(pixels, step.rows, runner.pixels)
         if runner.graph is None:  # a body would trip over what has changed
             self.guard.check()
             runner.run()
@@ -172,10 +147,10 @@ class Executor:
             self.guard.check()
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
-            gather(pixels, step.rows, views_of(rows, step.rows))
+            gather(pixels, step.rows, rows)
         if self.pads:  # as the copy into the arena does
             rows = rows.to(target.device, target.dtype, non_blocking=True)
-        metadata = self._prepare(step.grids, step).metadata
+        metadata = self._prepare(step.grids, step)
         self._keep_for_stream(*metadata.values())
         output = target.encoder(rows, encoder_metadata=metadata)
         fields = output_fields(output, target.outputs)
@@ -187,13 +162,13 @@ class Executor:
         lent = [pixels, *metadata.values()]
         return owned(fields, lent, self.guard.storages) if own else fields
 
-    def _prepare(self, key: object, step: Step) -> _Prepared:
-        """Return what a step needs besides its pixels, kept since it was first seen."""
+    def _prepare(self, key: object, step: Step) -> Metadata:
+        """Return the metadata of a step, kept since it was first seen."""
         prepared = self.prepared.get(key)
         if prepared is None:
             encoder, device, grids = self.target.encoder, self.target.device, list(step.grids)
             if step.budget is None:
-                prepared = _Prepared(encoder.prepare_encoder_metadata(grids, device=device), [])
+                prepared = encoder.prepare_encoder_metadata(grids, device=device)
             else:
                 self.guard.check()  # metadata in another dtype would be an error of another kind
                 budget, runner = step.budget, self.graphs.runners[step.budget]
@@ -202,10 +177,8 @@ class Executor:
                 assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
                 metadata = capacity_metadata(encoder, budget, grids)
                 host = runner.layout.pack(metadata, step.row_count, pinned=device.type == "cuda")
-                block = host.to(device, non_blocking=True)
-                prepared = _Prepared({"block": block}, views_of(runner.pixels, step.rows))
-            size = sum(value.nbytes for value in prepared.metadata.values())
-            self.prepared.put(key, prepared, size + VIEW_BYTES * len(prepared.views))
+                prepared = {"block": host.to(device, non_blocking=True)}
+            self.prepared.put(key, prepared, sum(value.nbytes for value in prepared.values()))
         return prepared
 
     def _keep_for_stream(self, *tensors: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Without a GPU, Triton kernels run in Triton's interpreter, on CPU tensors. Triton reads the
     variable when it is first imported, which no import above does.
+
+    A shell starts a background job with Ctrl-C ignored, and the job's processes inherit that. The
+    processes that tests interrupt do not ignore it.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     if not config.option.markexpr:

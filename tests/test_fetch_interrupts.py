@@ -24,7 +24,6 @@ from weights.hub.parallel import Stopped, in_parallel
 LOAD = f"""{FETCH}
 import resource
 from weights.errors import CheckpointError
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children ignore it
 way, limit = sys.argv[1], int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -300,4 +300,4 @@ def test_a_grid_seen_before_costs_one_copy_before_the_launch(grids: Grids) -> No
         runner.graph = Graph()  # type: ignore[assignment]
     with Operations() as operations:
         graphed(pixels, grids)
-    assert launched == [["copy_"]]
+    assert [name for name in launched[0] if name != "slice"] == ["copy_"]  # a slice is a view

@@ -123,21 +123,6 @@ def test_what_is_kept_per_grid_is_bounded(
         assert min(held) >= 1
 
 
-def test_views_kept_count_towards_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items that are not neighbours are a view each: a group may have dozens."""
-    monkeypatch.setattr(replay, "METADATA_BYTES", 8000)
-    graphed = toy([16], max_batch_size=3)
-    most = 0
-    for number in range(1, 9):
-        grids = [[1, 1, 2 * number], [1, 2, 4], [1, 1, 2], [1, 2, 6], [1, 1, 4], [1, 2, 8]]
-        pixels = pixels_for(graphed.encoder, grids)
-        assert_same_bits(graphed(pixels, grids), graphed.encoder(pixels, grids))
-        kept = [len(one.views) for one, _ in executor_of(graphed).prepared._values.values()]
-        assert sum(kept) * replay.VIEW_BYTES <= 8000
-        most = max(most, *kept)
-    assert most >= 2
-
-
 def test_plans_are_bounded_by_their_items_and_those_used_last_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
