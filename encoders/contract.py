@@ -356,13 +356,9 @@ class Accelerator(Protocol):
         ...
 
     def refresh(self) -> bool:
-        """Bring derived weights up to date with writes that torch counts, in place.
+        """Bring derived weights up to date, in place, and return whether one had been written.
 
-        An eager run does so by itself. A captured graph does not: ``GraphedEncoder`` asks while the
-        device replays, and replays again if there was a write.
-
-        Returns:
-            Whether there was a write since the last time.
+        Eager runs do so by themselves; ``GraphedEncoder`` asks beside each replay of a graph.
         """
         ...
 

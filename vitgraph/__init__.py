@@ -37,7 +37,7 @@ _MODULES = {
     "prune_video_tokens": "encoders",
     "read_video": "encoders.inputs",
 }
-"""The module of each name that is no class of ``encoders``, which are all offered."""
+"""The module of each name beside the classes of ``encoders``, all of which are offered, too."""
 
 
 def __getattr__(name: str) -> Any:

@@ -72,7 +72,7 @@ class DerivedWeights:
     def refresh(self) -> bool:
         """Copy, in place and on the current stream, every source with a write that torch counts.
 
-        A graph itself looks for the other writes. It does nothing while a CUDA graph is being
+        A graph itself looks for the other writes. Nothing is copied while a CUDA graph is being
         captured.
 
         Returns:
