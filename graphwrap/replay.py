@@ -16,7 +16,15 @@ from .buffers import Arena, Memory
 from .guards import WeightGuard
 from .packing import Group, Packer
 from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter
-from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
+from .results import (
+    as_output,
+    copy_fields,
+    is_per_row,
+    output_fields,
+    owned,
+    read_out,
+    share_storage,
+)
 from .runner import Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
 
@@ -138,7 +146,11 @@ class Executor:
         views = {
             name: x[: rows if is_per_row(name) else tokens] for name, x in runner.outputs.items()
         }
-        return {name: view.clone() for name, view in views.items()} if own else views
+        if own:
+            copies = {name: torch.empty_like(view) for name, view in views.items()}
+            copy_fields(views, copies)
+            return copies
+        return views
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
         """Return the results of an eager run, in memory of their own if ``own``."""

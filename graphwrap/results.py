@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
@@ -32,6 +33,12 @@ def output_fields(output: EncoderOutput, wanted: Sequence[str] = FIELDS) -> dict
         elif name in wanted and value is not None:
             fields[name] = value
     return fields
+
+
+def copy_fields(fields: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """Copy fields into the targets of the same names, with one kernel on a GPU."""
+    if fields:
+        torch._foreach_copy_([targets[name] for name in fields], list(fields.values()))
 
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> EncoderOutput:

@@ -102,11 +102,13 @@ ACTIVATIONS = {
 
 
 def summed(stream: Any) -> Tensor:
-    """Return the sum of a stream's terms."""
-    hidden, branch, scale, offset = (None if x is None else x.double() for x in stream)
+    """Return the sum of a stream's terms, and note the sum of its biases as the kernel does."""
+    hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
     if branch is not None:
         hidden = hidden + (branch if scale is None else branch * scale)
-    return hidden if offset is None else hidden + offset
+    if stream.shifted is not None:
+        stream.shifted.copy_(sum(bias for bias in biases if bias is not None))
+    return sum((bias for bias in biases if bias is not None), hidden)
 
 
 def normed(rows: Tensor, norm: Any) -> Tensor:

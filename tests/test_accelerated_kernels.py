@@ -57,12 +57,13 @@ def stream_of(rows: int, width: int, dtype: torch.dtype, kind: str) -> Any:
 
     hidden, branch = (drawn(rows, width, dtype=dtype, seed=n) for n in range(2))
     scale, offset = drawn(width, dtype=dtype, seed=2), drawn(width, seed=3)
-    return Sum(
+    stream = Sum(
         strided(hidden) if "strided" in kind else hidden,
         (strided(branch) if "strided" in kind else branch) if "branch" in kind else None,
         scale if "scale" in kind else None,
         offset if "offset" in kind else None,
     )
+    return stream.plus_bias(drawn(width, dtype=dtype, seed=6)) if "bias" in kind else stream
 
 
 def norm_of(width: int, dtype: torch.dtype, kind: str) -> Any:
@@ -72,7 +73,15 @@ def norm_of(width: int, dtype: torch.dtype, kind: str) -> Any:
     return Norm(1 + drawn(width, dtype=dtype, seed=4), bias, 1e-6, kind == "RMS norm")
 
 
-KINDS = ["hidden", "branch", "branch, scale", "offset", "strided branch, scale, offset"]
+KINDS = [
+    "hidden",
+    "branch",
+    "branch, scale",
+    "offset",
+    "bias",
+    "offset, bias",
+    "strided branch, scale, offset, bias",
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -97,6 +106,20 @@ def test_sums_and_norms_match_torch_at_every_width(
             assert ours.dtype == dtype
             assert relative(ours, normed(truth, norm)) <= ROUNDING[dtype]
         assert torch.equal(stream.hidden, before)
+
+
+@pytest.mark.parametrize("kind", ["bias", "offset, bias"])
+def test_a_bias_is_part_of_the_offset_once_read(kind: str) -> None:
+    from encoders.accelerated.norms import add
+
+    stream = stream_of(3, 72, torch.float16, kind)
+    truth = summed(stream)
+    stream.shifted.fill_(float("nan"))
+    add(stream)
+    read = stream.as_read()
+    assert read.pending is None
+    assert relative(read.hidden + read.offset, truth) <= 1e-3
+    assert not read.complete
 
 
 def test_a_norm_may_write_over_strided_rows() -> None:
@@ -290,6 +313,22 @@ def test_triton_attention_matches_torch_for_every_head_size(
         truth = attended(q[:rows], k[:rows], v[:rows], ends)
         assert relative(out[:rows], truth) <= (1e-6 if dtype == torch.float32 else 1e-3)
         assert (out[rows:] == 7.0).all()
+
+
+def test_triton_attention_finds_every_segment_wherever_it_begins() -> None:
+    """The capacity allows for long segments, so that programs search for theirs."""
+    heads, size = 1, 16
+    lengths = (64, 1, 0, 128, 63, 65, 0, 0, 7, 192, 64)
+    ends = [0, *accumulate(lengths)]
+    dtype = torch.float16 if DEVICE.type == "cuda" else torch.float32
+    q, k, v = drawn(ends[-1] + 3, 3, heads, size, dtype=dtype).unbind(1)
+    offsets = torch.tensor([*ends, *ends[-1:] * 4], dtype=torch.int32, device=DEVICE)
+    shape = AttentionShape(heads, size, len(q), len(offsets) - 1, 192, equal=False, dtype=HALF)
+    out = KERNELS["triton"].attend(q, k, v, torch.zeros_like(v), offsets, shape)
+    limit = 1e-3 if dtype == torch.float16 else 1e-6
+    for a, b in pairwise(ends):
+        if b > a:
+            assert relative(out[a:b], attended(q[a:b], k[a:b], v[a:b], [0, b - a])) <= limit
 
 
 @pytest.mark.parametrize("name", ["triton", "reference"])

@@ -52,7 +52,7 @@ class Forward:
 
     ``stream`` is the residual stream together with what is still to be added to it. If a branch has
     no layer scale, its last product adds to the stream in place, and the next norm adds the bias of
-    that product (the offset of the stream). Otherwise the next norm adds the whole branch.
+    that product. Otherwise the next norm adds the whole branch.
     """
 
     def __init__(
@@ -80,10 +80,6 @@ class Forward:
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
         self.writable = False
         """Whether the stream is a tensor of this pass that no caller holds."""
-        self.summed: Tensor | None = None
-        """float32 [D]: sum of the biases of all products so far that add in place."""
-        self.settled: Tensor | None = None
-        """float32 [D]: the part of ``summed`` that is already added to the stream."""
         self.buffer: Tensor | None = None
         self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
@@ -97,7 +93,6 @@ class Forward:
         """
         blocks = list(islice(stack, max(wanted) + 1))
         every = [self._fusible(block) for block in blocks]
-        self.sums = self._summed_biases(every)
         for number, (block, parts) in enumerate(zip(blocks, every, strict=True)):
             before = number - 1 in wanted
             if parts is None:
@@ -134,27 +129,14 @@ class Forward:
         dtype = str(self.stream.hidden.dtype)
         return RelativeShape(width // parts.num_heads, h, w, relative.window, dtype)
 
-    def _summed_biases(self, every: Sequence[BlockParts | None]) -> Iterator[Tensor]:
-        """Running sums of the biases of products that add to the stream in place.
-
-        They are computed in every pass with three launches, so that no write to a bias is missed.
-        """
-        layers: list[nn.Linear] = []
-        for parts in filter(None, every):
-            layers += [parts.proj] if parts.scale1 is None else []
-            layers += [parts.down] if parts.scale2 is None else []
-        biases = [x.bias for x in layers if is_plain(x) and x.bias is not None]
-        return iter(torch.stack(tuple(biases)).float().cumsum(0).unbind(0)) if biases else iter(())
-
     def _complete(self) -> None:
         """Add the pending branch and offset to the stream."""
         if not self.stream.complete:
             self._go_on_from(self.norms.add(self.stream))
 
     def _go_on_from(self, hidden: Tensor) -> None:
-        """Use a complete sum as the stream; later offsets leave out the biases in it."""
+        """Use a complete sum as the stream."""
         self.stream, self.writable = self.norms.Sum(hidden), True
-        self.settled = self.summed
 
     def _call_block(self, block: nn.Module) -> None:
         """Run one block by calling its module."""
@@ -171,10 +153,11 @@ class Forward:
             self._complete()
             self.kept, self.writable = self.stream.hidden, self.writable and not keep
             return norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
-        if self.stream.branch is None and not keep:
-            return self.norms.normalise(self.stream, self._kernel_norm(norm))
-        self.kept, rows = self.norms.add_normalise(self.stream, self._kernel_norm(norm))
-        if self.stream.branch is not None:
+        stream, self.stream = self.stream, self.stream.as_read()
+        if stream.branch is None and not keep:
+            return self.norms.normalise(stream, self._kernel_norm(norm))
+        self.kept, rows = self.norms.add_normalise(stream, self._kernel_norm(norm))
+        if stream.branch is not None:
             self._go_on_from(self.kept)
             self.writable = not keep
         return rows
@@ -192,15 +175,14 @@ class Forward:
             self.stream = self.stream._replace(branch=self._linear(layer, rows), scale=scale)
             return
         weight = layer.weight if weight is None else weight
-        hidden, _, _, offset = self.stream
+        hidden = self.stream.hidden
         if self.writable:
             hidden.addmm_(rows, weight.t())
         else:
             hidden, self.writable = torch.addmm(hidden, rows, weight.t()), True
+        self.stream = self.stream._replace(hidden=hidden)
         if layer.bias is not None:
-            self.summed = next(self.sums)
-            offset = self.summed if self.settled is None else self.summed - self.settled
-        self.stream = self.norms.Sum(hidden, offset=offset)
+            self.stream = self.stream.plus_bias(layer.bias)
 
     def _attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
         """Attention over normalised rows, before the output product."""

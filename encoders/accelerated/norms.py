@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,6 +23,8 @@ def _add_norm_kernel(
     branch,
     scale,
     offset,
+    pending,
+    shifted,
     weight,
     bias,
     total,
@@ -34,6 +37,7 @@ def _add_norm_kernel(
     ADD: tl.constexpr,
     SCALE: tl.constexpr,
     OFFSET: tl.constexpr,
+    PENDING: tl.constexpr,
     KEEP: tl.constexpr,
     NORM: tl.constexpr,
     RMS: tl.constexpr,
@@ -44,8 +48,15 @@ def _add_norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < columns
     x = tl.load(hidden + row * hidden_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if OFFSET:
-        x += tl.load(offset + column, mask=inside, other=0.0)
+    if OFFSET or PENDING:
+        shift = tl.zeros([BLOCK], tl.float32)
+        if OFFSET:
+            shift += tl.load(offset + column, mask=inside, other=0.0)
+        if PENDING:
+            shift += tl.load(pending + column, mask=inside, other=0.0).to(tl.float32)
+            if row == 0:
+                tl.store(shifted + column, shift, mask=inside)
+        x += shift
     if ADD:
         y = tl.load(branch + row * branch_stride + column, mask=inside, other=0.0).to(tl.float32)
         if SCALE:
@@ -77,7 +88,7 @@ class Norm(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The residual stream [T, D], and the branch and offset that are still to be added to it."""
+    """The residual stream [T, D], and what is still to be added to it."""
 
     hidden: Tensor
     branch: Tensor | None = None
@@ -86,11 +97,26 @@ class Sum(NamedTuple):
     """[D], multiplies the branch (layer scale)."""
     offset: Tensor | None = None
     """float32 [D], added to every row: the biases of products that added without them."""
+    pending: Tensor | None = None
+    """[D], added to every row, too: the bias of the last such product."""
+    shifted: Tensor | None = None
+    """float32 [D], which receives offset + pending when a kernel reads the sum."""
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to add."""
-        return self.branch is None and self.offset is None
+        return self.branch is None and self.offset is None and self.pending is None
+
+    def plus_bias(self, bias: Tensor) -> Sum:
+        """The sum with a bias [D] added to every row; no other bias may be pending."""
+        assert self.pending is None
+        return self._replace(pending=bias, shifted=torch.empty_like(bias, dtype=torch.float32))
+
+    def as_read(self) -> Sum:
+        """The same sum after a kernel has read it: the pending bias is part of the offset."""
+        if self.pending is None:
+            return self
+        return self._replace(offset=self.shifted, pending=None, shifted=None)
 
 
 def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
@@ -117,13 +143,15 @@ def add_normalise(stream: Sum, norm: Norm) -> tuple[Tensor, Tensor]:
 
 
 def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor | None) -> None:
-    hidden, branch, scale, offset = stream
+    hidden, branch, scale, offset, pending, shifted = stream
     rows, columns = hidden.shape
     _add_norm_kernel[(rows,)](
         hidden,
         branch,
         scale,
         offset,
+        pending,
+        shifted,
         None if norm is None else norm.weight,
         None if norm is None else norm.bias,
         total,
@@ -136,6 +164,7 @@ def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor
         ADD=branch is not None,
         SCALE=scale is not None,
         OFFSET=offset is not None,
+        PENDING=pending is not None,
         KEEP=total is not None,
         NORM=norm is not None,
         RMS=norm is not None and norm.rms,

@@ -63,6 +63,7 @@ def _attention_kernel(
     value,
     out,
     offsets,
+    segments,
     row_stride,
     out_stride,
     scale,
@@ -72,11 +73,17 @@ def _attention_kernel(
     REST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SEARCH: tl.constexpr,
 ):
-    head, segment = tl.program_id(1), tl.program_id(2)
+    tile, head, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if SEARCH:  # tiles of all segments in one row, see `attend`
+        number = tl.arange(0, SEARCH)
+        at = tl.load(offsets + number, mask=number < segments, other=2147483647)
+        segment = tl.sum((at // BLOCK_M + number <= tile).to(tl.int32), 0) - 1
+        tile -= tl.load(offsets + segment) // BLOCK_M + segment
     start = tl.load(offsets + segment)
     end = tl.load(offsets + segment + 1)
-    first = start + tl.program_id(0) * BLOCK_M
+    first = start + tile * BLOCK_M
     if first >= end:
         return
     stride = row_stride.to(tl.int64)
@@ -176,6 +183,11 @@ def attend(
 ) -> None:
     """Softmax attention inside each segment, scaled by ``K ** -0.5``.
 
+    A graph's capacities allow for many long segments, most of which are empty in a call: as many
+    programs as the capacities allow would take 3 % of a tower's time to find out that they have no
+    rows. Where that is fewer, there are T // queries + S programs per head. Those of segment s
+    begin at ``offsets[s] // queries + s``, which leaves room for all of its tiles.
+
     Args:
         q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each
             shared by as many neighbouring heads of q.
@@ -187,14 +199,19 @@ def attend(
     size = q.shape[2]
     main = 1 << (size.bit_length() - 1)
     rest = max(triton.next_power_of_2(size - main), 16) if size > main else 0
-    grid = (triton.cdiv(longest, tile.queries), q.shape[1], len(offsets) - 1)
-    if longest and grid[2]:
+    heads, segments = q.shape[1], len(offsets) - 1
+    tiles, search = triton.cdiv(longest, tile.queries), 0
+    grid = (tiles, heads, segments)
+    if len(q) // tile.queries + segments < tiles * segments:
+        grid, search = (len(q) // tile.queries + segments, heads, 1), max(SEARCHED, segments)
+    if longest and segments:
         _attention_kernel[grid](
             q,
             k,
             v,
             out,
             offsets,
+            segments,
             q.stride(0),
             out.stride(0),
             size**-0.5 * LOG2_E,
@@ -204,10 +221,13 @@ def attend(
             REST=rest,
             BLOCK_M=tile.queries,
             BLOCK_N=tile.keys,
+            SEARCH=triton.next_power_of_2(search) if search else 0,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
 
 
+SEARCHED = 128
+"""Segments that a program searches at least: fewer take as long and would be one more kernel."""
 LOG2_E = 1.4426950408889634
 """log2(e): the kernel computes powers of two instead of powers of e."""
