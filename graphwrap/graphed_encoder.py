@@ -355,4 +355,6 @@ class GraphedEncoder(EncodesItems):
     def _poison(self) -> None:
         """Fill every stale buffer and pool page with NaN (for tests): no result may change."""
         if self._captured is not None:
-            self._captured.poison()
+            self._captured.memory.poison()
+            for path in self._captured.paths.values():
+                path.written = None

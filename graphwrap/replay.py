@@ -16,15 +16,7 @@ from .buffers import Arena, Memory
 from .guards import WeightGuard
 from .packing import Group, Packer
 from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter
-from .results import (
-    as_output,
-    copy_fields,
-    is_per_row,
-    output_fields,
-    owned,
-    read_out,
-    share_storage,
-)
+from .results import as_output, copied, is_per_row, output_fields, owned, read_out, share_storage
 from .runner import Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
 
@@ -75,11 +67,15 @@ class Executor:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
         key = tuple(read_grid(grid_thw))
         plan = self.plans.get(key)
+        specs = [] if plan else self.target.encoder.item_specs(list(key))
+        made = plan.rows if plan else sum([spec.input_size for spec in specs])
+        if rows is not None and rows != made:  # packing needs sane numbers
+            raise ValueError(
+                f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
+                "belongs to these pixels"
+            )
         if plan is not None:
-            _check_rows(rows, plan.rows)
             return plan
-        specs = self.target.encoder.item_specs(list(key))
-        _check_rows(rows, sum([spec.input_size for spec in specs]))  # packing needs sane numbers
         if specs and self.pads:
             groups = self.graphs.packer.pack(specs)
         else:  # also where there is nothing
@@ -146,11 +142,7 @@ class Executor:
         views = {
             name: x[: rows if is_per_row(name) else tokens] for name, x in runner.outputs.items()
         }
-        if own:
-            copies = {name: torch.empty_like(view) for name, view in views.items()}
-            copy_fields(views, copies)
-            return copies
-        return views
+        return copied(views) if own else views
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
         """Return the results of an eager run, in memory of their own if ``own``."""
@@ -171,8 +163,7 @@ class Executor:
             self.counts.eager_calls += 1
             self.counts.eager_items += len(step.grids)
             self.counts.eager_reasons.update(step.reasons)
-        lent = [pixels, *metadata.values()]
-        return owned(fields, lent, self.guard.storages) if own else fields
+        return owned(fields, [pixels, *metadata.values()], self.guard.storages) if own else fields
 
     def _prepare(self, key: object, step: Step) -> Metadata:
         """Return the metadata of a step, kept since it was first seen."""
@@ -198,14 +189,6 @@ class Executor:
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(self.target.device))
-
-
-def _check_rows(rows: int | None, made: int) -> None:
-    if rows is not None and rows != made:
-        raise ValueError(
-            f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
-            "belongs to these pixels"
-        )
 
 
 @dataclass(frozen=True)
@@ -245,9 +228,3 @@ class Captured:
         stats.derived_bytes = sum(one.nbytes for one in accelerators)
         reasons = dict.fromkeys(one.choices().get("reference_because") for one in accelerators)
         stats.note = "; ".join(filter(None, reasons))
-
-    def poison(self) -> None:
-        """Fill every stale buffer and pool page with NaN (for tests): no result may change."""
-        self.memory.poison()
-        for path in self.paths.values():
-            path.written = None

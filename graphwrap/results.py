@@ -35,10 +35,12 @@ def output_fields(output: EncoderOutput, wanted: Sequence[str] = FIELDS) -> dict
     return fields
 
 
-def copy_fields(fields: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-    """Copy fields into the targets of the same names, with one kernel on a GPU."""
+def copied(fields: dict[str, Tensor], to: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Copy fields to tensors of the same names, or to new ones: one kernel copies them all."""
+    to = to or {name: torch.empty_like(field) for name, field in fields.items()}
     if fields:
-        torch._foreach_copy_([targets[name] for name in fields], list(fields.values()))
+        torch._foreach_copy_([to[name] for name in fields], list(fields.values()))
+    return to
 
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> EncoderOutput:

@@ -22,7 +22,7 @@ from encoders.contract import (
 from .budgets import Budget
 from .buffers import PADDING, Arena, Layout, Memory
 from .guards import MEMBERS, require_members
-from .results import copy_fields, output_fields
+from .results import copied, output_fields
 
 ONLY = "image"
 """The name of the path of an encoder that has one."""
@@ -154,7 +154,7 @@ class Runner:
         output = self.forward(self.pixels, encoder_metadata=self._metadata)
         fields = output_fields(output, self.wanted)
         self.outputs = {name: self.arena.output(name, value) for name, value in fields.items()}
-        copy_fields(fields, self.outputs)
+        copied(fields, to=self.outputs)
 
     def run(self) -> None:
         """Replay the graph, or run the body where there is none."""

@@ -75,7 +75,7 @@ def _attention_kernel(
     BLOCK_N: tl.constexpr,
     SEARCH: tl.constexpr,
 ):
-    tile, head, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, tile, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if SEARCH:  # tiles of all segments in one row, see `attend`
         number = tl.arange(0, SEARCH)
         at = tl.load(offsets + number, mask=number < segments, other=2147483647)
@@ -186,7 +186,8 @@ def attend(
     A graph's capacities allow for many long segments, most of which are empty in a call: as many
     programs as the capacities allow would take 3 % of a tower's time to find out that they have no
     rows. Where that is fewer, there are T // queries + S programs per head. Those of segment s
-    begin at ``offsets[s] // queries + s``, which leaves room for all of its tiles.
+    begin at ``offsets[s] // queries + s``, which leaves room for all of its tiles. Programs without
+    rows come last, so that the others are spread evenly over the GPU.
 
     Args:
         q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each
@@ -201,9 +202,9 @@ def attend(
     rest = max(triton.next_power_of_2(size - main), 16) if size > main else 0
     heads, segments = q.shape[1], len(offsets) - 1
     tiles, search = triton.cdiv(longest, tile.queries), 0
-    grid = (tiles, heads, segments)
+    grid = (heads, tiles, segments)
     if len(q) // tile.queries + segments < tiles * segments:
-        grid, search = (len(q) // tile.queries + segments, heads, 1), max(SEARCHED, segments)
+        grid, search = (heads, len(q) // tile.queries + segments, 1), max(SEARCHED, segments)
     if longest and segments:
         _attention_kernel[grid](
             q,
