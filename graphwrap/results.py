@@ -36,10 +36,10 @@ def output_fields(output: EncoderOutput, wanted: Sequence[str] = FIELDS) -> dict
 
 
 def copied(fields: dict[str, Tensor], to: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Copy fields to tensors of the same names, or to new ones: one kernel copies them all."""
+    """Copy fields to tensors of the same names, or to new ones."""
     to = to or {name: torch.empty_like(field) for name, field in fields.items()}
-    if fields:
-        torch._foreach_copy_([to[name] for name in fields], list(fields.values()))
+    for name, field in fields.items():
+        to[name].copy_(field)
     return to
 
 
