@@ -16,7 +16,7 @@ from .buffers import Arena, Memory
 from .guards import WeightGuard
 from .packing import Group, Packer
 from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter
-from .results import as_output, copied, is_per_row, output_fields, owned, read_out, share_storage
+from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
 from .runner import Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
 
@@ -142,7 +142,7 @@ class Executor:
         views = {
             name: x[: rows if is_per_row(name) else tokens] for name, x in runner.outputs.items()
         }
-        return copied(views) if own else views
+        return {name: view.clone() for name, view in views.items()} if own else views
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
         """Return the results of an eager run, in memory of their own if ``own``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
@@ -33,14 +32,6 @@ def output_fields(output: EncoderOutput, wanted: Sequence[str] = FIELDS) -> dict
         elif name in wanted and value is not None:
             fields[name] = value
     return fields
-
-
-def copied(fields: dict[str, Tensor], to: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Copy fields to tensors of the same names, or to new ones."""
-    to = to or {name: torch.empty_like(field) for name, field in fields.items()}
-    for name, field in fields.items():
-        to[name].copy_(field)
-    return to
 
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> EncoderOutput:

@@ -22,7 +22,7 @@ from encoders.contract import (
 from .budgets import Budget
 from .buffers import PADDING, Arena, Layout, Memory
 from .guards import MEMBERS, require_members
-from .results import copied, output_fields
+from .results import output_fields
 
 ONLY = "image"
 """The name of the path of an encoder that has one."""
@@ -152,9 +152,9 @@ class Runner:
         """Clear the padding, run the encoder, and put results into the arena."""
         self.pixels.masked_fill_(self._padding, 0.0)  # rows of an earlier call, whatever they held
         output = self.forward(self.pixels, encoder_metadata=self._metadata)
-        fields = output_fields(output, self.wanted)
-        self.outputs = {name: self.arena.output(name, value) for name, value in fields.items()}
-        copied(fields, to=self.outputs)
+        for name, value in output_fields(output, self.wanted).items():
+            self.outputs[name] = self.arena.output(name, value)
+            self.outputs[name].copy_(value)
 
     def run(self) -> None:
         """Replay the graph, or run the body where there is none."""
