@@ -1,6 +1,6 @@
 """Packing items into runs: every capacity kept, close to the cheapest, deterministic.
 
-One run of everything is taken where no split saves 4 %. Otherwise items are placed by first fit
+One run of everything is taken unless several save a tenth. Otherwise items are placed by first fit
 decreasing: the largest first, each in the first run that has room. That is done for the capacities
 that seem cheapest, and the cheapest result is taken. A run takes the cheapest budget that holds it,
 or is eager where that costs less. Items that no budget holds run eagerly together.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, chain, combinations
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,21 +19,17 @@ import numpy as np
 from encoders.contract import EncoderItemSpec
 
 from .budgets import Batch, Budget
-from .prices import CLOSE, Prices
+from .prices import Prices
 
 CHEAPER = "cheaper"
-FEW_ITEMS = 12
-"""Runs of up to so many items are merged where two cost less as one."""
-PLACEMENTS = 140
+PLACEMENTS = 60
 """Items placed per decision: the more items, the fewer capacities are tried."""
 OPEN_RUNS = 4
 """Runs that are looked through for room; the oldest is closed when another one opens."""
-WORTH_A_SPLIT = 1.04
-"""A split is taken only where the one run costs 4 % more than its prices sum to: attention is
-slower in two small runs than in a large one, which prices do not say. (125 batches of eight images
-on an H200: by 0.27 ms of 15, with a standard deviation of 0.29.)"""
-WORTH_MERGING = 1.05
-"""Runs are merged only where they cost at most 5 % more than the best packing so far."""
+WORTH_A_SPLIT = 1.1
+"""Several runs are taken only where one costs 10 % more than their prices sum to: attention is
+slower in small runs than in a large one, which prices do not say. On an H200 that was 2 to 10 % of
+a call (``benchmarks/NOTES.md``)."""
 
 
 class Group(NamedTuple):
@@ -61,11 +57,7 @@ class Packer:
         self._capacities = capacities  # [fields of Budget, budgets]
         self._widest = capacities[:, above == 1]  # budgets that are inside no other
         self._replay_ms = np.array([ms[budget] for budget in self.budgets])
-        self._start = self._slope = 0.0  # of a line that no budget's price lies below
-        if self.budgets:
-            small, large = self.budgets[0], self.budgets[-1]
-            self._slope = max((ms[large] - ms[small]) / max(large.rows - small.rows, 1), 0.0)
-            self._start = min(ms[budget] - self._slope * budget.rows for budget in ms)
+        self._row_ms = min([ms[budget] / budget.rows for budget in self.budgets], default=0.0)
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return groups that cover every item once, in the order of their first items."""
@@ -73,7 +65,7 @@ class Packer:
             return []
         best = [self._run(range(len(specs)), specs)]
         rows = sum([spec.input_size for spec in specs])
-        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._least(2, rows):
+        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._row_ms * rows:
             return best
         needs = _needs(specs)
         order: Any = np.argsort(-needs[0], kind="stable")
@@ -99,10 +91,6 @@ class Packer:
             return CHEAPER
         return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
-    def _least(self, replays: int, rows: int) -> float:
-        """Return the least that so many replays or more can cost for so many rows together."""
-        return replays * self._start + self._slope * rows
-
     def _run(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
         """Return items as one run, of infinite cost if neither a budget nor an eager run may."""
         batch = Batch.of([specs[item] for item in items])
@@ -113,7 +101,7 @@ class Packer:
             for one in self._by_price[bisect_left(self._most_tokens, batch.tokens) :]:
                 if one.exceeded_by(batch) is None:
                     ms = self.prices.replay_ms[one]
-                    if ms * (CLOSE if one.rows == batch.rows else 1.0) <= cost:
+                    if ms <= cost:
                         budget, cost = one, ms
                     break
         return Group(tuple(sorted(items)), budget, cost)
@@ -140,19 +128,13 @@ class Packer:
 
         The items are places in ``specs`` and in ``needs``, the largest first.
         """
-        best, least, seen = list[Group](), most / WORTH_A_SPLIT, list[Any]()
-        tokens, rows = needs[:2, order].sum(axis=1).tolist()
-        for capacity in self._cheapest(needs[:, order]) if order else ():
-            if self._least(-(-tokens // capacity.tokens), rows) >= least:
-                continue
+        best, least = list[Group](), most / WORTH_A_SPLIT
+        if not order or self._row_ms * needs[1, order].sum() >= least:
+            return best
+        for capacity in self._cheapest(needs[:, order]):
             placed, outside = self._first_fit(order, specs, capacity)
-            if placed in seen:
-                continue
-            seen.append(placed)
             runs = [self._run(items, specs) for items in placed]
             runs += self._replays(outside, specs, needs, math.inf)
-            if len(order) <= FEW_ITEMS and _cost(runs) < WORTH_MERGING * least:
-                runs = self._merged(runs, specs)
             if _cost(runs) < least:
                 best, least = runs, _cost(runs)
         return best
@@ -205,15 +187,6 @@ class Packer:
             left[5] -= windows
             left[6].append(item)
         return [left[6] for left in runs[:-1]], outside
-
-    def _merged(self, runs: list[Group], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Return runs of which no two would cost less as one replay."""
-        for one, other in combinations(runs, 2):
-            run = self._run(one.items + other.items, specs)
-            if run.cost < one.cost + other.cost:
-                rest = [run for run in runs if run is not one and run is not other]
-                return self._merged([*rest, run], specs)
-        return runs
 
 
 def _needs(specs: Sequence[EncoderItemSpec]) -> Any:

@@ -39,8 +39,7 @@ SETTLING = 2
 is up to 7 % faster for 100 ms."""
 CLOSE = 0.98
 """The share of its time that an eager run counts: times are known to 2 %, and where a replay may be
-as slow as that, the eager run is taken. A replay without padding, which does the same work, counts
-as much less."""
+as slow as that, the eager run is taken."""
 MOST_MS = 1e12
 """More than thirty years: larger numbers in a file were not measured."""
 REMEDY = "capture here and save_table again"
@@ -51,7 +50,8 @@ class Prices:
     """Milliseconds (rows, where nothing is measured) of every budget and of eager runs."""
 
     replay_ms: Mapping[Budget, float]
-    """A replay that holds padding alone, with the copies in and out."""
+    """A replay that holds padding alone, with the copies in and out. A measured one costs at most
+    what an eager run of as many rows costs: it does the same work."""
     eager_ms: Sequence[tuple[float, float]]
     """Rows and milliseconds of some eager runs, by rows; between them the price is interpolated."""
     measured: bool = True
@@ -99,7 +99,8 @@ def measure(
             padding = _replay_ms(encoder, runners[budget], [], pixels, SETTLING)
             ms = times[budget.rows] * (ms - full + padding) / padding
             points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows cost no less
-    return Prices({one: times[one.rows] for one in runners}, points)
+    eager = Prices({}, points).eager
+    return Prices({one: min(times[one.rows], eager(one.rows)) for one in runners}, points)
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:

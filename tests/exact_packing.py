@@ -27,7 +27,7 @@ def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[G
 def least_cost(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
     """The cost of the cheapest division, over every way to divide the items into runs.
 
-    Several runs count 4 % more than the sum of their prices, as packing counts them.
+    Several runs count 10 % more than the sum of their prices, as packing counts them.
     """
     costs = run_costs(packer, specs)
     least, several = costs.copy(), np.inf

@@ -172,8 +172,8 @@ def test_a_larger_budget_is_taken_where_it_was_measured_cheaper() -> None:
         assert group.budget.tokens == taken * 256
 
 
-@pytest.mark.parametrize(("small_ms", "replays"), [(9.7, 1), (9.5, 2)])
-def test_a_split_is_taken_where_it_saves_four_percent(small_ms: float, replays: int) -> None:
+@pytest.mark.parametrize(("small_ms", "replays"), [(9.2, 1), (9.0, 2)])
+def test_a_split_is_taken_where_it_saves_a_tenth(small_ms: float, replays: int) -> None:
     """Attention is slower in two small runs than in a large one, which prices do not say."""
     small, large = (Budget(n, 4 * n, 8, 4 * n, 0) for n in (1024, 2048))
     packer = Packer(Prices({small: small_ms, large: 20.0}, line(90.0, 0.0)), 8, EAGER_TOKENS)
@@ -189,16 +189,6 @@ def test_eager_is_chosen_where_it_is_cheaper_and_said() -> None:
     packer = Packer(Prices({budget: 20.0}, line(2.0, 0.001)), 8, EAGER_TOKENS)
     (group,) = packer.pack([spec_of((4, 4))._replace(windows=0)])
     assert (group.budget, group.reasons) == (None, ("cheaper",))
-
-
-@pytest.mark.parametrize(("tokens", "replayed"), [(1024, True), (1020, False)])
-def test_a_replay_without_padding_wins_a_close_decision(tokens: int, replayed: bool) -> None:
-    """It does the work of an eager run, and times are known to two per cent."""
-    packer = Packer(
-        Prices({Budget(1024, 4096, 8, 4096, 0): 20.0}, line(19.7, 0.0)), 8, EAGER_TOKENS
-    )
-    (group,) = packer.pack([EncoderItemSpec(4 * tokens, tokens, 1, 4 * tokens)])
-    assert (group.budget is not None) == replayed
 
 
 def test_a_small_item_joins_an_eager_run_where_cheaper() -> None:
