@@ -315,14 +315,15 @@ def test_triton_attention_matches_torch_for_every_head_size(
         assert (out[rows:] == 7.0).all()
 
 
-def test_triton_attention_finds_every_segment_wherever_it_begins() -> None:
-    """The capacity allows for long segments, so that programs search for theirs."""
+@pytest.mark.parametrize("empty", [4, 130])
+def test_triton_attention_finds_every_segment_wherever_it_begins(empty: int) -> None:
+    """Programs search for their segment unless the capacity allows for more than 128."""
     heads, size = 1, 16
     lengths = (64, 1, 0, 128, 63, 65, 0, 0, 7, 192, 64)
     ends = [0, *accumulate(lengths)]
     dtype = torch.float16 if DEVICE.type == "cuda" else torch.float32
     q, k, v = drawn(ends[-1] + 3, 3, heads, size, dtype=dtype).unbind(1)
-    offsets = torch.tensor([*ends, *ends[-1:] * 4], dtype=torch.int32, device=DEVICE)
+    offsets = torch.tensor([*ends, *ends[-1:] * empty], dtype=torch.int32, device=DEVICE)
     shape = AttentionShape(heads, size, len(q), len(offsets) - 1, 192, equal=False, dtype=HALF)
     out = KERNELS["triton"].attend(q, k, v, torch.zeros_like(v), offsets, shape)
     limit = 1e-3 if dtype == torch.float16 else 1e-6

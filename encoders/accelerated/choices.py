@@ -37,6 +37,8 @@ ENOUGH_MS = 50.0
 """A kernel that has run for so many milliseconds is timed no more."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
 """Segment lengths of the trials before a kernel may be chosen: both tilings and ragged ends."""
+WINDOW, WINDOW_TRIALS = 64, ((64, 1, 17, 64),)
+"""Segments of at most so many rows are one tile each and have a trial of their own."""
 
 
 class KernelChoices:
@@ -47,7 +49,7 @@ class KernelChoices:
         self.dropped: dict[str, str] = {}
         self._taken: dict[AttentionShape, str] = {}
         self._milliseconds: dict[AttentionShape, dict[str, float]] = {}
-        self._tried: dict[tuple[str, int, int, int, torch.dtype], bool] = {}
+        self._tried: dict[tuple[str, int, int, int, torch.dtype, bool], bool] = {}
         self._relative: dict[RelativeShape, str] = {}
         self._warned = False
 
@@ -101,16 +103,17 @@ class KernelChoices:
             )
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
-        """Whether a kernel agrees with float32 attention; tried once per heads and dtype.
+        """Whether a kernel agrees with float32 attention; tried once per heads, dtype and length.
 
         The trial has NaN in the rows beyond the last offset, unless the kernel needs them cleared.
         """
-        key = (name, shape.heads, shape.group, shape.size, q.dtype)
+        short = shape.longest <= WINDOW
+        key = (name, shape.heads, shape.group, shape.size, q.dtype, short)
         if key not in self._tried:
-            kernel = KERNELS[name]
+            kernel, trials = KERNELS[name], WINDOW_TRIALS if short else TRIALS
             self._tried[key] = all(
                 self._close(name, partial(_distance, kernel, lengths, q, shape), q.dtype)
-                for lengths in ([(shape.longest,) * 2] if shape.equal else TRIALS)
+                for lengths in ([(shape.longest,) * 2] if shape.equal else trials)
             )
         return self._tried[key]
 

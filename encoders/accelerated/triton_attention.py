@@ -183,11 +183,12 @@ def attend(
 ) -> None:
     """Softmax attention inside each segment, scaled by ``K ** -0.5``.
 
-    A graph's capacities allow for many long segments, most of which are empty in a call: as many
-    programs as the capacities allow would take 3 % of a tower's time to find out that they have no
-    rows. Where that is fewer, there are T // queries + S programs per head. Those of segment s
-    begin at ``offsets[s] // queries + s``, which leaves room for all of its tiles. Programs without
-    rows come last, so that the others are spread evenly over the GPU.
+    A graph's capacities allow for many long segments, most of which are empty in a call. Programs
+    for every tile of each would take 5 % of a tower's time to find out that they have no rows. So
+    where a segment may have several tiles, there are T // queries + S programs per head, and each
+    searches its segment. Those of segment s begin at ``offsets[s] // queries + s``, which leaves
+    room for all of its tiles. Programs without rows come last, so that the others are spread evenly
+    over the GPU.
 
     Args:
         q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each
@@ -203,8 +204,8 @@ def attend(
     heads, segments = q.shape[1], len(offsets) - 1
     tiles, search = triton.cdiv(longest, tile.queries), 0
     grid = (heads, tiles, segments)
-    if len(q) // tile.queries + segments < tiles * segments:
-        grid, search = (heads, len(q) // tile.queries + segments, 1), max(SEARCHED, segments)
+    if tiles > 1 and segments <= SEARCHED:
+        grid, search = (heads, len(q) // tile.queries + segments, 1), SEARCHED
     if longest and segments:
         _attention_kernel[grid](
             q,
@@ -222,13 +223,13 @@ def attend(
             REST=rest,
             BLOCK_M=tile.queries,
             BLOCK_N=tile.keys,
-            SEARCH=triton.next_power_of_2(search) if search else 0,
+            SEARCH=search,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
 
 
 SEARCHED = 128
-"""Segments that a program searches at least: fewer take as long and would be one more kernel."""
+"""The most segments that a program searches for its own."""
 LOG2_E = 1.4426950408889634
 """log2(e): the kernel computes powers of two instead of powers of e."""
