@@ -110,7 +110,8 @@ class Sum(NamedTuple):
     def plus_bias(self, bias: Tensor) -> Sum:
         """The sum with a bias [D] added to every row; no other bias may be pending."""
         assert self.pending is None
-        return self._replace(pending=bias, shifted=torch.empty_like(bias, dtype=torch.float32))
+        shifted = torch.empty(bias.shape, dtype=torch.float32, device=bias.device)
+        return self._replace(pending=bias, shifted=shifted)
 
     def as_read(self) -> Sum:
         """The same sum after a kernel has read it: the pending bias is part of the offset."""
@@ -144,6 +145,8 @@ def add_normalise(stream: Sum, norm: Norm) -> tuple[Tensor, Tensor]:
 
 def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor | None) -> None:
     hidden, branch, scale, offset, pending, shifted = stream
+    vectors = (scale, pending, *(norm[:2] if norm is not None else (None, None)))
+    scale, pending, weight, bias = (None if x is None else x.contiguous() for x in vectors)
     rows, columns = hidden.shape
     _add_norm_kernel[(rows,)](
         hidden,
@@ -152,8 +155,8 @@ def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor
         offset,
         pending,
         shifted,
-        None if norm is None else norm.weight,
-        None if norm is None else norm.bias,
+        weight,
+        bias,
         total,
         normed,
         hidden.stride(0),
@@ -168,7 +171,7 @@ def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor
         KEEP=total is not None,
         NORM=norm is not None,
         RMS=norm is not None and norm.rms,
-        BIAS=norm is not None and norm.bias is not None,
+        BIAS=bias is not None,
         BLOCK=triton.next_power_of_2(columns),
         num_warps=_warps(columns),
     )

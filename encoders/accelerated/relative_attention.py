@@ -150,6 +150,7 @@ def attend(
     products = torch.bmm(q, table.t().expand(heads, -1, -1))
     if bias is None and shape.cut:
         bias = qkv.new_zeros(qkv.shape[1])
+    bias = None if bias is None else bias.contiguous()
     across, down = -(-shape.w // wide), -(-shape.h // tall)
     views = rows // (shape.h * shape.w)
     block_w = max(triton.next_power_of_2(wide), 16)
