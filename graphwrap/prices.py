@@ -50,8 +50,7 @@ class Prices:
     """Milliseconds (rows, where nothing is measured) of every budget and of eager runs."""
 
     replay_ms: Mapping[Budget, float]
-    """A replay that holds padding alone, with the copies in and out. A measured one costs at most
-    what an eager run of as many rows costs: it does the same work."""
+    """A replay that holds padding alone, with the copies in and out."""
     eager_ms: Sequence[tuple[float, float]]
     """Rows and milliseconds of some eager runs, by rows; between them the price is interpolated."""
     measured: bool = True
@@ -99,8 +98,7 @@ def measure(
             padding = _replay_ms(encoder, runners[budget], [], pixels, SETTLING)
             ms = times[budget.rows] * (ms - full + padding) / padding
             points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows cost no less
-    eager = Prices({}, points).eager
-    return Prices({one: min(times[one.rows], eager(one.rows)) for one in runners}, points)
+    return Prices({one: times[one.rows] for one in runners}, points)
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:

@@ -17,10 +17,10 @@ COLUMNS = [1, 0, 2, 3, 4]
 
 def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> float:
     """The sum of what groups cost by the packer's prices."""
-    prices, total = packer.prices, 0.0
+    total = 0.0
     for items, budget, _, _ in groups:
         rows = sum(specs[item].input_size for item in items)
-        total += prices.eager(rows) if budget is None else prices.replay_ms[budget]
+        total += packer.prices.eager(rows) if budget is None else packer.replay_ms[budget]
     return total
 
 
@@ -47,7 +47,7 @@ def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:
     sums[:, 3] = (members * items[:, 3]).max(axis=1)  # the longest segment
     costs = np.array([packer.prices.eager(int(rows)) for rows in sums[:, 1]])
     costs[(sums[:, 0] > packer.eager_tokens) & (counts > 1)] = np.inf
-    for budget, ms in packer.prices.replay_ms.items():
+    for budget, ms in packer.replay_ms.items():
         fits = (sums <= budget).all(axis=1) & (counts <= packer.max_batch_size)
         costs[fits] = np.minimum(costs[fits], ms)
     costs[0] = 0.0

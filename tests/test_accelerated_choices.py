@@ -124,20 +124,25 @@ def test_a_kernel_that_lets_padding_leak_is_dropped(monkeypatch: pytest.MonkeyPa
     assert pick(KernelChoices("auto")) == "b"
 
 
-def test_windows_have_a_trial_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their tiling differs from that of longer segments."""
-    lengths: list[int] = []
+def test_windows_and_many_segments_have_trials_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton's kernel is compiled in another form for each."""
+    trials: list[tuple[int, int]] = []
 
     def noted(*args: Any) -> Tensor:
-        lengths.append(args[-1].longest)
+        trials.append((args[-1].longest, args[-1].segments))
         return right(*args)
 
     put(monkeypatch, kernel("a", noted), kernel("b", failing))
     choices, windows = KernelChoices("auto"), SHAPE._replace(rows=400, longest=64)
     assert [pick(choices, windows), pick(choices, windows._replace(rows=900))] == ["a", "a"]
-    assert lengths == [64]
-    assert pick(choices, windows._replace(longest=200)) == "a"
-    assert max(lengths) > 64
+    assert trials == [(64, 4)]
+    for segments in (128, 129):
+        trials.clear()
+        assert pick(choices, windows._replace(longest=200, segments=segments)) == "a"
+        assert all(longest > 64 for longest, _ in trials)
+        assert all((tried > 128) == (segments > 128) for _, tried in trials)
 
 
 def test_what_one_head_size_drops_another_may_take(monkeypatch: pytest.MonkeyPatch) -> None:

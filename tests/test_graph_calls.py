@@ -138,6 +138,8 @@ def test_wrong_pixels_are_refused_with_what_is_wrong(name: str) -> None:
     with pytest.raises(ValueError, match=r"on meta: the graphs take .* on the CPU or cpu"):
         graphed(pixels.to("meta"), grids)
     assert worst_distance(graphed(pixels, grids), static(encoder)(pixels, grids)) == 0
+    with pytest.raises(ValueError, match="rows but the grid makes"):  # of a grid seen before, too
+        graphed(pixels[:-1], grids)
 
 
 @pytest.mark.parametrize("name", OURS)

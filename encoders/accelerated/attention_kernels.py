@@ -28,6 +28,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..attention import attention
 
 HALF = (torch.float16, torch.bfloat16)
+WINDOW = 64
+"""Segments of at most so many rows are one tile each in Triton's kernel."""
+SEARCHED = 128
+"""The most segments that a program of Triton's kernel searches for its own."""
 
 
 class AttentionShape(NamedTuple):
@@ -122,7 +126,8 @@ def _triton(
 ) -> Tensor:
     from .triton_attention import attend, tile_for  # a machine without Triton reads this table, too
 
-    attend(q, k, v, out, offsets, shape.longest, tile_for(shape.size, shape.longest))
+    tile = tile_for(shape.size, shape.longest)
+    attend(q, k, v, out, offsets, shape.longest, tile, SEARCHED)
     return out
 
 

@@ -20,7 +20,9 @@ from ..attention import attention
 from .attention_kernels import (
     KERNELS,
     REFERENCE,
+    SEARCHED,
     TORCH_KERNELS,
+    WINDOW,
     AttentionKernel,
     AttentionShape,
     RelativeShape,
@@ -37,8 +39,8 @@ ENOUGH_MS = 50.0
 """A kernel that has run for so many milliseconds is timed no more."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
 """Segment lengths of the trials before a kernel may be chosen: both tilings and ragged ends."""
-WINDOW, WINDOW_TRIALS = 64, ((64, 1, 17, 64),)
-"""Segments of at most so many rows are one tile each and have a trial of their own."""
+WINDOW_TRIALS = ((64, 1, 17, 64),)
+"""Segment lengths of the trial for windows."""
 
 
 class KernelChoices:
@@ -49,7 +51,7 @@ class KernelChoices:
         self.dropped: dict[str, str] = {}
         self._taken: dict[AttentionShape, str] = {}
         self._milliseconds: dict[AttentionShape, dict[str, float]] = {}
-        self._tried: dict[tuple[str, int, int, int, torch.dtype, bool], bool] = {}
+        self._tried: dict[tuple[str, int, int, int, torch.dtype, bool, bool], bool] = {}
         self._relative: dict[RelativeShape, str] = {}
         self._warned = False
 
@@ -103,12 +105,14 @@ class KernelChoices:
             )
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
-        """Whether a kernel agrees with float32 attention; tried once per heads, dtype and length.
+        """Whether a kernel agrees with float32 attention.
 
-        The trial has NaN in the rows beyond the last offset, unless the kernel needs them cleared.
+        It is tried once per heads and dtype for windows, for longer segments, and for many of
+        those, because Triton's kernel is compiled in another form for each. The trial has NaN in
+        the rows beyond the last offset, unless the kernel needs them cleared.
         """
-        short = shape.longest <= WINDOW
-        key = (name, shape.heads, shape.group, shape.size, q.dtype, short)
+        short, many = shape.longest <= WINDOW, shape.segments > SEARCHED
+        key = (name, shape.heads, shape.group, shape.size, q.dtype, short, many and not short)
         if key not in self._tried:
             kernel, trials = KERNELS[name], WINDOW_TRIALS if short else TRIALS
             self._tried[key] = all(
@@ -264,8 +268,9 @@ def _distance(
         q.dtype
     )
     qkv[rows:] = 0.0 if kernel.reads_padding else float("nan")
-    trial = shape._replace(rows=len(qkv), segments=len(lengths), longest=max(lengths))
-    offsets = _offsets(lengths, len(lengths), q.device)
+    segments = len(lengths) if shape.segments <= SEARCHED else SEARCHED + len(lengths)
+    trial = shape._replace(rows=len(qkv), segments=segments, longest=max(lengths))
+    offsets = _offsets(lengths, segments, q.device)
     q, k, v = qkv.split(heads, 1)
     got = kernel.attend(q, k, v, torch.zeros_like(q), offsets, trial)[:rows].float()
     longest = torch.tensor(max(lengths), dtype=torch.int32, device="cpu")

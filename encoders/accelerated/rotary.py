@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments"])  # each class of numbers would be compiled
 def _rotate_kernel(
     qkv,
     cos,

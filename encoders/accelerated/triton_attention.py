@@ -56,7 +56,7 @@ def _step(
     return higher, total, result, result_rest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments"])  # each class of numbers would be compiled
 def _attention_kernel(
     query,
     key,
@@ -179,7 +179,14 @@ LONG = 2048
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, longest: int, tile: Tile
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    offsets: Tensor,
+    longest: int,
+    tile: Tile,
+    searched: int,
 ) -> None:
     """Softmax attention inside each segment, scaled by ``K ** -0.5``.
 
@@ -187,8 +194,8 @@ def attend(
     for every tile of each would take 5 % of a tower's time to find out that they have no rows. So
     where a segment may have several tiles, there are T // queries + S programs per head, and each
     searches its segment. Those of segment s begin at ``offsets[s] // queries + s``, which leaves
-    room for all of its tiles. Programs without rows come last, so that the others are spread evenly
-    over the GPU.
+    room for all of its tiles. At most one program per segment then has no rows, and those beyond
+    the last segment come last, so that the others are spread evenly over the GPU.
 
     Args:
         q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each
@@ -197,6 +204,7 @@ def attend(
         offsets: int32 [S+1].
         longest: an upper bound of the longest segment, in rows.
         tile: the tiling.
+        searched: a power of two, the most segments among which a program searches for its own.
     """
     size = q.shape[2]
     main = 1 << (size.bit_length() - 1)
@@ -204,8 +212,8 @@ def attend(
     heads, segments = q.shape[1], len(offsets) - 1
     tiles, search = triton.cdiv(longest, tile.queries), 0
     grid = (heads, tiles, segments)
-    if tiles > 1 and segments <= SEARCHED:
-        grid, search = (heads, len(q) // tile.queries + segments, 1), SEARCHED
+    if tiles > 1 and segments <= searched:
+        grid, search = (heads, len(q) // tile.queries + segments, 1), searched
     if longest and segments:
         _attention_kernel[grid](
             q,
@@ -229,7 +237,5 @@ def attend(
         )
 
 
-SEARCHED = 128
-"""The most segments that a program searches for its own."""
 LOG2_E = 1.4426950408889634
 """log2(e): the kernel computes powers of two instead of powers of e."""
