@@ -25,7 +25,7 @@ from encoders.streams import (
 )
 from encoders.vision_encoder import VisionEncoder
 
-from ..encode import DTYPES
+from ..devices import DTYPES
 from .manifest import Manifest, writing
 from .plans import Plans
 from .shards import VECTORS, Array, Row, Shard, write_csv
