@@ -20,7 +20,7 @@ import torch
 from own_processes import start
 from photographs import china
 from vitgraph.cli import main
-from vitgraph.embedding import job as job_module
+from vitgraph.embedding import plans as plans_module
 from vitgraph.embedding import shards as shards_module
 from vitgraph.embedding.manifest import alone
 from vitgraph.embedding.workers import Worker, read_worker
@@ -166,10 +166,10 @@ def test_a_shard_written_before_its_turn_is_not_encoded_again(
     shutil.copytree(out, kept)
     for path in out.glob("0000[1-4]*"):
         path.unlink()
-    plain: Callable[..., Any] = job_module.Job._make_plan
+    plain: Callable[..., Any] = plans_module.Plans._make_plan
     planned = []
 
-    def noting(self: job_module.Job, number: int) -> Any:
+    def noting(self: plans_module.Plans, number: int) -> Any:
         if number == 1:  # the others are written now, by somebody else
             for path in kept.glob("0000[2-4]*"):
                 shutil.copy(path, out)
@@ -177,7 +177,7 @@ def test_a_shard_written_before_its_turn_is_not_encoded_again(
         planned.append((number, plan.done))
         return plan
 
-    monkeypatch.setattr(job_module.Job, "_make_plan", noting)
+    monkeypatch.setattr(plans_module.Plans, "_make_plan", noting)
     assert main(command) == 0
     assert planned == [(1, False), (2, True), (3, True), (4, True)]
     assert len(load_embeddings(out)[0]) == 12

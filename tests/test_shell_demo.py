@@ -14,7 +14,7 @@ from PIL import Image
 from encoders.inputs import to_rgb
 from vitgraph.cli import main
 from vitgraph.demo import FAMILIES, README_TOWERS, panned_clip, run_demo, sample_photographs
-from vitgraph.encode import Media, image_medium
+from vitgraph.encoding.media import Media, image_medium
 from vitgraph.plots import plot_feature_maps
 from vitgraph.seeded import write_seeded_checkpoint
 

@@ -14,14 +14,14 @@ from command_line import Cli, refusal
 from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graphwrap.budgets import Batch
-from vitgraph.features import load_features
-from vitgraph.graphs import (
+from vitgraph.encoding.graphs import (
     MODALITIES,
     GraphOptions,
     graph_encoder,
     read_graph_options,
     summary,
 )
+from vitgraph.features import load_features
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import FAMILIES, LAYOUTS, PUBLISHED, load_encoder

@@ -169,11 +169,10 @@ def test_no_more_images_are_decoded_ahead_than_a_batch_holds(
 
         return run
 
-    import vitgraph.encode
-    import vitgraph.graphs
+    from vitgraph.encoding import graphs, items, media
 
-    monkeypatch.setattr("vitgraph.encode.to_rgb", counted(vitgraph.encode.to_rgb, 1))
-    for module in (vitgraph.encode, vitgraph.graphs):
+    monkeypatch.setattr(media, "to_rgb", counted(media.to_rgb, 1))
+    for module in (items, graphs):
         monkeypatch.setattr(module, "describe", counted(module.describe, -1))
     names = photos(tmp_path, *(f"{number}.png" for number in range(7)))
     assert main(["encode", str(checkpoint), *names, "--out", str(out), *options]) == 0
@@ -224,7 +223,7 @@ def test_a_plot_shows_the_first_items_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("vitgraph.cli.MOST_PLOTTED", 2)
+    monkeypatch.setattr("vitgraph.encoding.command.MOST_PLOTTED", 2)
     names, plot = photos(tmp_path, "a.png", "b.png", "c.png"), tmp_path / "maps.png"
     command = ["encode", str(checkpoint), *names, "--out", str(out), "--plot", str(plot)]
     assert main(command) == 0

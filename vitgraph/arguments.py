@@ -118,70 +118,6 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     )
 
 
-def add_encode(parser: argparse.ArgumentParser, most_plotted: int) -> None:
-    """Add the arguments of ``vitgraph encode`` to the parser of the command.
-
-    Args:
-        parser: of the command.
-        most_plotted: how many items ``--plot`` draws.
-    """
-    parser.usage = "vitgraph encode REPO_OR_FOLDER IMAGE ... --out FILE [options]"
-    add_source(parser)
-    parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE", help="image files")
-    group = parser.add_argument_group("items")
-    group.add_argument(
-        "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
-    )
-    group.add_argument("--fps", type=float, help="sample videos to this many frames per second")
-    group.add_argument("--num-frames", type=int, help="sample videos to this many frames")
-    add_sizes(group)
-    group = parser.add_argument_group("output")
-    group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
-    group.add_argument(
-        "--pool",
-        choices=("none", "mean", "max", "cls"),
-        default="none",
-        help="write one vector per item, over its tokens; cls is InternViT's class token; by "
-        "default none: all features",
-    )
-    group.add_argument("--normalize", action="store_true", help="vectors of length 1")
-    group.add_argument(
-        "--out-dtype",
-        choices=("stored", "float32", "float16"),
-        default="stored",
-        help="of the file; by default stored: the encoder's own, and float32 for vectors",
-    )
-    group.add_argument(
-        "--plot",
-        type=Path,
-        metavar="PNG",
-        help=f"also draw the feature maps of the first {most_plotted} items",
-    )
-    group = parser.add_argument_group("encoder")
-    group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
-    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
-    group.add_argument(
-        "--max-tokens-per-call",
-        type=int,
-        metavar="N",
-        help="an item above it runs in parts, between its frames or tiles",
-    )
-    group = parser.add_argument_group("graphs")
-    group.add_argument(
-        "--graph",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="capture CUDA graphs, then replay them; worth its seconds for dozens of items",
-    )
-    group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
-    group.add_argument("--max-batch-size", type=int, metavar="N", help="items per replay")
-    group.add_argument(
-        "--modality",
-        metavar="image|video|image+video",
-        help="what to capture for; by default what the files are",
-    )
-
-
 def add_sizes(group: argparse._ArgumentGroup) -> None:
     """Add the bounds on the size of an item."""
     group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
@@ -214,6 +150,20 @@ def check_source(options: argparse.Namespace) -> None:
     source = read_source(options)
     del source["family"]  # says how a checkpoint is read, not where it is
     with_checkpoint(options.repo, HubOptions(**source), lambda _: None)
+
+
+def check_checkpoint(repo: str) -> None:
+    """Raise if the first argument is a file to encode, because the checkpoint was forgotten.
+
+    Raises:
+        ValueError: a file that cannot be a checkpoint.
+    """
+    path = Path(repo)
+    if path.is_file() and path.suffix.lower() != ".safetensors":
+        raise ValueError(
+            f"{repo}: is no checkpoint; the first argument is a repo id or the folder of a "
+            "checkpoint, and the images come after it"
+        )
 
 
 def read_source(options: argparse.Namespace) -> dict[str, Any]:

@@ -12,17 +12,15 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import __version__
 from .arguments import (
     EXAMPLES,
     Parser,
-    add_encode,
     add_source,
     before_dashes,
     check_source,
@@ -30,18 +28,7 @@ from .arguments import (
     parse,
     read_source,
 )
-from .terminal import format_table, make_streams_safe, one_line, printable, show_warning
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from encoders.contract import EncoderOutput
-
-    from .encode import Encoded
-    from .features import Item
-
-MOST_PLOTTED = 16
-"""Items that ``vitgraph encode --plot`` draws; their pictures are in memory together."""
+from .terminal import make_streams_safe, one_line, show_warning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,8 +113,10 @@ def _add_command(
 
 
 def _add_encode(commands: Any) -> None:
+    from .encoding.command import add_encode
+
     summary = "Encode images and videos into a file."
-    add_encode(_add_command(commands, "encode", encode, summary), MOST_PLOTTED)
+    add_encode(_add_command(commands, "encode", encode, summary))
 
 
 def _add_embed(commands: Any) -> None:
@@ -194,119 +183,11 @@ def embed(options: argparse.Namespace) -> int:
 
 
 def encode(options: argparse.Namespace) -> None:
-    """Check everything, load the encoder, encode item by item, write, draw and print the table."""
+    """Encode images and videos into a file."""
     check_source(options)
-    from weights import load_encoder
+    from .encoding.command import encode as run
 
-    from .encode import (
-        HEADER,
-        check_checkpoint,
-        check_media,
-        check_targets,
-        encode_media,
-        enough_memory,
-        open_media,
-        read_device,
-        read_dtype,
-        read_results,
-        row,
-    )
-    from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
-
-    limits = _limits(options)
-    wanted = read_results(options.pool, options.normalize, options.max_tokens_per_call)
-    graphs = read_graph_options(
-        graph=options.graph,
-        budgets=options.budgets,
-        max_batch_size=options.max_batch_size,
-        modality=options.modality,
-        images=options.images,
-        videos=options.video,
-    )
-    dtype, device = read_dtype(options.dtype), read_device(options.device)
-    check_checkpoint(options.repo)
-    check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
-    check_media(options.images, options.video)
-    with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        # The log names an idle GPU if the device is None.
-        place = device if options.device else None
-        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
-    encoder.encoding().check(wanted)
-    graphed = graph_encoder(encoder, graphs) if graphs else None
-    media = open_media(options.images, options.video)
-    if graphed is not None:
-        encoded = encode_graphed(graphed, encoder, media, limits, wanted)
-    else:
-        encoded = encode_media(encoder, media, limits, wanted)
-    rows: list[tuple[str, ...]] = []
-    drawn: list[tuple[Tensor, Tensor, str]] = []
-    with _writing(options) as write:
-        for one in _with_bar(encoded, options):
-            write(one.item, one.output if one.vector is None else one.vector)
-            rows.append(row(one))
-            if options.plot and len(drawn) < MOST_PLOTTED:
-                drawn.append((one.still, one.feature_map, _plot_text(Path(one.item.name).name)))
-    if options.plot:
-        _plot(options, *zip(*drawn, strict=True))
-    written = "pooler_output" if wanted.pool == "none" else "vector"
-    print(format_table([written if name == "pooler_output" else name for name in HEADER], rows))
-    if graphed is not None:
-        print(summary(graphed.stats()))
-    for path in filter(None, (options.out, options.plot)):
-        print(f"wrote {printable(str(path))}")
-    if options.plot and len(rows) > len(drawn):
-        print(f"the plot shows the first {len(drawn)} of {len(rows)} items")
-
-
-def _with_bar(encoded: Iterator[Encoded], options: argparse.Namespace) -> Iterator[Encoded]:
-    """Yield every encoded item, and show a progress bar on stderr if that is a terminal."""
-    from tqdm import tqdm
-
-    total = len(options.images) + len(options.video)
-    hidden = True if options.no_progress else None  # None: unless stderr is a terminal
-    yield from tqdm(encoded, desc="encode", unit="item", total=total, disable=hidden)
-
-
-def _writing(
-    options: argparse.Namespace,
-) -> AbstractContextManager[Callable[[Item, EncoderOutput | Tensor], None]]:
-    from weights import inspect_checkpoint
-
-    from .encode import DTYPES
-    from .features import Recipe, writing_features
-
-    # The commit that a branch stood for is in the cache by now: no request is sent.
-    known = {**read_source(options), "local_files_only": True, "force_download": False}
-    source = inspect_checkpoint(options.repo, **known)
-    recipe = Recipe(options.pool, options.normalize, DTYPES.get(options.out_dtype))
-    return writing_features(options.out, options.repo, source.commit, source.encoder, recipe)
-
-
-def _plot(
-    options: argparse.Namespace,
-    stills: Sequence[Tensor],
-    maps: Sequence[Tensor],
-    titles: Sequence[str],
-) -> None:
-    from .plots import plot_feature_maps
-
-    figure = plot_feature_maps(stills, maps, titles=titles, title=_plot_text(options.repo))
-    figure.savefig(options.plot, dpi=150)
-
-
-def _plot_text(name: str) -> str:
-    """Escape a name for matplotlib, which would read text between ``$`` as a formula."""
-    return printable(name).replace("$", r"\$")
-
-
-def _limits(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the keywords of ``preprocess`` that the options give."""
-    names = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    for name in ("fps", "num_frames"):
-        if name in given and not options.video:
-            raise ValueError(f"--{name.replace('_', '-')} samples videos: pass one with --video")
-    return given
+    run(options)
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}

@@ -21,7 +21,8 @@ from encoders import Encoder
 from weights import families, load_encoder
 from weights.families.family import NO_VIDEO
 
-from .encode import HEADER, Encoded, Media, encode_media, image_medium, row
+from .encoding.items import HEADER, Encoded, encode_media, row
+from .encoding.media import Media, image_medium
 from .plots import plot_feature_maps, require_matplotlib
 from .seeded import write_seeded_checkpoint
 from .terminal import format_table

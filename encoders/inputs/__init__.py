@@ -24,7 +24,7 @@ from .checks import (
     require_output,
     require_tensor,
 )
-from .clips import read_video
+from .clips import read_item, read_video
 from .grids import (
     merge_order_positions,
     raster_maps,
@@ -35,7 +35,7 @@ from .grids import (
     window_order,
 )
 from .images import Preprocessor, StagedItem, StagedPreprocessor, resize
-from .intake import Video, is_one_item, read_images, read_item, to_rgb
+from .intake import Video, is_one_item, read_images, to_rgb
 from .patches import PatchPreprocessor
 from .pixel_rules import PixelRules
 from .processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD

@@ -1,9 +1,9 @@
-"""Videos that a user passes, turned into lists of uint8 RGB frames."""
+"""Videos that a user passes: which items are videos, and their frames as uint8 RGB tensors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,28 @@ class ChooseFrames(Protocol):
     def __call__(self, total: int, *, source_fps: float | None) -> Sequence[int]:
         """Return indices of some of ``total`` frames, which were shot at ``source_fps``."""
         ...
+
+
+def read_item(item: Any) -> tuple[bool, Any]:
+    """Whether an item of a stream is a clip, and the image or clip itself.
+
+    A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
+    is a row of a ``datasets`` column: {"bytes", "path"}, {"image": ...} or {"video": ...}.
+
+    Raises:
+        ValueError: a dict without any of these.
+    """
+    if isinstance(item, Mapping):
+        for name in ("video", "image", "bytes", "path"):
+            if item.get(name) is not None:
+                return (True, item[name]) if name == "video" else read_item(item[name])
+        raise ValueError(
+            f"a dict with {', '.join(map(repr, item)) or 'no keys'}: it needs 'image', 'video', "
+            "'bytes' or 'path'; else pass the image itself"
+        )
+    if isinstance(item, np.ndarray | Tensor):
+        return item.ndim == 4, item
+    return isinstance(item, Video | Sequence) and not is_one_image(item), item
 
 
 def read_video(path: str | os.PathLike[str]) -> Video:

@@ -130,28 +130,6 @@ def _from_mapping(image: Mapping[Any, Any]) -> Tensor:
     )
 
 
-def read_item(item: Any) -> tuple[bool, Any]:
-    """Whether an item of a stream is a clip, and the image or clip itself.
-
-    A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
-    is a row of a ``datasets`` column: {"bytes", "path"}, {"image": ...} or {"video": ...}.
-
-    Raises:
-        ValueError: a dict without any of these.
-    """
-    if isinstance(item, Mapping):
-        for name in ("video", "image", "bytes", "path"):
-            if item.get(name) is not None:
-                return (True, item[name]) if name == "video" else read_item(item[name])
-        raise ValueError(
-            f"a dict with {', '.join(map(repr, item)) or 'no keys'}: it needs 'image', 'video', "
-            "'bytes' or 'path'; else pass the image itself"
-        )
-    if isinstance(item, np.ndarray | Tensor):
-        return item.ndim == 4, item
-    return isinstance(item, Video | Sequence) and not is_one_image(item), item
-
-
 def read_images(images: Any) -> list[Tensor]:
     """Convert every image with :func:`to_rgb`.
 

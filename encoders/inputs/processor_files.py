@@ -170,6 +170,16 @@ def require_supported(where: str, section: Section, more: Section | None = None)
             raise ValueError(f"{where}: {key}={value!r} is not implemented: it must be {only!r}")
 
 
+def check_side(where: str, section: Section, side: int) -> None:
+    """Raise a ValueError if a section of the processor files has views of another size."""
+    size = section.get("image_size", section.get("size"))
+    if size not in (None, side, {"height": side, "width": side}):
+        raise ValueError(
+            f"{where}: size={size!r} but the tower takes views of {side}x{side}: use the processor "
+            "files of the checkpoint's own repo"
+        )
+
+
 def read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
     """Return ``image_mean`` and ``image_std`` of a section, or the defaults."""
     rescale = section.get("rescale_factor")

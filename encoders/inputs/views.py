@@ -42,6 +42,7 @@ from .processor_files import (
     ProcessorFiles,
     Section,
     Stats,
+    check_side,
     image_section,
     read_positive,
     read_stats,
@@ -353,13 +354,3 @@ class OcrPreprocessor(ViewPreprocessor):
         canvas = resize(image, rows * side, columns * side)
         tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
         return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))
-
-
-def check_side(where: str, section: Section, side: int) -> None:
-    """Raise a ValueError if a section of the processor files has views of another size."""
-    size = section.get("image_size", section.get("size"))
-    if size not in (None, side, {"height": side, "width": side}):
-        raise ValueError(
-            f"{where}: size={size!r} but the tower takes views of {side}x{side}: use the processor "
-            "files of the checkpoint's own repo"
-        )

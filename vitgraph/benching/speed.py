@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import add_source, read_source
+from ..arguments import add_source, check_checkpoint, read_source
 from ..terminal import format_table
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def print_speed(options: argparse.Namespace) -> None:
 
     from weights import load_encoder
 
-    from ..encode import check_checkpoint, enough_memory, read_device, read_dtype
+    from ..devices import enough_memory, read_device, read_dtype
 
     check_kernels(options.kernels)
     if options.runs is not None and options.runs < 1:

@@ -4,6 +4,7 @@
 - ``sources``: the images that a source names, in files, tar files, parquet files and data sets
 - ``workers``: which of several processes this one is
 - ``job``: encodes the shards that are left, in order
+- ``plans``: which files of a shard are encoded, and which are copies of another file
 - ``manifest``: what all shards of a job have in common, and files that are written whole
 - ``shards``: the files of one shard
 - ``parquet_files``: the form of a shard that pandas and polars read

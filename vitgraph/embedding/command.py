@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..arguments import add_source, read_source
+from ..arguments import add_source, check_checkpoint, read_source
 
 if TYPE_CHECKING:
     from encoders.streams import Encoding
@@ -196,7 +196,7 @@ def _settings(options: argparse.Namespace, fields: Sequence[str]) -> dict[str, A
     """All that the vectors depend on; no tensor is read or fetched for it."""
     from weights import inspect_checkpoint
 
-    from ..encode import check_checkpoint, read_dtype
+    from ..devices import read_dtype
 
     check_checkpoint(options.repo)
     read_dtype(options.dtype)
@@ -234,7 +234,7 @@ def _load(options: argparse.Namespace, fields: tuple[str, ...], worker: Worker) 
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 
-    from ..encode import enough_memory, read_device, read_dtype
+    from ..devices import enough_memory, read_device, read_dtype
 
     device = worker.place(read_device(options.device))
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):

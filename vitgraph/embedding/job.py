@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,39 +25,15 @@ from encoders.streams import (
 )
 from encoders.vision_encoder import VisionEncoder
 
-from ..encode import DTYPES
+from ..devices import DTYPES
 from .manifest import Manifest, writing
+from .plans import Plans
 from .shards import VECTORS, Array, Row, Shard, write_csv
 from .sources import File
 from .workers import Worker
 
 SAMPLED = 16
 """Images that are read to estimate the size of whole outputs."""
-HASHING = 8
-"""Threads that look for copies, before the images of a shard are encoded."""
-
-
-class Original(NamedTuple):
-    """The first file with some content; a key may stand for several files of a tar file."""
-
-    shard: int
-    place: int
-    """In the shard."""
-
-
-@dataclass
-class Plan:
-    """Which files of a shard are encoded, and which have the content of another file."""
-
-    files: Sequence[File]
-    contents: list[str]
-    """Digest of each file where another file has its size, else empty."""
-    originals: list[int] = field(default_factory=list)
-    """Places of the files to encode."""
-    copies: dict[int, Original] = field(default_factory=dict)
-    """Place of a copy to its original."""
-    done: bool = False
-    """Whether another process has written the shard before it was planned here."""
 
 
 class Job:
@@ -93,17 +64,10 @@ class Job:
         ]
         self.missing = [shard.number for shard in self.shards if not shard.is_done]
         self.todo = worker.own(self.missing)
-        sizes = Counter(file.size for file in files if find_copies)
-        self._repeated = {size for size, count in sizes.items() if count > 1 and size >= 0}
-        self._seen: dict[str, Original] = {}
-        """Content to the first file that has it."""
-        for shard in self.shards if self._repeated and self.todo else []:
-            if shard.is_done:
-                for place, line in zip(shard.read_places(), shard.read_table(), strict=True):
-                    if line["content"]:
-                        self._seen.setdefault(line["content"], Original(shard.number, place))
-        self._plans: dict[int, Plan] = {}
-        self._planning = threading.Lock()
+        # Tables of shards that are done are read only if there is something to plan.
+        self._plans = Plans(
+            files, self.shards, manifest.items_per_shard, find_copies and bool(self.todo)
+        )
         self._stored = lru_cache(maxsize=2)(self._read_shard)
 
     def run(
@@ -124,7 +88,7 @@ class Job:
         Raises:
             ValueError: arguments that cannot be; nothing is written then.
         """
-        total = sum(len(self._files_of(number)) for number in self.todo)
+        total = sum(len(self._plans.files_of(number)) for number in self.todo)
         options = options._replace(total=total)
         results = stream_items(encoding, self._tasks(), limits, wanted, options)
         with closing(results):
@@ -203,12 +167,12 @@ class Job:
     def _tasks(self) -> Iterator[tuple[str, Any]]:
         """Key and item of each file to encode; a thread of the stream iterates it."""
         for number in self.todo:
-            plan = self._plan(number)
+            plan = self._plans.plan(number)
             for place in plan.originals:
                 yield plan.files[place].key, plan.files[place].item()
 
     def _run_shard(self, number: int, results: Iterator[ItemResult]) -> None:
-        began, plan = time.perf_counter(), self._plan(number)
+        began, plan = time.perf_counter(), self._plans.plan(number)
         if plan.done:
             return
         rows: dict[int, Row] = {}
@@ -241,48 +205,13 @@ class Job:
             ],
         }
         self.shards[number].write([rows[place] for place in sorted(rows)], self.empty, stats)
-        del self._plans[number]
+        self._plans.forget(number)
 
     def _read_shard(self, number: int) -> tuple[dict[int, Row], dict[int, str]]:
         """The rows and the errors of a shard that is done, by their places."""
         shard = self.shards[number]
         errors = {each["place"]: each["error"] for each in shard.read_stats()["errors"]}
         return dict(zip(shard.read_places(), shard.read_rows_in_order(), strict=True)), errors
-
-    def _files_of(self, number: int) -> Sequence[File]:
-        count = self.manifest.items_per_shard
-        return self.files[number * count : (number + 1) * count]
-
-    def _plan(self, number: int) -> Plan:
-        """What to do for a shard; shards are planned in order, by whichever thread is first."""
-        with self._planning:
-            if number not in self._plans:
-                self._plans[number] = self._make_plan(number)
-            return self._plans[number]
-
-    def _make_plan(self, number: int) -> Plan:
-        files = self._files_of(number)
-        if self.shards[number].is_done:
-            return Plan(files, [], done=True)
-        with ThreadPoolExecutor(HASHING) as pool:
-            plan = Plan(files, list(pool.map(self._content, files)))
-        for place, content in enumerate(plan.contents):
-            if content in self._seen:
-                plan.copies[place] = self._seen[content]
-            else:
-                plan.originals.append(place)
-                if content:
-                    self._seen[content] = Original(number, place)
-        return plan
-
-    def _content(self, file: File) -> str:
-        """A digest of the file if another one has its size, else nothing."""
-        if file.size not in self._repeated:
-            return ""
-        try:
-            return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
-        except OSError:
-            return ""  # encoding says what is wrong with it
 
     def _arrays(self, value: Any) -> dict[str, Array]:
         """A result as arrays by name, in the dtype that is written.

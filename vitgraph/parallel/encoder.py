@@ -29,6 +29,7 @@ from graphwrap import GraphedEncoder
 from graphwrap.guards import read_outputs, require_choice
 
 from .parts import Part, complete
+from .rows import RowExchange, find_channel
 from .shares import Shares, cost_of, costs_of_items, share_out
 from .status import StatusExchange
 
@@ -96,20 +97,9 @@ class DataParallelEncoder:
         self._device = next(module.parameters()).device
         config = dist.get_backend_config(group).split(",")
         backends = dict(entry.split(":", 1) for entry in config)
-        self._channel = self._find_channel(backends)
+        channel = find_channel(self._device, backends)
         self._status = StatusExchange(group, backends)
-
-    def _find_channel(self, backends: Mapping[str, str]) -> torch.device:
-        """The device through which rows travel: the encoder's, or the CPU if gloo carries them."""
-        direct = backends.get(self._device.type)
-        if direct is not None and direct != "gloo":
-            return self._device
-        if "cpu" in backends:
-            return torch.device("cpu")
-        raise ValueError(
-            f"the encoder is on {self._device}, and the group reaches {', '.join(backends)} alone: "
-            "move the encoder there, or call init_process_group('gloo')"
-        )
+        self._rows = RowExchange(group, channel, self._status)
 
     @overload
     def __call__(self, pixel_values: VisionInputs) -> list[EncoderOutput]: ...
@@ -332,28 +322,7 @@ class DataParallelEncoder:
         """
         if not self.scatter:
             return [rows for _, rows in part.fields]
-        indices: dict[tuple[int, ...], Tensor] = {}
-        whole = []
-        for (_, rows), counts in zip(part.fields, part.counts, strict=True):
-            if (key := tuple(counts)) not in indices:
-                indices[key] = part.shares.places(counts).to(rows.device, non_blocking=True)
-            whole.append(self._gather_rows(rows, part.shares.most(counts), indices[key]))
-        return whole
-
-    def _gather_rows(self, rows: Tensor, most: int, places: Tensor) -> Tensor:
-        """The rows of all ranks at ``places``; a rank has up to ``most``, the rest is padding."""
-        if not most:
-            return rows
-        mine = rows.new_empty((most, *rows.shape[1:]), device=self._channel)
-        mine[: len(rows)] = rows
-        every = mine.new_empty((self.size * most, *rows.shape[1:]))
-        # As bytes: a backend need not know the dtype.
-        sent, received = (one.flatten().view(torch.uint8) for one in (mine, every))
-        try:
-            dist.all_gather_into_tensor(received, sent, group=self.group)
-        except RuntimeError as error:
-            raise self._status.silence() from error
-        return every.to(rows.device).index_select(0, places)
+        return self._rows.gather(part)
 
     def _split(self, gathered: list[Tensor], part: Part) -> list[EncoderOutput]:
         """The output of each item, as views."""

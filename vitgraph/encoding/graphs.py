@@ -23,7 +23,8 @@ from encoders.streams import ItemResults, join_inputs
 from encoders.vision_encoder import Encoder
 from graphwrap import GraphedEncoder, GraphStats
 
-from .encode import WHOLE, Encoded, Media, describe, named, prepare, to_cpu, whole
+from .items import WHOLE, Encoded, describe, prepare, to_cpu, whole
+from .media import Media, named
 
 MODALITIES = {"image": 1, "video": 1, "image+video": 2}
 """What may come, and how many items one replay takes by default."""

@@ -1,0 +1,136 @@
+"""The base class of encoders whose one tower takes whole images and their tiles, as two paths.
+
+Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import EncoderOutput, Grid, VisionInputs
+from ..inputs import Preprocessor, require_features
+from ..tile_encoder import TileEncoder
+from .paths_encoder import PathsEncoder
+
+LARGEST_BATCH = {"image": 8, "tiles": 36}
+"""Views of the largest default graph. One whole image of Step3-VL is 10 TFLOP of work: 2,704
+patches through 1.8 billion parameters. Only a long and narrow item has more than 36 tiles."""
+
+
+class TilesThenImage(PathsEncoder):
+    """An encoder of whole images and their tiles by one tower: an item's tiles come first.
+
+    The path "image" has one entry per item, of one tile that is the whole image. The path "tiles"
+    has one entry per item that has tiles, row by row.
+
+    Args:
+        tower: has all parameters and modules; its config has ``image_size`` and ``tile_size``, the
+            sides of the whole image and of a tile in pixels.
+        preprocessor: makes the inputs of both paths.
+    """
+
+    def __init__(self, tower: TileEncoder, preprocessor: Preprocessor) -> None:
+        super().__init__()
+        self.config, self.preprocessor = tower.config, preprocessor
+        self.share(tower)
+        self.paths = {
+            "image": tower.at(self.config.image_size, LARGEST_BATCH["image"]),
+            "tiles": tower.at(self.config.tile_size, LARGEST_BATCH["tiles"]),
+        }
+
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        """Return one output per item: the rows of its tiles, then those of the whole image.
+
+        Args:
+            outputs: by the names of ``paths``; "tiles" is left out if no item has tiles.
+            inputs: what ``preprocess`` returned.
+
+        Returns:
+            Per item ``last_hidden_state`` [P, D], the rows of patches alone, and ``pooler_output``
+            [N, out].
+
+        Raises:
+            ValueError: entries that cannot be assigned to items.
+        """
+        joined = []
+        for parts in self.split_paths(outputs, inputs):
+            ordered = [parts[name] for name in ("tiles", "image") if name in parts]
+            hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
+            first = self.paths["image"].rows_before
+            pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
+            joined.append(
+                EncoderOutput(
+                    torch.cat([x[:, first:].flatten(0, 1) for x in hidden]) if hidden else None,
+                    torch.cat(pooled) if pooled else None,
+                    ordered[0].deepstack_features,
+                )
+            )
+        return joined
+
+    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Arrange features in space, as maps "image" and "tiles" per item.
+
+        Args:
+            features: ``last_hidden_state`` [P, D] or ``pooler_output`` [N, out] of all items, one
+                after another.
+            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read.
+
+        Returns:
+            Per item "image" [1, h, w, D] and, if the item has tiles, "tiles"
+            [1, rows*h, columns*w, D], stitched.
+
+        Raises:
+            ValueError: no tensor, or features that are not of these inputs.
+        """
+        self._check(inputs)
+        require_features(features)
+        pieces = self._pieces(inputs)
+        patches, tokens = (sum(piece.sizes[n] for piece in pieces) for n in (0, 1))
+        if len(features) not in (patches, tokens):
+            raise ValueError(
+                f"features have {len(features)} rows: these inputs make {patches} patches or "
+                f"{tokens} tokens"
+            )
+        kind = 0 if len(features) == patches else 1
+        maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
+        for rows, piece in zip(
+            features.split([p.sizes[kind] for p in pieces]), pieces, strict=True
+        ):
+            part = rows.unflatten(0, (piece.grid[0], -1)) if kind == 0 else rows
+            path = self.paths[piece.name]
+            (maps[piece.item][piece.name],) = path.feature_maps(part, [piece.grid], [piece.layout])
+        return maps
+
+    def _pieces(self, inputs: VisionInputs) -> list[Piece]:
+        """The entries of all items, in the order in which ``join`` puts their rows."""
+        entries = {name: iter(path.grid_thw.tolist()) for name, path in inputs.paths.items()}
+        users = {name: inputs.users(name) for name in entries}
+        pieces = []
+        for item in range(len(inputs.grid_thw)):
+            columns, rows, _ = inputs.tiles[item] if inputs.tiles else (1, 1, False)
+            for name, layout in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
+                if users[name][item]:
+                    t, h, w = next(entries[name])
+                    (spec,) = self.paths[name].item_specs([(t, h, w)])
+                    sizes = t * h * w, spec.output_tokens
+                    pieces.append(Piece(item, name, (t, h, w), sizes, layout))
+        return pieces
+
+
+class Piece(NamedTuple):
+    """One entry of a path, and where its rows go in space."""
+
+    item: int
+    name: str
+    """Of the path."""
+    grid: Grid
+    sizes: tuple[int, int]
+    """Patches and tokens."""
+    layout: tuple[int, int, bool]
+    """(columns, rows, thumbnail) of the tiles."""

@@ -1,0 +1,101 @@
+"""The colours of feature maps: three principal components as red, green and blue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """Colour feature maps by their first three principal components, fitted over all maps at once.
+
+    Equal colours therefore mean alike features, within a map and from one map to another. The
+    components of two encoders have nothing to do with each other. With ``like``, the three
+    components are rotated among themselves until the colours agree best with those of the other
+    encoder.
+
+    Args:
+        maps: each [t, h, w, D], as ``encoder.feature_maps`` returns them.
+        like: colours [t', h', w', 3] that another encoder's maps of the same pictures got, one per
+            map.
+
+    Returns:
+        One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU.
+
+    Raises:
+        ValueError: there is no map, maps differ in their width D or have another layout, or
+            ``like`` has another number of maps.
+    """
+    for features in maps:
+        require_map(features)
+    if not maps or len({features.shape[-1] for features in maps}) != 1:
+        widths = [features.shape[-1] for features in maps]
+        raise ValueError(f"maps of widths {widths}: pass at least one, all of one width")
+    flat = [features.detach().float().cpu().flatten(0, -2) for features in maps]
+    components = principal_components(torch.cat(flat), 3)
+    if like is not None:
+        if len(like) != len(maps):
+            raise ValueError(f"like: {len(like)} coloured maps for {len(maps)}; pass one per map")
+        grids = [(len(m), m.shape[1], m.shape[2]) for m in maps]
+        target = torch.cat(list(map(_resample, like, grids)))
+        components = rotate_to(components, target)
+    low, high = components.quantile(torch.tensor([0.01, 0.99]), dim=0)
+    colours = ((components - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    parts = colours.split([len(rows) for rows in flat])
+    return [part.view(*m.shape[:-1], 3) for part, m in zip(parts, maps, strict=True)]
+
+
+def _resample(colours: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Average colours [t', h', w', 3] over the cells of another grid (t, h, w): [t * h * w, 3]."""
+    volume = torch.nn.functional.adaptive_avg_pool3d(colours.movedim(-1, 0), shape)
+    return volume.flatten(1).T
+
+
+def principal_components(rows: Tensor, count: int) -> Tensor:
+    """Coordinates of ``rows`` [P, D] along their ``count`` axes of largest variance: [P, count].
+
+    Every feature is first brought to unit variance, or the few outlier channels that vision
+    transformers grow would be all one sees. The sign is fixed (largest loading positive), so the
+    same features always give the same colours.
+    """
+    centred = rows - rows.mean(dim=0)
+    centred = centred / centred.std(dim=0).clamp(min=1e-12)
+    _, axes = torch.linalg.eigh(centred.T @ centred)
+    axes = axes[:, -count:].flip(1)
+    strongest = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
+    return centred @ (axes * strongest.sign())
+
+
+def rotate_to(rows: Tensor, target: Tensor) -> Tensor:
+    """Rotate uncorrelated columns so that they agree best with a target (orthogonal Procrustes).
+
+    Args:
+        rows: [P, k]; every column is first brought to mean 0 and variance 1.
+        target: [P, k].
+
+    Returns:
+        [P, k], the product of the standardised rows and an orthogonal k x k matrix.
+    """
+    rows = (rows - rows.mean(dim=0)) / rows.std(dim=0).clamp(min=1e-12)
+    left, _, right = torch.linalg.svd(rows.T @ (target - target.mean(dim=0)))
+    return rows @ (left @ right)
+
+
+def require_map(features: object) -> None:
+    """Raise unless ``features`` is a map [t, h, w, D] that can be coloured.
+
+    Raises:
+        ValueError: another type or shape.
+    """
+    if not isinstance(features, Tensor):
+        raise ValueError(
+            f"{type(features).__name__} where a map belongs: pass the images first, then their "
+            "maps [t, h, w, D], as encoder.feature_maps gives them"
+        )
+    if features.ndim != 4 or features.shape[-1] < 3:
+        raise ValueError(
+            f"map of shape {tuple(features.shape)}: pass maps [t, h, w, D] with D >= 3, as "
+            "encoder.feature_maps gives them"
+        )

@@ -1,0 +1,82 @@
+"""Where encoders run and in which dtype, as options name it, and the error if memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from weights.load import accelerator
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+
+
+def read_dtype(name: str | None) -> torch.dtype | None:
+    """Return the torch dtype of a name, None for None and "auto".
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    if name is None or name == "auto":
+        return None
+    if name not in DTYPES:
+        raise ValueError(f"--dtype {name}: must be one of auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def read_device(name: str | None) -> torch.device:
+    """Return the torch device of a name, the CPU for None, the accelerator for "auto".
+
+    Raises:
+        ValueError: the name is no device, or this machine does not have the device.
+    """
+    try:
+        device = accelerator() if name == "auto" else torch.device(name or "cpu")
+    except RuntimeError:
+        raise ValueError(f"--device {name}: must be auto, cpu, cuda, cuda:0, mps, ...") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(
+            f"--device {name}: torch {torch.__version__} sees {count} CUDA devices here; "
+            + (f"use cuda:0 to cuda:{count - 1}" if count else "use --device cpu")
+        )
+    if not _can_compute(device):
+        raise ValueError(
+            f"--device {name}: torch {torch.__version__} cannot compute on it here; "
+            "use --device cpu"
+        )
+    return device
+
+
+def _can_compute(device: torch.device) -> bool:
+    """Return whether tensors can be made on the device; torch's own error would fill a page."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError):
+        return False
+    return device.type != "meta"
+
+
+@contextmanager
+def enough_memory(what: str, fix: str) -> Iterator[None]:
+    """Turn running out of memory in the block into an error that names ``what`` and the ``fix``.
+
+    Raises:
+        ValueError: memory ran out.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            place = "the device"
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            place = "this machine"  # torch has no class of its own for the CPU's
+        else:
+            raise
+        raise ValueError(f"{what}: {place} ran out of memory; {fix}") from error

@@ -1,0 +1,191 @@
+"""``vitgraph encode``: from images and videos to a features file.
+
+Torch and the packages are imported inside the functions, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..arguments import add_sizes, add_source, check_checkpoint, read_source
+from ..terminal import format_table, printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from encoders.contract import EncoderOutput
+
+    from ..features import Item
+    from .items import Encoded
+
+MOST_PLOTTED = 16
+"""Items that ``vitgraph encode --plot`` draws; their pictures are in memory together."""
+
+
+def add_encode(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to the parser of the command."""
+    parser.usage = "vitgraph encode REPO_OR_FOLDER IMAGE ... --out FILE [options]"
+    add_source(parser)
+    parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE", help="image files")
+    group = parser.add_argument_group("items")
+    group.add_argument(
+        "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
+    )
+    group.add_argument("--fps", type=float, help="sample videos to this many frames per second")
+    group.add_argument("--num-frames", type=int, help="sample videos to this many frames")
+    add_sizes(group)
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
+    group.add_argument(
+        "--pool",
+        choices=("none", "mean", "max", "cls"),
+        default="none",
+        help="write one vector per item, over its tokens; cls is InternViT's class token; by "
+        "default none: all features",
+    )
+    group.add_argument("--normalize", action="store_true", help="vectors of length 1")
+    group.add_argument(
+        "--out-dtype",
+        choices=("stored", "float32", "float16"),
+        default="stored",
+        help="of the file; by default stored: the encoder's own, and float32 for vectors",
+    )
+    group.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PNG",
+        help=f"also draw the feature maps of the first {MOST_PLOTTED} items",
+    )
+    group = parser.add_argument_group("encoder")
+    group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    group.add_argument(
+        "--max-tokens-per-call",
+        type=int,
+        metavar="N",
+        help="an item above it runs in parts, between its frames or tiles",
+    )
+    group = parser.add_argument_group("graphs")
+    group.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="capture CUDA graphs, then replay them; worth its seconds for dozens of items",
+    )
+    group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
+    group.add_argument("--max-batch-size", type=int, metavar="N", help="items per replay")
+    group.add_argument(
+        "--modality",
+        metavar="image|video|image+video",
+        help="what to capture for; by default what the files are",
+    )
+
+
+def encode(options: argparse.Namespace) -> None:
+    """Check everything, load the encoder, encode item by item, write, draw and print the table."""
+    from weights import load_encoder
+
+    from ..devices import enough_memory, read_device, read_dtype
+    from .checks import check_media, check_targets, read_results
+    from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
+    from .items import HEADER, encode_media, row
+    from .media import open_media
+
+    limits = _limits(options)
+    wanted = read_results(options.pool, options.normalize, options.max_tokens_per_call)
+    graphs = read_graph_options(
+        graph=options.graph,
+        budgets=options.budgets,
+        max_batch_size=options.max_batch_size,
+        modality=options.modality,
+        images=options.images,
+        videos=options.video,
+    )
+    dtype, device = read_dtype(options.dtype), read_device(options.device)
+    check_checkpoint(options.repo)
+    check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
+    check_media(options.images, options.video)
+    with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
+        # The log names an idle GPU if the device is None.
+        place = device if options.device else None
+        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
+    encoder.encoding().check(wanted)
+    graphed = graph_encoder(encoder, graphs) if graphs else None
+    media = open_media(options.images, options.video)
+    if graphed is not None:
+        encoded = encode_graphed(graphed, encoder, media, limits, wanted)
+    else:
+        encoded = encode_media(encoder, media, limits, wanted)
+    rows: list[tuple[str, ...]] = []
+    drawn: list[tuple[Tensor, Tensor, str]] = []
+    with _writing(options) as write:
+        for one in _with_bar(encoded, options):
+            write(one.item, one.output if one.vector is None else one.vector)
+            rows.append(row(one))
+            if options.plot and len(drawn) < MOST_PLOTTED:
+                drawn.append((one.still, one.feature_map, _plot_text(Path(one.item.name).name)))
+    if options.plot:
+        _plot(options, *zip(*drawn, strict=True))
+    written = "pooler_output" if wanted.pool == "none" else "vector"
+    print(format_table([written if name == "pooler_output" else name for name in HEADER], rows))
+    if graphed is not None:
+        print(summary(graphed.stats()))
+    for path in filter(None, (options.out, options.plot)):
+        print(f"wrote {printable(str(path))}")
+    if options.plot and len(rows) > len(drawn):
+        print(f"the plot shows the first {len(drawn)} of {len(rows)} items")
+
+
+def _with_bar(encoded: Iterator[Encoded], options: argparse.Namespace) -> Iterator[Encoded]:
+    """Yield every encoded item, and show a progress bar on stderr if that is a terminal."""
+    from tqdm import tqdm
+
+    total = len(options.images) + len(options.video)
+    hidden = True if options.no_progress else None  # None: unless stderr is a terminal
+    yield from tqdm(encoded, desc="encode", unit="item", total=total, disable=hidden)
+
+
+def _writing(
+    options: argparse.Namespace,
+) -> AbstractContextManager[Callable[[Item, EncoderOutput | Tensor], None]]:
+    from weights import inspect_checkpoint
+
+    from ..devices import DTYPES
+    from ..features import Recipe, writing_features
+
+    # The commit that a branch stood for is in the cache by now: no request is sent.
+    known = {**read_source(options), "local_files_only": True, "force_download": False}
+    source = inspect_checkpoint(options.repo, **known)
+    recipe = Recipe(options.pool, options.normalize, DTYPES.get(options.out_dtype))
+    return writing_features(options.out, options.repo, source.commit, source.encoder, recipe)
+
+
+def _plot(
+    options: argparse.Namespace,
+    stills: Sequence[Tensor],
+    maps: Sequence[Tensor],
+    titles: Sequence[str],
+) -> None:
+    from ..plots import plot_feature_maps
+
+    figure = plot_feature_maps(stills, maps, titles=titles, title=_plot_text(options.repo))
+    figure.savefig(options.plot, dpi=150)
+
+
+def _plot_text(name: str) -> str:
+    """Escape a name for matplotlib, which would read text between ``$`` as a formula."""
+    return printable(name).replace("$", r"\$")
+
+
+def _limits(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the keywords of ``preprocess`` that the options give."""
+    names = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    for name in ("fps", "num_frames"):
+        if name in given and not options.video:
+            raise ValueError(f"--{name.replace('_', '-')} samples videos: pass one with --video")
+    return given

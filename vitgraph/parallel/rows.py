@@ -1,0 +1,80 @@
+"""The rows that the ranks of a group have computed, gathered on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .parts import Part
+from .status import StatusExchange
+
+
+def find_channel(device: torch.device, backends: Mapping[str, str]) -> torch.device:
+    """Return the device through which rows travel: their own, or the CPU if gloo carries them.
+
+    Args:
+        device: that the rows are on.
+        backends: of the group, by the type of device.
+
+    Raises:
+        ValueError: the group does not reach the device.
+    """
+    direct = backends.get(device.type)
+    if direct is not None and direct != "gloo":
+        return device
+    if "cpu" in backends:
+        return torch.device("cpu")
+    raise ValueError(
+        f"the encoder is on {device}, and the group reaches {', '.join(backends)} alone: "
+        "move the encoder there, or call init_process_group('gloo')"
+    )
+
+
+class RowExchange:
+    """Gathers the rows of all items on every rank.
+
+    Args:
+        group: None for the default group.
+        channel: the device through which rows travel, see :func:`find_channel`.
+        status: between the ranks; has the error of a rank from which nothing is heard.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, channel: torch.device, status: StatusExchange
+    ) -> None:
+        self._group, self._channel, self._status = group, channel, status
+
+    def gather(self, part: Part) -> list[Tensor]:
+        """Return the rows of all items in every field, in the order of the items.
+
+        Args:
+            part: of this rank.
+
+        Raises:
+            RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).
+        """
+        indices: dict[tuple[int, ...], Tensor] = {}
+        whole = []
+        for (_, rows), counts in zip(part.fields, part.counts, strict=True):
+            if (key := tuple(counts)) not in indices:
+                indices[key] = part.shares.places(counts).to(rows.device, non_blocking=True)
+            whole.append(self._gather_rows(rows, part.shares.most(counts), indices[key]))
+        return whole
+
+    def _gather_rows(self, rows: Tensor, most: int, places: Tensor) -> Tensor:
+        """The rows of all ranks at ``places``; a rank has up to ``most``, the rest is padding."""
+        if not most:
+            return rows
+        mine = rows.new_empty((most, *rows.shape[1:]), device=self._channel)
+        mine[: len(rows)] = rows
+        every = mine.new_empty((self._status.size * most, *rows.shape[1:]))
+        # As bytes: a backend need not know the dtype.
+        sent, received = (one.flatten().view(torch.uint8) for one in (mine, every))
+        try:
+            dist.all_gather_into_tensor(received, sent, group=self._group)
+        except RuntimeError as error:
+            raise self._status.silence() from error
+        return every.to(rows.device).index_select(0, places)
