@@ -19,8 +19,8 @@ from encoders.contract import EncoderOutput, VisionInputs
 from graph_cases import static, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
+from path_cases import IMAGES, NAMES, shared
 from test_graph_packing import measured
-from test_paths import IMAGES, NAMES, shared
 from toy_encoder import ToyEncoder
 from toy_paths import Item, TwoPaths, inputs_of, with_pixels
 
