@@ -18,7 +18,6 @@ from encoders.inputs import OcrPreprocessor
 from oracles import NO_LIFT, draw_weights
 from oracles.configs import Config
 from oracles.deepseek import (
-    VL2Twin,
     hybrid_keys,
     hybrid_reference,
     ocr_keys,
@@ -26,6 +25,7 @@ from oracles.deepseek import (
     vl_keys,
     vl_reference,
 )
+from oracles.deepseek_vl2 import VL2Twin
 from weights import FAMILIES
 
 _SAM = {

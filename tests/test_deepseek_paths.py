@@ -16,7 +16,7 @@ from encoders.parts import take_apart
 from encoders.streams import split_inputs
 from graphwrap import GraphedEncoder
 from oracles import NO_LIFT, LiftFloat32, distance
-from oracles.deepseek import VL2Twin
+from oracles.deepseek_vl2 import VL2Twin
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
 OCR_TILES = [(1, 1, False), (2, 1, True), (2, 3, True), (1, 1, False)]
