@@ -89,6 +89,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint that no test changes: two shards with the tower, two without."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return write_seeded_checkpoint(folder, "qwen3_vl", width=64, decoy_shards=2)
+
+
+@pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint of Qwen3-VL that no test changes."""
     return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
