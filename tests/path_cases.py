@@ -18,6 +18,7 @@ NAMES = ("step3_vl", "step3")
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32) -> PathsEncoder:
+    """An encoder that a test may change."""
     encoder = Step3VLEncoder(STEP3_VL) if name == "step3_vl" else Step3Encoder(STEP3)
     draw_weights(encoder.to(dtype), calm=0.5)
     return encoder.eval().requires_grad_(False)
@@ -30,6 +31,7 @@ def shared(name: str) -> PathsEncoder:
 
 
 def image(width: int, height: int, seed: int = 0) -> Tensor:
+    """An image of random pixels."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 255, (3, height, width), generator=generator, dtype=torch.uint8)
 
@@ -40,5 +42,6 @@ COUNTS = [12, 0, 4, 0]
 
 
 def tokens(output: EncoderOutput) -> Tensor:
+    """The tokens of an item, which are there."""
     assert output.pooler_output is not None
     return output.pooler_output

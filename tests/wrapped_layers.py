@@ -18,15 +18,18 @@ PATCHED = (nn.Linear, nn.Conv2d, nn.Conv3d)
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float64) -> VisionEncoder:
+    """Build a three-block tower that a test may change."""
     return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
 
 
 def run(encoder: VisionEncoder, name: str) -> EncoderOutput:
+    """Return the output for random pixels, with gradients where weights require them."""
     grids = grids_for(name)
     return encoder(draw_pixels(encoder, grids), grids)
 
 
 def worst(ours: EncoderOutput, theirs: EncoderOutput) -> float:
+    """Return the largest relative L2 distance of any field."""
     with torch.no_grad():
         return max(distances(ours, theirs).values())
 
