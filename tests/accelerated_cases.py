@@ -27,6 +27,8 @@ from oracles import (
 
 OURS, QWEN = TOWERS, PATCH_TOWERS
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.float32, torch.float16]
+"""In which each kernel is compared with torch."""
 
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed (PyTorch brings it on Linux)"
@@ -64,6 +66,12 @@ def run(encoder: VisionEncoder, name: str, seed: int = 0) -> EncoderOutput:
     grids = grids_for(name)
     output: EncoderOutput = encoder(draw_pixels(encoder, grids, seed), grids)
     return output
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Draw normal numbers for a kernel."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
 def relative(ours: Tensor, truth: Tensor) -> float:

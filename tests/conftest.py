@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from PIL import Image
 
 from command_line import Cli, Run
 from encoders import Encoder
@@ -19,6 +21,7 @@ from fetching import point_client_at
 from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
+from vitgraph.video import write_video
 from weights import load_encoder
 
 OWN_PROCESS = "VITGRAPH_TEST_IN_OWN_PROCESS"
@@ -86,6 +89,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint that no test changes: two shards with the tower, two without."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return write_seeded_checkpoint(folder, "qwen3_vl", width=64, decoy_shards=2)
+
+
+@pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint of Qwen3-VL that no test changes."""
     return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
@@ -107,6 +117,28 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         left = 0 if number in (3, 7) else 20 * number
         china().crop((left, 0, left + 70, 70)).save(folder / f"{number:02d}.png")
     return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded checkpoint of Qwen3-VL that no test changes."""
+    return write_seeded_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3_vl")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """An image file of random pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """A video file of six grey frames."""
+    frames = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 3, 64, 96) * 30
+    write_video(tmp_path / "clip.mp4", frames.contiguous(), 3)
+    return tmp_path / "clip.mp4"
 
 
 @pytest.fixture

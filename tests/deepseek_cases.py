@@ -18,7 +18,6 @@ from encoders.inputs import OcrPreprocessor
 from oracles import NO_LIFT, draw_weights
 from oracles.configs import Config
 from oracles.deepseek import (
-    VL2Twin,
     hybrid_keys,
     hybrid_reference,
     ocr_keys,
@@ -26,7 +25,8 @@ from oracles.deepseek import (
     vl_keys,
     vl_reference,
 )
-from weights import FAMILIES
+from oracles.deepseek_vl2 import VL2Twin
+from weights import FAMILIES as RECORDS
 
 _SAM = {
     "heads": 3, "layers": 3, "width": 48, "global_attn_indexes": [1], "neck_channels": 24,
@@ -75,18 +75,27 @@ _REFERENCES: dict[str, tuple[Callable[[Config], nn.Module], Callable[[Any], Any]
 }
 SIDES = {"image": 128, "tiles": 64}
 """Sides of the views of the tiny DeepSeek-OCR in pixels, in place of 1024 and 640."""
+OCR_TILES = [(1, 1, False), (2, 1, True), (2, 3, True), (1, 1, False)]
+VL2_TILES = [(1, 1, True), (2, 1, True), (1, 2, True)]
+TILES: dict[str, list[tuple[int, int, bool]]] = {
+    "deepseek_vl_hybrid": [(1, 1, False)] * 3,
+    "deepseek_vl2": VL2_TILES,
+    "deepseek_ocr": OCR_TILES,
+}
+"""Tiles of the images that the families of several views are tested with."""
+FAMILIES = list(TILES)
 
 
 def tiny_config(name: str) -> Config:
     """Return the published config of a family with small sizes."""
-    config = deepcopy(dict(FAMILIES[name].published[0].config))
+    config = deepcopy(dict(RECORDS[name].published[0].config))
     _SHRINK[name](config)
     return config
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """Build a tiny encoder with random weights, in eval mode."""
-    family = FAMILIES[name]
+    family = RECORDS[name]
     with no_init_weights():
         encoder: Encoder = family.encoder(family.config.from_hf(tiny_config(name))).to(dtype)
     draw_weights(encoder)

@@ -13,13 +13,16 @@ from torch import Tensor
 from encoders.vision_encoder import VisionEncoder
 from graph_outputs import EVERY_FIELD
 from graphwrap import Budget, GraphedEncoder, GraphStats
+from graphwrap.budgets import BudgetSet
 from graphwrap.replay import Executor
-from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels
+from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited
 from toy_encoder import WIDTH, ToyEncoder
 
 OURS = [*TOWERS, "qwen3_5"]
 BUDGETS = [16, 48, 96]
 """Whole tiles of the tiny InternViT too: 16 tokens each."""
+NUMBERS = ["max_batch_size", "max_frames_per_batch", "min_budget", "max_budget", "max_graphs"]
+"""The settings that are one number."""
 CALM = 0.5
 """Weights at which float32 noise stays below the bound of design: relative L2 of 2e-6."""
 
@@ -41,6 +44,18 @@ def new_tower(name: str) -> VisionEncoder:
         language = "llm_config" if "llm_config" in family.config else "text_config"
         family = replace(family, config={**family.config, language: {"hidden_size": 48}})
     return build_encoder(family, family.tiny, calm=CALM)
+
+
+def at_true_size(name: str) -> VisionEncoder:
+    """The published tower without its weights."""
+    family = BY_NAME[name]
+    with torch.device("meta"):
+        return family.build(family.config_class.from_hf(edited(family.config)))
+
+
+def tokens(chosen: BudgetSet) -> list[int]:
+    """The tokens of the budgets, each number once."""
+    return sorted({budget.tokens for budget in chosen.budgets})
 
 
 def mixes(name: str) -> dict[str, Grids]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
@@ -23,8 +23,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote
 
+from hub_files import chunks, digest_of, row_of
+
 TOKEN = "hf_loopbacktoken"
-CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class HubServer:
         repo.commits[commit] = folder
         repo.branches[branch] = commit
         for path in folder.rglob("*.safetensors"):
-            self.blobs[_hash(path)] = path
+            self.blobs[digest_of(path)] = path
         return commit
 
     def fail(self, pattern: str, *faults: Fault, method: str | None = None) -> None:
@@ -229,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = self._find(repo_id, revision, content=False)
         if found is not None:
             files = [path for path in sorted(found[1].rglob("*")) if path.is_file()]
-            rows = [_row(path, path.relative_to(found[1]).as_posix()) for path in files]
+            rows = [row_of(path, path.relative_to(found[1]).as_posix()) for path in files]
             self._send(200, json.dumps(rows).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, repo_id: str, revision: str, name: str) -> None:
@@ -242,14 +243,14 @@ class _Handler(BaseHTTPRequestHandler):
         if not path.is_file():
             self._error(404, "EntryNotFound", "Entry not found", headers)
         elif path.suffix == ".safetensors" and self.hub.redirects:
-            digest = _hash(path)
+            digest = digest_of(path)
             headers |= {"X-Linked-Size": str(path.stat().st_size), "X-Linked-Etag": f'"{digest}"'}
             location = f"{self.hub.storage}/blob/{digest}"
             if self.hub.signs_ranges and "Range" in self.headers:
                 location += f"?range={self.headers['Range']}"
             self._send(302, b"", headers | {"Location": location})
         else:
-            self._send_file(path, headers | {"ETag": f'"{_hash(path)[:40]}"'})
+            self._send_file(path, headers | {"ETag": f'"{digest_of(path)[:40]}"'})
 
     def _send_file(self, path: Path, headers: dict[str, str]) -> None:
         size = path.stat().st_size
@@ -315,45 +316,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _paced(self, body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
         """The bytes, no faster than the hub sends a connection."""
         began, sent, rate = time.perf_counter(), 0, self.hub.bytes_per_second
-        for chunk in _chunks(body, start, end):
+        for chunk in chunks(body, start, end):
             yield chunk
             sent += len(chunk)
             if rate is not None:
                 time.sleep(max(0.0, began + sent / rate - time.perf_counter()))
-
-
-def _row(path: Path, name: str) -> dict[str, Any]:
-    """A file in the listing of a repo."""
-    size, digest = path.stat().st_size, _hash(path)
-    row: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": digest[:40]}
-    if path.suffix == ".safetensors":
-        row["lfs"] = {"oid": digest, "size": size, "pointerSize": 134}
-    return row
-
-
-def _chunks(body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
-    if isinstance(body, bytes):
-        yield body[start:end]
-        return
-    with body.open("rb") as file:
-        file.seek(start)
-        for begin in range(start, end, CHUNK):
-            yield file.read(min(CHUNK, end - begin))
-
-
-def _hash(path: Path) -> str:
-    status = path.stat()
-    return _hash_of(path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4096)
-def _hash_of(path: Path, size: int, changed: int) -> str:
-    """The SHA-256, as of the Hub; of a file of holes, which would take seconds, a shorter name."""
-    with path.open("rb") as file:
-        if size > 64 << 20 and path.stat().st_blocks * 512 < size // 2:
-            beginning = file.read(64 << 20) + str((size, changed)).encode()
-            return hashlib.sha256(beginning).hexdigest()[:40]
-        whole = hashlib.sha256()
-        while chunk := file.read(CHUNK):
-            whole.update(chunk)
-        return whole.hexdigest()

@@ -22,7 +22,7 @@ from accelerated_cases import (
 )
 from encoders.vision_encoder import VisionEncoder
 from oracles import BY_NAME, build_encoder, distances, slow
-from test_contract_modules import Lora
+from wrapped_layers import Lora
 
 pytestmark = [
     needs_triton,

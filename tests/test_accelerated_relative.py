@@ -27,7 +27,7 @@ from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
 from oracles import distances, draw_pixels, fields_of
 from oracles.memory import LargestTensor
-from test_contract_modules import Lora
+from wrapped_layers import Lora
 
 pytestmark = needs_triton
 

@@ -9,24 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepseek_cases import build, build_reference, draw_inputs, tiny_config, tokens_of
-from encoders import DeepseekOCRConfig, DeepseekOCREncoder, VisionInputs
-from encoders.deepseek_ocr import MODES
-from encoders.parts import take_apart
+from deepseek_cases import (
+    FAMILIES,
+    OCR_TILES,
+    TILES,
+    VL2_TILES,
+    build,
+    build_reference,
+    draw_inputs,
+    tokens_of,
+)
+from encoders import VisionInputs
 from encoders.streams import split_inputs
 from graphwrap import GraphedEncoder
 from oracles import NO_LIFT, LiftFloat32, distance
-from oracles.deepseek import VL2Twin
+from oracles.deepseek_vl2 import VL2Twin
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
-OCR_TILES = [(1, 1, False), (2, 1, True), (2, 3, True), (1, 1, False)]
-VL2_TILES = [(1, 1, True), (2, 1, True), (1, 2, True)]
-TILES: dict[str, list[tuple[int, int, bool]]] = {
-    "deepseek_vl_hybrid": [(1, 1, False)] * 3,
-    "deepseek_vl2": VL2_TILES,
-    "deepseek_ocr": OCR_TILES,
-}
-FAMILIES = list(TILES)
 
 
 def lift_for(dtype: torch.dtype) -> Any:
@@ -150,17 +149,6 @@ def test_tiles_that_do_not_make_the_views_are_refused(name: str) -> None:
             encoder(inputs._replace(tiles=tiles))
 
 
-def test_inputs_of_another_mode_with_the_same_paths_are_encoded() -> None:
-    """The tokens are laid out by the grid of the inputs, not by the size of the mode."""
-    encoder = build("deepseek_ocr")
-    tiny, small = encoder.at_mode("tiny"), encoder.at_mode("small")
-    tiny.paths = {"image": encoder.paths["tiles"]}
-    small.paths = {"image": encoder.paths["image"]}
-    inputs = draw_inputs(small, [(1, 1, False)])
-    assert torch.equal(tokens_of(tiny(inputs)), tokens_of(small(inputs)))
-    assert len(tokens_of(tiny(inputs))) == 2 * 3 + 1
-
-
 @pytest.mark.parametrize("name", ["deepseek_vl2", "deepseek_ocr"])
 def test_graphs_of_one_path_take_whole_inputs_alone(name: str) -> None:
     """The output of the path has no newlines and no separator."""
@@ -173,110 +161,6 @@ def test_graphs_of_one_path_take_whole_inputs_alone(name: str) -> None:
     with pytest.raises(ValueError, match="has the paths image: pass the whole result"):
         graphed(inputs.pixel_values, inputs.grid_thw)
     assert len(tokens_of(graphed(inputs))) == len(tokens_of(encoder(inputs)))
-
-
-# --- features in space -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("field", ["last_hidden_state", "pooler_output"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_maps_cover_the_whole_image_and_the_stitched_tiles(name: str, field: str) -> None:
-    encoder = build(name)
-    inputs = draw_inputs(encoder, TILES[name])
-    features = torch.cat([getattr(item, field) for item in encoder(inputs)])
-    maps = encoder.feature_maps(features, inputs)
-    for item, (columns, rows, tiled) in zip(maps, TILES[name], strict=True):
-        one, height, width, _ = item["image"].shape
-        assert one == 1
-        assert ("tiles" in item) == tiled
-        if tiled:
-            scale = 2 if name == "deepseek_ocr" else 1  # tiles have half the side of the whole view
-            expected = (1, rows * height // scale, columns * width // scale)
-            assert tuple(item["tiles"].shape[:3]) == expected
-
-
-@pytest.mark.parametrize("name", ["deepseek_vl2", "deepseek_ocr"])
-def test_a_bright_tile_is_bright_at_its_place(name: str) -> None:
-    """All weights after the patch embedding are zero but those that carry it to the output."""
-    encoder = build(name)
-    tiles = [(1, 1, name == "deepseek_vl2"), (3, 2, True)]
-    inputs = draw_inputs(encoder, tiles)
-    path = inputs.paths["tiles" if name == "deepseek_ocr" else "image"]
-    path.pixel_values.zero_()
-    path.pixel_values[-2] = 1.0  # row 1, column 1 of the second image
-    outputs = encoder(inputs)
-    maps = encoder.feature_maps(torch.cat([item.last_hidden_state for item in outputs]), inputs)
-    picture = maps[1]["tiles"][0].unflatten(0, (2, -1)).unflatten(2, (3, -1))
-    first = picture[0, :, 0]
-    same = [
-        [torch.allclose(picture[row, :, column], first, atol=1e-4) for column in range(3)]
-        for row in range(2)
-    ]
-    assert same == [[True, True, True], [True, False, True]]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_features_of_other_inputs_are_refused(name: str) -> None:
-    encoder = build(name)
-    inputs = draw_inputs(encoder, TILES[name])
-    with pytest.raises(ValueError, match=r"features have 7 .*make"):
-        encoder.feature_maps(torch.zeros(7, 4), inputs)
-    with pytest.raises(ValueError, match=r"inputs is of type Tensor: .* has the paths image"):
-        encoder.feature_maps(torch.zeros(7, 4), inputs.grid_thw)
-
-
-def test_newlines_and_separator_are_left_out_of_maps() -> None:
-    rows = torch.arange(2 * 3 + 1 + 2 * 2)[:, None]
-    grids = {"image": (2, 2), "tiles": (2, 1)}
-    views = take_apart(rows, ("image", "separator", "tiles"), grids)
-    assert views["image"][0, ..., 0].tolist() == [[0, 1], [3, 4]]
-    assert views["tiles"][0, ..., 0].tolist() == [[7], [9]]
-
-
-# --- modes of DeepSeek-OCR ---------------------------------------------------------------------
-
-
-PUBLISHED_TOKENS = {"tiny": 73, "small": 111, "base": 273, "large": 421, "gundam": 273}
-"""Tokens of an image without tiles: n rows of n tokens and a newline, and a separator."""
-
-
-def meta_ocr() -> DeepseekOCREncoder:
-    with torch.device("meta"):
-        return DeepseekOCREncoder(DeepseekOCRConfig.from_hf(tiny_config("deepseek_ocr")))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_makes_the_published_number_of_tokens(mode: str) -> None:
-    encoder = meta_ocr().at_mode(mode)
-    inputs = encoder.preprocess([torch.zeros(3, 200, 300, dtype=torch.uint8)])
-    (output,) = encoder(VisionInputs(inputs.pixel_values.to("meta"), *inputs[1:]))
-    assert len(output.pooler_output) == PUBLISHED_TOKENS[mode]
-    assert set(encoder.paths) == ({"image", "tiles"} if mode == "gundam" else {"image"})
-
-
-def test_tiles_add_a_newline_per_row_of_the_stitched_picture() -> None:
-    encoder = meta_ocr()
-    inputs = encoder.preprocess([torch.zeros(3, 700, 1400, dtype=torch.uint8)])
-    assert inputs.tiles == [(2, 1, True)]
-    tiles = inputs.paths["tiles"]
-    moved = {"tiles": tiles._replace(pixel_values=tiles.pixel_values.to("meta"))}
-    (output,) = encoder(VisionInputs(inputs.pixel_values.to("meta"), *inputs[1:3], moved))
-    assert len(output.pooler_output) == 273 + 10 * (20 + 1)
-
-
-def test_a_mode_shares_the_weights_of_its_encoder() -> None:
-    encoder = build("deepseek_ocr")
-    view = encoder.at_mode("tiny")
-    assert view.config.mode == "tiny"
-    assert encoder.config.mode == "gundam"
-    assert view.projector is encoder.projector
-    pairs = zip(view.parameters(), encoder.parameters(), strict=True)
-    assert all(mine is theirs for mine, theirs in pairs)
-
-
-def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"mode='huge'.*'tiny', 'small', 'base', 'large', 'gund"):
-        meta_ocr().at_mode("huge")
 
 
 # --- acceleration ------------------------------------------------------------------------------

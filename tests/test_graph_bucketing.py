@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_cases import pixels_for, toy
+from graph_cases import at_true_size, pixels_for, tokens, toy
 from graphwrap import fit_budgets
 from graphwrap.budgets import Batch, choose_budgets, default_budgets, square_counts
-from test_graph_budgets import at_true_size, tokens
 
 # --- the default budgets --------------------------------------------------------------------------
 

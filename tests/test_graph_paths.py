@@ -1,51 +1,24 @@
-"""Encoders of several paths: each has budgets of its own, and every guarantee holds for all."""
+"""Encoders of several paths with graphs: each path has budgets, memory and counters of its own."""
 
 from __future__ import annotations
 
-import random
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from deepseek_cases import build
-from encoders.contract import EncoderOutput, VisionInputs
-from graph_cases import static, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from encoders.contract import EncoderOutput
+from graph_cases import toy
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from graph_path_cases import BUDGETS, CALLS, MIXED, ONE_OVER, SMALL, assert_agrees, graphed_of
 from graphwrap import GraphedEncoder
+from path_cases import IMAGES, NAMES, shared
 from test_graph_packing import measured
-from test_paths import IMAGES, NAMES, shared
-from toy_encoder import ToyEncoder
-from toy_paths import Item, TwoPaths, inputs_of, with_pixels
-
-SMALL: list[Item] = [((1, 1, 6), None)]
-MIXED: list[Item] = [((1, 1, 6), (3, 1, 4)), ((1, 2, 4), None), ((2, 1, 4), (1, 1, 2))]
-ONE_OVER: list[Item] = [((1, 1, 6), (1, 10, 10)), ((1, 2, 4), (1, 1, 2))]
-"""The pieces of the first item run eagerly, the rest replays."""
-BOTH_OVER: list[Item] = [((1, 10, 10), (1, 10, 10)), ((1, 1, 2), None)]
-CALLS = {"one path": SMALL, "both": MIXED, "one eager": ONE_OVER, "both eager": BOTH_OVER}
-BUDGETS = {"image": [4, 16, 32], "tiles": [2, 8]}
-
-
-def graphed_of(backend: str = "static", **settings_: Any) -> GraphedEncoder:
-    settings_ = {"budgets": BUDGETS, "outputs": EVERY_FIELD, **settings_}
-    return GraphedEncoder(TwoPaths(), backend=backend, **settings_)
-
-
-def assert_agrees(graphed: GraphedEncoder, inputs: VisionInputs) -> list[EncoderOutput]:
-    """The outputs are the encoder's, bit for bit, one per item."""
-    outputs = graphed(inputs)
-    expected = graphed.encoder(inputs)
-    for ours, theirs in zip(outputs, expected, strict=True):
-        assert_same_bits(ours, theirs)
-    return outputs
-
+from toy_paths import TwoPaths, inputs_of
 
 # --- one face -------------------------------------------------------------------------------------
 
@@ -138,156 +111,6 @@ def test_views_of_two_paths_are_joined_before_the_next_call_overwrites_them() ->
         expected = [output._replace(last_hidden_state=None) for output in encoder.encode(images)]
         for ours, theirs in zip(graphed.encode(images), expected, strict=True):
             assert worst_distance(ours, theirs) <= 2e-6
-
-
-# --- what is refused ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("budgets", "message"),
-    [
-        ([8], r"budgets=\[8\]: this encoder has the paths image, tiles.*give a mapping"),
-        ({"image": [8]}, "give a mapping from the name of each"),
-        ({"image": [8], "pieces": [4]}, "give a mapping from the name of each"),
-        ({"image": [8], "tiles": []}, "budgets is empty"),
-        ({"image": [8], "tiles": [0]}, "budget=0: must be a positive integer"),
-    ],
-)
-def test_budgets_of_other_paths_are_refused(budgets: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        graphed_of(budgets=budgets)
-
-
-def test_a_mapping_of_budgets_may_leave_paths_to_defaults() -> None:
-    tokens = {budget.tokens for budget in graphed_of(budgets={"image": [8], "tiles": None}).budgets}
-    assert {8, 2, 32} <= tokens
-    assert {b.tokens for b in static(ToyEncoder(), {"image": [8]}).budgets} == {8}
-
-
-def test_inputs_of_another_encoder_are_refused() -> None:
-    inputs, graphed = inputs_of(MIXED), graphed_of()
-    with pytest.raises(ValueError, match="has the paths image, tiles: pass the whole result"):
-        graphed(inputs.pixel_values, inputs.grid_thw)
-    with pytest.raises(ValueError, match="inputs have the paths image, this encoder has image, t"):
-        graphed(inputs._replace(other_paths={}))
-    with pytest.raises(ValueError, match="inputs have the paths image, tiles, this encoder has im"):
-        toy()(inputs)
-    for extra in ({"grid_thw": inputs.grid_thw}, {"out": copy_of(graphed(inputs)[0])}):
-        with pytest.raises(ValueError, match="without grid_thw and out"):
-            graphed(inputs, **extra)
-
-
-def test_a_wrong_path_is_refused_before_any_path_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphed, inputs = graphed_of(on_overflow="raise").capture(progress=False), inputs_of(MIXED)
-    short = inputs.other_paths["tiles"]._replace(pixel_values=torch.zeros(3, 3))
-    for wrong, message in (
-        (inputs._replace(other_paths={"tiles": short}), "3 rows but the grid makes 14"),
-        (inputs_of(ONE_OVER), r"grid \(1, 10, 10\) is over every budget"),
-    ):
-        monkeypatch.setattr(graphed.encoder.whole, "forward", lambda *_, **__: pytest.fail("ran"))
-        with pytest.raises(ValueError, match=message):
-            graphed(wrong)
-
-
-def test_a_path_that_keeps_no_contract_is_refused() -> None:
-    class Half(TwoPaths):
-        @property
-        def paths(self) -> Any:
-            return {"image": self.whole, "tiles": torch.nn.Linear(3, 3)}
-
-    with pytest.raises(TypeError, match="Linear has no budget_range"):
-        GraphedEncoder(Half())
-
-
-# --- the guarantees -------------------------------------------------------------------------------
-
-
-def test_nan_in_every_stale_buffer_changes_no_bit_of_any_path() -> None:
-    graphed = graphed_of()
-    for seed, items in enumerate([*CALLS.values(), *list(CALLS.values())[::-1]]):
-        graphed.capture(progress=False)._poison()
-        for output in assert_agrees(graphed, inputs_of(items, seed)):
-            assert all(bool(value.isfinite().all()) for value in fields(output).values())
-
-
-ITEM = st.tuples(
-    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4).map(lambda n: 2 * n)),
-    st.none() | st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 3).map(lambda n: 2 * n)),
-)
-SHARED = {clone: graphed_of(clone=clone) for clone in (True, False)}
-
-
-@given(calls=st.lists(st.lists(ITEM, max_size=5), min_size=1, max_size=4), clone=st.booleans())
-@settings(max_examples=60)
-def test_calls_in_any_order_give_the_encoders_bits(calls: list[list[Item]], clone: bool) -> None:
-    for seed, items in enumerate(calls):
-        assert_agrees(SHARED[clone], inputs_of(items, seed))
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_results_are_the_callers_own_whatever_path_ran(call: str) -> None:
-    graphed = graphed_of()
-    outputs = graphed(inputs_of(CALLS[call]))
-    kept = [copy_of(output) for output in outputs]
-    for seed, items in enumerate(CALLS.values()):
-        graphed(inputs_of(items, seed + 7))
-    graphed._poison()
-    graphed.release()
-    for output, before in zip(outputs, kept, strict=True):
-        assert_same_bits(output, before)
-
-
-@pytest.mark.parametrize("part", ["whole", "pieces"])
-@pytest.mark.parametrize("backend", ["static", "eager"])
-def test_weights_rebound_in_either_path_are_an_error_with_graphs(part: str, backend: str) -> None:
-    graphed, inputs = graphed_of(backend), inputs_of(MIXED)
-    graphed(inputs)
-    weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
-    getattr(graphed.encoder, part).weight = weight
-    if backend == "eager":
-        assert_agrees(graphed, inputs)
-        return
-    with pytest.raises(RuntimeError, match=rf"weight '{part}.weight' was rebound"):
-        graphed(inputs)
-    graphed.release()
-    assert_agrees(graphed, inputs)
-
-
-def test_a_path_that_is_no_submodule_is_guarded_too() -> None:
-    class Views(TwoPaths):
-        def __init__(self) -> None:
-            super().__init__()
-            object.__setattr__(self, "pieces", self._modules.pop("pieces"))
-
-    graphed = GraphedEncoder(Views(), BUDGETS, backend="static")
-    inputs = inputs_of(MIXED)
-    graphed(inputs)
-    graphed.encoder.pieces.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
-    with pytest.raises(RuntimeError, match=r"weight 'path tiles.weight' was rebound"):
-        graphed(inputs)
-
-
-def test_eight_threads_over_one_object_get_right_answers() -> None:
-    graphed = graphed_of()
-
-    def ask(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(20):
-            assert_agrees(graphed, inputs_of(draw.choice(list(CALLS.values())), draw.randint(0, 9)))
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(ask, range(8)))
-
-
-def test_pixels_of_every_path_are_checked_and_cast() -> None:
-    graphed, inputs = graphed_of(), inputs_of(MIXED)
-    doubled = inputs.to(dtype=torch.float64)
-    for ours, theirs in zip(graphed(doubled), graphed.encoder(inputs), strict=True):
-        assert_same_bits(ours, theirs)
-    whole = inputs.pixel_values
-    for wrong in (whole.to(torch.uint8), whole[:, :2]):
-        with pytest.raises(ValueError, match="pixel_values"):
-            graphed(with_pixels(inputs, wrong))
 
 
 # --- memory, tables, counters ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
-from test_paths import IMAGES, NAMES, shared
+from path_cases import IMAGES, NAMES, shared
 
 pytestmark = [
     pytest.mark.gpu,

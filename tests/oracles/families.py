@@ -44,7 +44,6 @@ from .deepseek import (
     NARROW,
     SAM_NARROW,
     SAM_TINY,
-    VL2Twin,
     hybrid,
     hybrid_low_keys,
     hybrid_low_output,
@@ -54,11 +53,11 @@ from .deepseek import (
     ocr_output,
     ocr_reference,
     siglip,
-    vl2_output,
     vl_keys,
     vl_output,
     vl_reference,
 )
+from .deepseek_vl2 import VL2Twin, vl2_output
 from .keys import State, intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .references import (
     Grids,

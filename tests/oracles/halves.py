@@ -18,7 +18,8 @@ from encoders.contract import EncoderOutput
 from encoders.vision_encoder import VisionEncoder
 
 from .configs import Config
-from .deepseek import VL2Twin, hybrid, ocr, siglip
+from .deepseek import hybrid, ocr, siglip
+from .deepseek_vl2 import VL2Twin
 from .drawn import build_pair, draw_pixels, fields_of
 from .families import Family
 from .lift import LiftFloat32

@@ -1,0 +1,33 @@
+"""Graphs of the toy encoder of two paths: budgets, calls by name, and what a call must give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from encoders.contract import EncoderOutput, VisionInputs
+from graph_outputs import EVERY_FIELD, assert_same_bits
+from graphwrap import GraphedEncoder
+from toy_paths import Item, TwoPaths
+
+SMALL: list[Item] = [((1, 1, 6), None)]
+MIXED: list[Item] = [((1, 1, 6), (3, 1, 4)), ((1, 2, 4), None), ((2, 1, 4), (1, 1, 2))]
+ONE_OVER: list[Item] = [((1, 1, 6), (1, 10, 10)), ((1, 2, 4), (1, 1, 2))]
+"""The pieces of the first item run eagerly, the rest replays."""
+BOTH_OVER: list[Item] = [((1, 10, 10), (1, 10, 10)), ((1, 1, 2), None)]
+CALLS = {"one path": SMALL, "both": MIXED, "one eager": ONE_OVER, "both eager": BOTH_OVER}
+BUDGETS = {"image": [4, 16, 32], "tiles": [2, 8]}
+
+
+def graphed_of(backend: str = "static", **settings_: Any) -> GraphedEncoder:
+    """The toy of two paths with graphs, by default of every field."""
+    settings_ = {"budgets": BUDGETS, "outputs": EVERY_FIELD, **settings_}
+    return GraphedEncoder(TwoPaths(), backend=backend, **settings_)
+
+
+def assert_agrees(graphed: GraphedEncoder, inputs: VisionInputs) -> list[EncoderOutput]:
+    """The outputs are the encoder's, bit for bit, one per item."""
+    outputs = graphed(inputs)
+    expected = graphed.encoder(inputs)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert_same_bits(ours, theirs)
+    return outputs

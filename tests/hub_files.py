@@ -1,0 +1,50 @@
+"""Files as the loopback hub gives them: their hash, their row in a listing, and their bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+CHUNK = 1 << 18
+
+
+def row_of(path: Path, name: str) -> dict[str, Any]:
+    """A file in the listing of a repo."""
+    size, digest = path.stat().st_size, digest_of(path)
+    row: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": digest[:40]}
+    if path.suffix == ".safetensors":
+        row["lfs"] = {"oid": digest, "size": size, "pointerSize": 134}
+    return row
+
+
+def chunks(body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
+    """The bytes from ``start`` to ``end``, some at a time."""
+    if isinstance(body, bytes):
+        yield body[start:end]
+        return
+    with body.open("rb") as file:
+        file.seek(start)
+        for begin in range(start, end, CHUNK):
+            yield file.read(min(CHUNK, end - begin))
+
+
+def digest_of(path: Path) -> str:
+    """The name of a file's contents, which is read again once the file has changed."""
+    status = path.stat()
+    return _hash_of(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(path: Path, size: int, changed: int) -> str:
+    """The SHA-256, as of the Hub; of a file of holes, which would take seconds, a shorter name."""
+    with path.open("rb") as file:
+        if size > 64 << 20 and path.stat().st_blocks * 512 < size // 2:
+            beginning = file.read(64 << 20) + str((size, changed)).encode()
+            return hashlib.sha256(beginning).hexdigest()[:40]
+        whole = hashlib.sha256()
+        while chunk := file.read(CHUNK):
+            whole.update(chunk)
+        return whole.hexdigest()

@@ -1,0 +1,109 @@
+"""What budgets hold: clips and images at true size, and each capacity that an item may exceed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from encoders.contract import EncoderItemSpec
+from graph_cases import OURS, at_true_size, is_tiled, pixels_for, static, tower
+from graphwrap import Budget
+from graphwrap.budgets import Batch, choose_budgets
+from graphwrap.packing import Packer
+from graphwrap.prices import Prices
+from toy_encoder import ToyEncoder
+
+CLIPS = {"32 frames of 448x448": (32, 448), "64 frames of 224x224": (64, 224)}
+WITH_VIDEO = [name for name in OURS if name != "step3_vl"]
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("name", WITH_VIDEO)
+def test_default_clips_fit_the_default_budgets_at_true_size(name: str, clip: str) -> None:
+    encoder = at_true_size(name)
+    frames, side = CLIPS[clip]
+    if is_tiled(name):
+        grid = (frames, 32, 32)
+    else:
+        patch = encoder.config.patch_size
+        merged = patch * encoder.config.spatial_merge_size
+        grid = (frames // 2, *[round(side / merged) * merged // patch] * 2)
+    spec = encoder.item_specs([grid])[0]
+    chosen = choose_budgets(encoder)
+    packer = Packer(Prices.unmeasured(chosen.budgets), chosen.max_batch_size, 16_384)
+    assert packer.why_eager(spec) == "cheaper"
+    (group,) = packer.pack([spec])
+    assert group.budget is not None
+    assert group.budget.segments >= spec.segments == frames // (1 if is_tiled(name) else 2)
+    assert group.budget.longest_segment >= spec.longest_segment
+
+
+@pytest.mark.parametrize("items", [1, 2, 8, 64])
+def test_clips_of_large_frames_fit_whatever_number_of_items_a_replay_takes(items: int) -> None:
+    """By default 8 long segments or 64 short ones, also where a replay takes one item."""
+    encoder = at_true_size("qwen2_vl")
+    chosen = choose_budgets(encoder, max_batch_size=items)
+    assert {budget.segments for budget in chosen.budgets} == {8, 64}
+    (group,) = Packer(Prices.unmeasured(chosen.budgets), items, 16_384).pack(
+        encoder.item_specs([(4, 46, 46)])
+    )
+    assert group.budget is not None
+    assert group.budget.tokens <= 1.2 * 4 * 23 * 23
+
+
+def of_four_frames(name: str) -> list[int]:
+    """A budget of four tiles, or of 16 tokens."""
+    return [tower(name).item_specs([[4, 8, 8]])[0].output_tokens] if is_tiled(name) else [16]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_video_of_more_frames_than_any_budget_is_eager_and_counted(name: str) -> None:
+    encoder = tower(name)
+    side = 8 if is_tiled(name) else 2
+    grids = [[1, side, side], [9, side, side]]
+    pixels = pixels_for(encoder, grids)
+    graphed = static(encoder, of_four_frames(name), max_frames_per_batch=4)
+    output = graphed(pixels, grids)
+    assert torch.allclose(output.pooler_output, encoder(pixels, grids).pooler_output, atol=1e-4)
+    stats = graphed.stats()
+    assert stats.eager_items == 1
+    assert list(stats.eager_reasons) == ["over tokens" if is_tiled(name) else "over segments"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_item_over_every_budget_is_an_error_if_so_configured(name: str) -> None:
+    encoder = tower(name)
+    grid = [9, 8, 8]
+    graphed = static(encoder, of_four_frames(name), on_overflow="raise")
+    with pytest.raises(
+        ValueError, match=r"item with grid \(9, 8, 8\) is over every budget .*\(tok"
+    ):
+        graphed(pixels_for(encoder, [grid]), [grid])
+
+
+def test_each_capacity_alone_makes_an_item_overflow() -> None:
+    budget = Budget(tokens=64, rows=128, segments=4, longest_segment=64, windows=6)
+    packer = Packer(Prices.unmeasured([budget]), 8, 16_384)
+    fits = EncoderItemSpec(128, 64, 2, 64, 6)
+    assert packer.why_eager(fits) == "cheaper"
+    assert budget.fits(Batch.of([fits]))
+    for change, reason in [
+        ({"output_tokens": 65}, "tokens"),
+        ({"input_size": 129}, "tokens"),
+        ({"segments": 5}, "segments"),
+        ({"longest_segment": 65}, "longest segment"),
+        ({"windows": 7}, "windows"),
+    ]:
+        assert packer.why_eager(fits._replace(**change)) == f"over {reason}"
+        assert budget.exceeded_by(Batch.of([fits._replace(**change)])) == reason
+
+
+def test_the_short_shapes_longest_segment_is_rounded_up() -> None:
+    short = max(choose_budgets(ToyEncoder(), [7]).budgets, key=lambda budget: budget.segments)
+    assert (short.rows, short.longest_segment) == (14, 2)
+
+
+def test_frames_given_are_the_segments_of_every_budget() -> None:
+    for frames in (1, 3, 8, 50):
+        chosen = choose_budgets(ToyEncoder(), [64], max_frames_per_batch=frames)
+        assert max(budget.segments for budget in chosen.budgets) == frames

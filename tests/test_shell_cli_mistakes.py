@@ -1,0 +1,209 @@
+"""One clear line for every mistake at the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from command_line import Cli, Run
+
+
+def assert_one_line(run: Run, *parts: object) -> None:
+    assert run.code == 2
+    assert run.out == ""
+    assert run.err.count("\n") == 1, run.err
+    assert run.err.startswith("vitgraph: error: ")
+    for part in parts:
+        assert str(part) in run.err
+
+
+def test_missing_image_is_one_line(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    run = cli("encode", checkpoint, tmp_path / "nope.jpg", "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, tmp_path / "nope.jpg", "there is no such file")
+
+
+def test_text_is_not_an_image(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("hello")
+    run = cli("encode", checkpoint, tmp_path / "photo.jpg", "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, tmp_path / "photo.jpg", "cannot be read as an image")
+
+
+def test_image_of_a_kind_that_has_no_rgb_form_is_named(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    grey = tmp_path / "depth.tiff"
+    Image.new("F", (40, 30)).save(grey)
+    run = cli("encode", checkpoint, photo, grey, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, f"{grey}: ", "mode F", "0..255")
+
+
+def test_folder_of_images_is_said_to_be_a_folder(
+    cli: Cli, checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "f.safetensors"
+    assert_one_line(cli("encode", checkpoint, tmp_path, "--out", out), f"{tmp_path}: is a folder")
+    run = cli("encode", checkpoint, "--video", tmp_path, "--out", out)
+    assert_one_line(run, f"{tmp_path}: is a folder")
+
+
+def test_truncated_image_is_one_line_and_writes_nothing(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(photo.read_bytes()[:2000])
+    out = tmp_path / "f.safetensors"
+    assert_one_line(cli("encode", checkpoint, photo, cut, "--out", out), cut)
+    assert not out.exists()
+
+
+def test_nothing_to_encode_is_one_line(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    run = cli("encode", checkpoint, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, "name at least one image")
+
+
+def test_unknown_dtype_is_one_line(cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--dtype", "int8")
+    assert_one_line(run, "--dtype int8", "float32, float16, bfloat16, float64")
+
+
+def test_absent_cuda_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--device", "cuda")
+    assert_one_line(run, "--device cuda", "use --device cpu")
+
+
+@pytest.mark.parametrize("device", ["hpu", "mps", "xpu", "meta", "banana", "cuda:x"])
+def test_a_device_that_is_not_here_is_one_short_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, device: str
+) -> None:
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has one")
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--device", device)
+    assert_one_line(run, f"--device {device}: ", "cpu")
+    assert len(run.err) < 200, run.err
+
+
+def test_plot_without_matplotlib_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = ("--out", tmp_path / "f.safetensors", "--plot", tmp_path / "maps.png")
+    assert_one_line(
+        cli("encode", checkpoint, photo, *arguments),
+        "'vitgraph[plots]', or in a clone pip install '.[plots]'",
+    )
+
+
+def test_plot_in_an_unknown_format_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    arguments = ("--out", tmp_path / "f.safetensors", "--plot", tmp_path / "maps.xyz")
+    assert_one_line(cli("encode", checkpoint, photo, *arguments), "maps.xyz", "png")
+
+
+def test_item_that_cannot_be_encoded_is_named(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    good, line = tmp_path / "good.png", tmp_path / "line.png"
+    Image.new("RGB", (64, 64)).save(good)
+    Image.new("RGB", (900, 2)).save(line)
+    run = cli("encode", checkpoint, good, line, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, f"{line}: ", "200")
+    assert "image 0" not in run.err
+
+
+def test_option_of_another_family_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, photo, "--out", out, "--max-tiles", 6)
+    assert_one_line(run, "max_tiles=6", "max_pixels")
+
+
+def test_video_without_av_is_one_line(
+    cli: Cli, checkpoint: Path, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    run = cli("encode", checkpoint, "--video", clip, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, "'vitgraph[video]', or in a clone pip install '.[video]'")
+
+
+def test_sampling_without_a_video_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    run = cli("encode", checkpoint, photo, "--out", tmp_path / "f.safetensors", "--fps", 2)
+    assert_one_line(run, "--fps samples videos")
+
+
+def test_output_folder_that_is_not_there_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "nowhere" / "f.safetensors"
+    assert_one_line(cli("encode", checkpoint, photo, "--out", out), out, "folder that exists")
+
+
+def test_what_is_no_features_file_is_never_written_over(
+    cli: Cli, checkpoint: Path, photo: Path, clip: Path
+) -> None:
+    targets = (photo, clip, *checkpoint.iterdir())
+    before = [path.read_bytes() for path in targets]
+    for target in targets:
+        run = cli("encode", checkpoint, photo, "--video", clip, "--out", target)
+        assert_one_line(run, f"--out {target}", "no features file", "another name")
+    assert [path.read_bytes() for path in targets] == before
+
+
+def test_picture_is_never_drawn_over_a_photograph(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "alias.png").symlink_to(photo)
+    before = photo.read_bytes()
+    for target in (photo, tmp_path / "alias.png"):
+        out = tmp_path / "f.safetensors"
+        run = cli("encode", checkpoint, photo, "--out", out, "--plot", target)
+        assert_one_line(run, f"--plot {target}", photo, "another name")
+    assert photo.read_bytes() == before
+
+
+def test_features_and_picture_in_one_file_is_one_line(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
+) -> None:
+    both, alias = tmp_path / "both.safetensors", tmp_path / "both.png"
+    alias.symlink_to(both)
+    run = cli("encode", checkpoint, photo, "--out", both, "--plot", alias)
+    assert_one_line(run, f"--plot {alias}", "another name")
+
+
+def test_folder_without_a_checkpoint_is_one_line(cli: Cli, photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    run = cli("encode", tmp_path / "empty", photo, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, tmp_path / "empty")
+
+
+def test_misspelt_option_is_one_line(cli: Cli, checkpoint: Path) -> None:
+    assert_one_line(cli("encode", checkpoint, "--outt", "x"), "vitgraph encode --help")
+
+
+def test_stray_argument_is_one_line(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    run = cli("extract", checkpoint, tmp_path / "tower", "stray")
+    assert_one_line(run, "unrecognized arguments: stray")
+    assert not (tmp_path / "tower").exists()
+
+
+def test_no_command_is_one_line(cli: Cli) -> None:
+    assert_one_line(cli(), "COMMAND")
+
+
+def test_debug_shows_the_traceback(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.safetensors"
+    run = cli("encode", checkpoint, tmp_path / "nope.jpg", "--out", out, "--debug")
+    assert run.code == 2
+    assert "Traceback" in run.err
+    assert run.err.splitlines()[-1].startswith("vitgraph: error: ")
