@@ -10,14 +10,8 @@ import torch
 from PIL import Image
 
 from vitgraph.cli import main
-from vitgraph.seeded import write_seeded_checkpoint
 
 Encode = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3_vl")
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from encoders.inputs import to_rgb
 from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.demo import panned_clip, sample_photographs
-from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import load_encoder
 
@@ -43,11 +42,6 @@ def blocks(page: str, language: str) -> list[str]:
 def commands(page: str) -> list[str]:
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
     return [line for line in lines if line.startswith("vitgraph ")]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3_vl")
 
 
 @pytest.fixture

@@ -14,14 +14,8 @@ from PIL import Image
 
 from vitgraph.cli import main
 from vitgraph.features import load_features
-from vitgraph.seeded import write_seeded_checkpoint
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3_vl")
 
 
 @pytest.fixture
