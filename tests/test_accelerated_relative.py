@@ -25,7 +25,7 @@ from encoders.accelerated.choices import RELATIVE, KernelChoices
 from encoders.parts.sam import SamAttention, in_windows
 from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
-from oracles import distances, draw_pixels, fields_of
+from oracles import distances, draw_pixels, fields_of, slow
 from oracles.memory import LargestTensor
 from wrapped_layers import Lora
 
@@ -214,9 +214,7 @@ def test_a_kernel_by_name_without_relative_positions_warns_once() -> None:
 
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize(
-    "key", ["attn.qkv", "attn.proj", pytest.param("mlp.fc1", marks=pytest.mark.slow), "mlp.fc2"]
-)
+@pytest.mark.parametrize("key", ["attn.qkv", *map(slow, ["attn.proj", "mlp.fc1", "mlp.fc2"])])
 @torch.no_grad()
 def test_a_layer_with_hook_or_lora_computes_as_in_the_reference(key: str) -> None:
     """A hook sees the same rows, too: windows with their missing rows."""

@@ -312,6 +312,8 @@ WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].e
 """Names of the towers that are encoders by themselves and not a path of one."""
 FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) for name in TOWERS]
 """The towers for tests that take a second or more each: two run in a plain pytest, all in CI."""
+ONE_FAST = [name if name == "intern_vit_300m" else slow(name) for name in TOWERS]
+"""The towers for tests that take some three seconds each: one runs in a plain pytest, all in CI."""
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
 
