@@ -125,10 +125,10 @@ class Packer:
     def _replays(
         self, order: list[int], specs: Sequence[EncoderItemSpec], needs: Any, most: float
     ) -> list[Group]:
-        """Return the cheapest of a few packings of items that fit.
+        """Return the cheapest of a few packings of items that fit, or an empty list.
 
-        None is returned unless it costs a tenth less than ``most``, what the items cost otherwise:
-        as one run, or by what they add to the eager run of items that no budget holds.
+        The list is empty unless a packing costs a tenth less than ``most``: that is what the items
+        cost as one run, or what they add to the eager run of items that no budget holds.
         The items are places in ``specs`` and in ``needs``, the largest first.
         """
         best, least = list[Group](), most / WORTH_A_SPLIT

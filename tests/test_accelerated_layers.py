@@ -242,21 +242,3 @@ def test_peft_adapters_take_effect(name: str) -> None:
     fast = encoder.accelerated()
     count = len(linears(fresh(name).blocks))
     assert both(encoder, fast, name, count) > 1e-3
-
-
-# --- weights of any strides -----------------------------------------------------------------------
-
-QUICK = ("qwen3_vl", "intern_vit_300m")
-SPREAD = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in OURS]
-
-
-@pytest.mark.usefixtures("fused_in_interpreter")
-@pytest.mark.parametrize("name", SPREAD)
-def test_weights_may_have_any_strides(name: str) -> None:
-    """As views of a larger tensor have."""
-    encoder = fresh(name)
-    for parameter in encoder.parameters():
-        parameter.data = torch.stack((parameter.data, parameter.data + 1.0), -1)[..., 0]
-    fast = encoder.accelerated()
-    assert_close(run(fast, name), run(encoder, name))
-    assert_fused(fast)

@@ -20,7 +20,7 @@ from accelerated_cases import (
     needs_triton,
     run,
 )
-from oracles import FEW_FAST, ONE_FAST, distances, draw_pixels
+from oracles import FEW_FAST, ONE_FAST, distances, draw_pixels, slow
 
 pytestmark = [
     needs_triton,
@@ -125,3 +125,20 @@ def test_weights_shared_by_two_blocks_stay_shared(name: str) -> None:
     last.proj.weight = first.proj.weight
     encoder.blocks[2].mlp = encoder.blocks[0].mlp
     assert_close(run(encoder.accelerated(), name), run(encoder, name))
+
+
+# --- weights of any strides -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fused_in_interpreter")
+@pytest.mark.parametrize(
+    "name", [one if one in ("qwen3_vl", "intern_vit_300m") else slow(one) for one in OURS]
+)
+def test_weights_may_have_any_strides(name: str) -> None:
+    """As views of a larger tensor have."""
+    encoder = fresh(name)
+    for parameter in encoder.parameters():
+        parameter.data = torch.stack((parameter.data, parameter.data + 1.0), -1)[..., 0]
+    fast = encoder.accelerated()
+    assert_close(run(fast, name), run(encoder, name))
+    assert_fused(fast)

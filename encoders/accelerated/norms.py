@@ -100,7 +100,8 @@ class Sum(NamedTuple):
     pending: Tensor | None = None
     """[D], added to every row, too: the bias of the last such product."""
     shifted: Tensor | None = None
-    """float32 [D], which receives offset + pending when a kernel reads the sum."""
+    """float32 [D], which receives offset + pending when a kernel reads the sum. The program of the
+    first row writes it, and none reads it in the same launch."""
 
     @property
     def complete(self) -> bool:
@@ -114,7 +115,7 @@ class Sum(NamedTuple):
         return self._replace(pending=bias, shifted=shifted)
 
     def as_read(self) -> Sum:
-        """The same sum after a kernel has read it: the pending bias is part of the offset."""
+        """This sum once a kernel has read it: the pending bias has become part of the offset."""
         if self.pending is None:
             return self
         return self._replace(offset=self.shifted, pending=None, shifted=None)

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize=["segments"])  # each class of numbers would be compiled
+# Triton would compile the kernel again for one segment, and for multiples of 16.
+@triton.jit(do_not_specialize=["segments"])
 def _rotate_kernel(
     qkv,
     cos,

@@ -56,7 +56,8 @@ def _step(
     return higher, total, result, result_rest
 
 
-@triton.jit(do_not_specialize=["segments"])  # each class of numbers would be compiled
+# Triton would compile the kernel again for one segment, and for multiples of 16.
+@triton.jit(do_not_specialize=["segments"])
 def _attention_kernel(
     query,
     key,
@@ -76,7 +77,7 @@ def _attention_kernel(
     SEARCH: tl.constexpr,
 ):
     head, tile, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if SEARCH:  # tiles of all segments in one row, see `attend`
+    if SEARCH:  # the tiles of all segments are numbered in one sequence, see `attend`
         number = tl.arange(0, SEARCH)
         at = tl.load(offsets + number, mask=number < segments, other=2147483647)
         segment = tl.sum((at // BLOCK_M + number <= tile).to(tl.int32), 0) - 1
