@@ -59,6 +59,7 @@ SHARED = {
     "pooling",
     "saving",
     "segments",
+    "side_stream",
     "streams",
 }
 # All of ``encoders`` that the accelerated towers know.

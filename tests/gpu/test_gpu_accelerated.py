@@ -113,6 +113,20 @@ def test_nan_in_pad_rows_changes_no_bit_of_real_rows(name: str, kernels: str) ->
         assert_same_bits(clean, poisoned)
 
 
+def test_mergers_on_a_second_stream_give_the_eager_bits() -> None:
+    encoder, fast = tower("qwen3_vl"), form("qwen3_vl", "torch")
+    grids = next(iter(calls_of("qwen3_vl").values()))
+    pixels, metadata = on_gpu(encoder, grids), fast.prepare_encoder_metadata(grids)
+    fast(pixels, encoder_metadata=metadata)  # compiles kernels, which a capture cannot
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = fast(pixels, encoder_metadata=metadata)
+    for seed in range(20):
+        pixels.copy_(on_gpu(encoder, grids, seed))
+        graph.replay()
+        assert_same_bits(held, copy_of(fast(pixels, encoder_metadata=metadata)))
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_warm_forward_never_waits_for_the_gpu(name: str) -> None:
     fast = form(name, "auto")
