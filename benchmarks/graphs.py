@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -26,20 +25,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-warnings.simplefilter("ignore")
+import torch
+from torch import Tensor, nn
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
-from encoders.vision_encoder import VisionEncoder  # noqa: E402
-from graphwrap import GraphedEncoder  # noqa: E402
-from graphwrap.packing import Packer  # noqa: E402
-from graphwrap.plans import Cache  # noqa: E402
-from graphwrap.prices import Prices  # noqa: E402
-from graphwrap.replay import Executor  # noqa: E402
-from tests.oracles import BY_NAME, Grids  # noqa: E402
+from benchmarks.towers import TOWERS, Tower, about, interleaved
+from encoders.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+from graphwrap.packing import Packer
+from graphwrap.plans import Cache
+from graphwrap.prices import Prices
+from graphwrap.replay import Executor
+from tests.oracles import BY_NAME, Grids
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
 LATENCY_TOKENS = (64, 128, 196, 256, 400, 576, 784, 1024, 1568, 2048, 3136, 4096)
@@ -254,6 +250,7 @@ def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
 
 def main() -> None:
     """Print the table; write it as JSON if asked."""
+    warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=15)

@@ -16,33 +16,24 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-warnings.simplefilter("ignore")
+import torch
+from torch import Tensor
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from benchmarks.graphs import (  # noqa: E402
-    draw,
-    executor_of,
-    forget_plans,
-    replay_what_fits,
-)
-from benchmarks.sizes import fixed_sizes  # noqa: E402
-from benchmarks.towers import TOWERS, Tower, about, interleaved  # noqa: E402
-from encoders.contract import EncoderOutput  # noqa: E402
-from encoders.inputs import best_tiling, smart_resize  # noqa: E402
-from encoders.vision_encoder import VisionEncoder  # noqa: E402
-from graphwrap import GraphedEncoder  # noqa: E402
-from graphwrap.plans import Cache, Plan  # noqa: E402
-from tests.oracles import Grids  # noqa: E402
+from benchmarks.graphs import draw, executor_of, forget_plans, replay_what_fits
+from benchmarks.sizes import fixed_sizes
+from benchmarks.towers import TOWERS, Tower, about, interleaved
+from encoders.contract import EncoderOutput
+from encoders.inputs import best_tiling, smart_resize
+from encoders.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+from graphwrap.plans import Cache, Plan
+from tests.oracles import Grids
 
 BATCH_PIXELS = 1024 * 1024
 
@@ -190,6 +181,7 @@ def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print the summaries; write all cases as JSON if asked."""
+    warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=9)
