@@ -164,15 +164,17 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def rotate(
         qkv: Tensor,
-        cos: Tensor | None,
-        sin: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
         offsets: Tensor,
         turned: int,
         interleaved: bool = False,
     ) -> None:
-        if cos is not None and sin is not None:
-            qkv.copy_(rotated(qkv, cos, sin, turned, interleaved))
+        qkv.copy_(rotated(qkv, cos, sin, turned, interleaved))
         qkv[int(offsets[-1]) :] = 0.0
+
+    def clear_rows(x: Tensor, offsets: Tensor, count: int) -> None:
+        x[int(offsets[-1]) :][:count] = 0.0
 
     def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool = False) -> Any:
         out = ACTIVATIONS[kind](x.double()) * (1.0 if up is None else up.double())
@@ -185,5 +187,6 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "normalise", normalise)
     monkeypatch.setattr(norms, "add_normalise", lambda s, norm: (add(s), normalise(s, norm)))
     monkeypatch.setattr(rotary, "rotate_in_place", rotate)
+    monkeypatch.setattr(rotary, "clear_rows", clear_rows)
     monkeypatch.setattr(activations, "activate", activate)
     monkeypatch.setattr(positions, "add_table_rows", add_table_rows)

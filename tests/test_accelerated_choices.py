@@ -120,7 +120,7 @@ def test_a_kernel_that_lets_padding_leak_is_dropped(monkeypatch: pytest.MonkeyPa
     def leaking(*args: Any) -> Tensor:
         return right(*args) + args[1].sum() * 0
 
-    put(monkeypatch, kernel("a", leaking), kernel("b", leaking, reads_padding=True))
+    put(monkeypatch, kernel("a", leaking), kernel("b", leaking, reads_beyond=64))
     assert pick(KernelChoices("auto")) == "b"
 
 

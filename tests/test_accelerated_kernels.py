@@ -187,17 +187,22 @@ def test_tiles_share_the_angles_of_one(interleaved: bool, dtype: torch.dtype) ->
     assert not qkv[8:].any()
 
 
-@pytest.mark.parametrize("real", [0, 1, 6, 7])
-def test_rotary_without_angles_only_clears_padding(real: int) -> None:
-    from encoders.accelerated.rotary import rotate_in_place
+@pytest.mark.parametrize("wide", [False, True], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("columns", [64, 1030, 3072])
+@pytest.mark.parametrize("real", [0, 1, 5, 6, 7])
+def test_only_the_rows_after_the_last_offset_are_cleared(
+    real: int, columns: int, wide: bool
+) -> None:
+    from encoders.accelerated.rotary import clear_rows
 
-    qkv = drawn(7, 27, 64)
-    before = qkv.clone()
-    qkv[real:] = float("nan")
-    offsets = torch.tensor([0, real], dtype=torch.int32, device=DEVICE)
-    rotate_in_place(qkv, None, None, offsets, 18)
-    assert torch.equal(qkv[:real], before[:real])
-    assert not qkv[real:].any()
+    everything = drawn(9, columns)
+    x = strided(everything)[:7] if wide else everything[:7]
+    before, offsets = everything.clone(), torch.tensor([0, real, real], device=DEVICE).int()
+    clear_rows(x, offsets, 2)
+    assert not x[real : real + 2].any()
+    others = [row for row in range(7) if row not in (real, real + 1)]
+    assert torch.equal(x[others], before[others])
+    assert torch.equal(everything[7:], before[7:])
 
 
 # --- activations ----------------------------------------------------------------------------------

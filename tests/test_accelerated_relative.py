@@ -136,10 +136,11 @@ def test_no_tensor_grows_with_the_square_of_the_patches() -> None:
 
 PATHS = [
     pytest.param("deepseek_ocr", "image", 4, marks=pytest.mark.slow),
-    ("deepseek_ocr", "tiles", 8),
+    pytest.param("deepseek_ocr", "tiles", 64, marks=pytest.mark.slow),
     pytest.param("deepseek_vl_hybrid", "high", 4, marks=pytest.mark.slow),
 ]
-"""Families, paths and views: the error of one view alone is noise, 0.7 to 1.35 times the other."""
+"""Families, paths and views. The error of few views is noise: two tiles have 0.57 to 1.43 times the
+reference's, and eight were at 1.14 on one processor and below 1.1 on another."""
 
 
 def tower(name: str, path: str, dtype: torch.dtype = torch.float16) -> Any:

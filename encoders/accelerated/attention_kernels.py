@@ -54,6 +54,11 @@ class AttentionShape(NamedTuple):
     """Query heads that share one head of keys and values."""
 
     @property
+    def pads(self) -> bool:
+        """Whether there may be rows beyond the last offset beside rows of segments."""
+        return not self.equal or self.segments > 1
+
+    @property
     def shared(self) -> int:
         """Heads of keys and of values."""
         return self.heads // self.group
@@ -98,9 +103,9 @@ class AttentionKernel:
     """Takes q, k, v and a buffer [T, H, K] (k and v with H / group heads), offsets int32 [S+1] and
     the shape; returns the buffer or a tensor of its own. Rows at or beyond the last offset are not
     written."""
-    reads_padding: bool = False
-    """Whether NaN in rows beyond the last offset spreads into real rows, so that those rows have to
-    be cleared before every call."""
+    reads_beyond: int = 0
+    """How many rows beyond the last offset the last tile of keys may reach. NaN there spreads into
+    real rows, so these rows have to be cleared before every call."""
 
 
 def _flash2(
@@ -204,7 +209,7 @@ KERNELS = {
             "flash_attn.cute",
             lambda s, d, capability: _takes_half(s, d, 128) and capability[0] in (9, 10),
             _flash4,
-            reads_padding=True,
+            reads_beyond=256,
         ),
     )
 }

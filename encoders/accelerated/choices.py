@@ -267,7 +267,7 @@ def _distance(
     qkv = torch.randn(rows + padding, sum(heads), shape.size, device=q.device, generator=dice).to(
         q.dtype
     )
-    qkv[rows:] = 0.0 if kernel.reads_padding else float("nan")
+    qkv[rows:] = 0.0 if kernel.reads_beyond else float("nan")
     segments = len(lengths) if shape.segments <= SEARCHED else SEARCHED + len(lengths)
     trial = shape._replace(rows=len(qkv), segments=segments, longest=max(lengths))
     offsets = _offsets(lengths, segments, q.device)

@@ -205,8 +205,10 @@ class Forward:
             self.picked[parts.windows] = shape, self.attention.kernel(name)
             self.ran.kernels.add(name)
         shape, kernel = self.picked[parts.windows]
-        if cos is not None or kernel.reads_padding:
+        if cos is not None and sin is not None:  # this clears padding, too
             self.rotary.rotate_in_place(qkv, cos, sin, offsets, heads + shared, parts.interleaved)
+        elif kernel.reads_beyond and shape.pads:
+            self.rotary.clear_rows(qkv.flatten(1), offsets, kernel.reads_beyond)
         try:
             out = kernel.attend(q, k, v, self.buffer, offsets, shape)
         except torch.OutOfMemoryError:

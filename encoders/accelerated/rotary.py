@@ -1,4 +1,4 @@
-"""Rotary positions applied in place to the query and key rows of a fused projection (Triton).
+"""Rotary positions applied in place to queries and keys, and padding cleared (Triton).
 
 Shapes: T rows, H heads, K head size.
 """
@@ -23,7 +23,6 @@ def _rotate_kernel(
     TURNED: tl.constexpr,
     VALUES: tl.constexpr,
     HALF: tl.constexpr,
-    TURN: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -42,7 +41,7 @@ def _rotate_kernel(
         value = place + TURNED * (2 * HALF)
         tl.store(value, zero, mask=inside & (head < VALUES))
         tl.store(value + APART, zero, mask=inside & (head < VALUES))
-    elif TURN:
+    else:
         angle = (row % period) * HALF + pair
         c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
         s = tl.load(sin + angle, mask=pair < HALF, other=0.0)
@@ -54,8 +53,8 @@ def _rotate_kernel(
 
 def rotate_in_place(
     qkv: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
     offsets: Tensor,
     turned: int,
     interleaved: bool = False,
@@ -68,8 +67,7 @@ def rotate_in_place(
     Args:
         qkv: [T, heads, K] with contiguous rows, the heads of queries first, then those of keys,
             then those of values; overwritten.
-        cos, sin: float32 [T, K/2], or [n, K/2] for tiles of n rows that share their angles, or None
-            to clear padding alone.
+        cos, sin: float32 [T, K/2], or [n, K/2] for tiles of n rows that share their angles.
         offsets: int32 [S+1].
         turned: number of heads of queries and keys; there are at most as many of values.
         interleaved: whether pairs are (2i, 2i + 1) instead of (i, i + K/2).
@@ -82,11 +80,10 @@ def rotate_in_place(
         offsets,
         len(offsets) - 1,
         qkv.stride(0),
-        rows if cos is None else len(cos),
+        len(cos),
         TURNED=turned,
         VALUES=heads - turned,
         HALF=size // 2,
-        TURN=cos is not None,
         INTERLEAVED=interleaved,
         BLOCK_H=HEADS_PER_PROGRAM,
         BLOCK=triton.next_power_of_2(size // 2),
@@ -96,3 +93,30 @@ def rotate_in_place(
 
 HEADS_PER_PROGRAM, WARPS = 8, 4
 """3.7 us for 784 rows of 16 heads of 72 on an H200, 4.0 with one warp; 17.8 us for 6,272 rows."""
+
+
+@triton.jit(do_not_specialize=["segments", "rows"])
+def _clear_kernel(x, offsets, segments, rows, row_stride, columns, BLOCK: tl.constexpr):
+    row = (tl.load(offsets + segments) + tl.program_id(0)).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    zero = tl.zeros([BLOCK], x.dtype.element_ty)
+    if row < rows:
+        tl.store(x + row * row_stride + column, zero, mask=column < columns)
+
+
+def clear_rows(x: Tensor, offsets: Tensor, count: int) -> None:
+    """Set the first ``count`` rows at and beyond the last offset to zero, as many as there are.
+
+    Args:
+        x: [T, columns] with contiguous rows; overwritten.
+        offsets: int32 [S+1].
+        count: rows to clear.
+    """
+    rows, columns = x.shape
+    _clear_kernel[(count, triton.cdiv(columns, CLEARED))](
+        x, offsets, len(offsets) - 1, rows, x.stride(0), columns, BLOCK=CLEARED
+    )
+
+
+CLEARED = 1024
+"""Columns that one program clears."""
