@@ -146,11 +146,15 @@ class Runner:
         self.pixels = self.arena.pixels[: self.budget.rows]
         self.block = self.arena.block[: self.layout.nbytes]
         self._metadata = {**self.layout.views(self.block), **self.layout.constants}
-        self._padding = self._metadata.pop(PADDING).view(-1, *[1] * (self.pixels.ndim - 1))
+        self._padding = self._metadata.pop(PADDING)[:, None]
+        flat = self.pixels.view(self.budget.rows, -1)
+        wide = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0
+        self._words = flat.view(torch.int64) if wide else flat
+        """The pixels as rows of the widest words: four bfloat16 at a time are cleared faster."""
 
     def body(self) -> None:
         """Clear the padding, run the encoder, and put results into the arena."""
-        self.pixels.masked_fill_(self._padding, 0.0)  # rows of an earlier call, whatever they held
+        self._words.masked_fill_(self._padding, 0)  # rows of an earlier call, whatever they held
         output = self.forward(self.pixels, encoder_metadata=self._metadata)
         for name, value in output_fields(output, self.wanted).items():
             self.outputs[name] = self.arena.output(name, value)
