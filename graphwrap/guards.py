@@ -239,16 +239,20 @@ def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
 
 def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch.device) -> None:
     """Raise a ValueError on pixels that the graphs cannot take."""
-    what = f"a {type(pixel_values).__name__}, not a tensor"
     if isinstance(pixel_values, Tensor):
         here = pixel_values.device == device or pixel_values.device.type == "cpu"
         fits = pixel_values.ndim and pixel_values.shape[1:] == row_shape
         if here and fits and pixel_values.is_floating_point():
             return
-        shape = tuple(pixel_values.shape)
-        what = f"{pixel_values.dtype} of shape {shape} on {pixel_values.device}"
     raise ValueError(
-        f"pixel_values is {what}: the graphs take normalised floating-point rows of shape "
-        f"{row_shape}, on the CPU or {device}; pass what encoder.preprocess returns, or a tensor "
-        "like that (torch.as_tensor, .to)"
+        f"pixel_values is {_kind_of(pixel_values)}: the graphs take normalised floating-point rows "
+        f"of shape {row_shape}, on the CPU or {device}; pass what encoder.preprocess returns, or a "
+        "tensor like that (torch.as_tensor, .to)"
     )
+
+
+def _kind_of(value: object) -> str:
+    """Return what a value is, for a message: dtype, shape and device of a tensor."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
+    return f"a {type(value).__name__}, not a tensor"

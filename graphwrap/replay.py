@@ -204,7 +204,9 @@ class Captured:
         self, inputs: Mapping[str, PathInputs], out: EncoderOutput | None, *, refuses: bool
     ) -> dict[str, EncoderOutput]:
         """Return the outputs of the paths that have inputs."""
-        plans = {k: self.paths[k].plan(grid, len(pixels)) for k, (pixels, grid) in inputs.items()}
+        plans = {
+            k: self.paths[k].plan(grid, pixels.shape[0]) for k, (pixels, grid) in inputs.items()
+        }
         for plan in plans.values() if refuses else ():
             refuse_overflow(plan)
         outputs = {}

@@ -33,12 +33,16 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
         ValueError: a row other than three positive integers, h or w that is no multiple of
             ``merge``, or a tensor without values.
     """
-    if isinstance(grid_thw, VisionInputs):
-        raise ValueError("grid_thw is the whole result of preprocess: pass inputs.grid_thw of it")
-    plain = plain_values(grid_thw)
-    if not isinstance(plain, Iterable):
-        raise ValueError(f"grid_thw is {plain!r}: {_RULE}")
-    raw = list(plain)
+    raw: Any = grid_thw
+    if type(raw) is not list:  # a list is the common case, without further calls
+        if isinstance(raw, VisionInputs):
+            raise ValueError(
+                "grid_thw is the whole result of preprocess: pass inputs.grid_thw of it"
+            )
+        plain = plain_values(raw)
+        if not isinstance(plain, Iterable):
+            raise ValueError(f"grid_thw is {plain!r}: {_RULE}")
+        raw = list(plain)
     if len(raw) == 3 and all(isinstance(value, int) for value in raw):
         raw = [raw]
     return [_read_item(row, merge, merge_name) for row in raw]
