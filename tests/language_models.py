@@ -192,10 +192,12 @@ def write_repo(folder: Path) -> Path:
             patch_size=16, size={"shortest_edge": 4096, "longest_edge": 65536}
         ),
         tokenizer=PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>",
+            tokenizer_object=tokenizer,
+            pad_token="<pad>",
+            eos_token="</s>",
             additional_special_tokens=list(special),
         ),
         video_processor=Qwen3VLVideoProcessor(),
         chat_template=TEMPLATE,
-    ).save_pretrained(folder)  # fmt: skip
+    ).save_pretrained(folder)
     return folder

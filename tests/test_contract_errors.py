@@ -255,7 +255,7 @@ def test_a_grid_may_be_a_list_tuple_tensor_array_or_one_item(name: str) -> None:
         ("qwen2_5_vl", {"fullatt_block_indexes": 7}, r"fullatt_block_indexes=7.*list of"),
         ("qwen2_5_vl", {"fullatt_block_indexes": "7"}, r"fullatt_block_indexes='7'.*list of"),
     ],
-)  # fmt: skip
+)
 def test_a_config_that_cannot_be_built_is_refused_by_name(
     name: str, changes: dict[str, Any], words: str
 ) -> None:

@@ -54,9 +54,12 @@ def close(one: Any, other: Any) -> bool:
 
 
 def test_a_folder_becomes_one_vector_per_image(
-    embed: Embed, photos: Path, tmp_path: Path, encoder: VisionEncoder,
+    embed: Embed,
+    photos: Path,
+    tmp_path: Path,
+    encoder: VisionEncoder,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     assert embed(photos, "--shard-items", 3) == 0
     said = capsys.readouterr().out
     assert said.startswith("4 files, ")
@@ -227,9 +230,13 @@ def test_a_source_without_a_readable_image_gives_an_empty_matrix(
     ],
 )
 def test_impossible_arguments_leave_nothing_behind(
-    embed: Embed, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    arguments: tuple[object, ...], message: str,
-) -> None:  # fmt: skip
+    embed: Embed,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[object, ...],
+    message: str,
+) -> None:
     assert embed(photos, *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -87,9 +87,11 @@ def test_a_job_goes_on_with_the_shards_that_are_missing(
 
 
 def test_a_finished_job_loads_no_encoder(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     assert main(command) == 0
 
     def refuse(*_: object, **__: object) -> None:

@@ -163,9 +163,13 @@ def test_a_tar_file_that_shrinks_after_listing_loses_its_last_images(
     ],
 )
 def test_a_file_that_should_hold_images_and_is_damaged_is_refused(
-    repo: Path, tmp_path: Path, name: str, content: bytes, message: str,
+    repo: Path,
+    tmp_path: Path,
+    name: str,
+    content: bytes,
+    message: str,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(content)
@@ -278,9 +282,12 @@ def test_a_file_that_looks_like_a_pattern_is_a_file(images: list[bytes], tmp_pat
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of the library
 def test_a_data_set_gives_the_vectors_of_files(
-    repo: Path, images: list[bytes], wanted: Any, tmp_path: Path,
+    repo: Path,
+    images: list[bytes],
+    wanted: Any,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"

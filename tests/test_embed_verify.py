@@ -141,9 +141,11 @@ class Disk(NamedTuple):
 
 
 def test_a_job_over_the_disks_space_writes_nothing(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**6, 10**6 - 4000, 4000))
     assert main(command) == 2
     error = capsys.readouterr().err
@@ -152,9 +154,11 @@ def test_a_job_over_the_disks_space_writes_nothing(
 
 
 def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     out, plain = tmp_path / "out", np.save
     free = iter([10**9, 10**9, 10**9, 10**5])
     with monkeypatch.context() as patched:

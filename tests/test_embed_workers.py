@@ -81,9 +81,12 @@ def test_each_worker_has_a_gpu_and_a_part_of_the_cores(
 
 
 def test_workers_write_every_nth_shard_and_the_last_finishes_the_job(
-    command: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     out = tmp_path / "out"
     assert main([*command, "--shard", "1/3"]) == 0
     said = capsys.readouterr().out

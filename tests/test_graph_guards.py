@@ -133,8 +133,17 @@ def test_old_weights_stay_while_a_checked_replay_may_run() -> None:
 @pytest.mark.slow
 def test_checking_thirty_two_blocks_costs_some_tens_of_microseconds() -> None:
     with torch.device("meta"):
-        encoder = Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf({"hidden_size": 1280, "depth": 32,
-            "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}))  # fmt: skip
+        encoder = Qwen2_5VLEncoder(
+            Qwen2_5VLConfig.from_hf(
+                {
+                    "hidden_size": 1280,
+                    "depth": 32,
+                    "intermediate_size": 3420,
+                    "num_heads": 16,
+                    "out_hidden_size": 3584,
+                }
+            )
+        )
     guard = WeightGuard({"": encoder}, hooks=False)
     best = float("inf")
     for _ in range(300):

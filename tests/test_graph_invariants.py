@@ -17,9 +17,13 @@ from toy_encoder import ToyEncoder
 
 @pytest.mark.parametrize(
     ("capacity", "name"),
-    [("tokens", "tokens"), ("segments", "segments"), ("longest_segment", "longest segment"),
-     ("windows", "windows")],
-)  # fmt: skip
+    [
+        ("tokens", "tokens"),
+        ("segments", "segments"),
+        ("longest_segment", "longest segment"),
+        ("windows", "windows"),
+    ],
+)
 def test_what_does_not_fit_a_budget_is_never_written_there(
     monkeypatch: pytest.MonkeyPatch, capacity: str, name: str
 ) -> None:

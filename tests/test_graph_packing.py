@@ -284,8 +284,10 @@ def budgets_with(draw: st.DataObject) -> list[Budget]:
 def test_any_items_go_into_any_budgets_at_any_prices(data: st.DataObject) -> None:
     item = st.builds(
         lambda t, n, w: EncoderItemSpec(4 * t * n, t * n, t, 4 * n, w),
-        st.integers(1, 6), st.integers(1, 20), st.integers(1, 9),
-    )  # fmt: skip
+        st.integers(1, 6),
+        st.integers(1, 20),
+        st.integers(1, 9),
+    )
     specs = data.draw(st.lists(item, max_size=40))
     budgets, times = budgets_with(data), st.floats(0.0, 10.0)
     prices = Prices.unmeasured(budgets)

@@ -172,12 +172,20 @@ INTERN_CLIPS = {"video_processor_type": "InternVLVideoProcessor", **CONVERTED}
         {"preprocessor_config": {**GOT, "crop_to_patches": True, "min_patches": 7}},
         {"preprocessor_config": {**GOT, "crop_to_patches": False}},
         {"preprocessor_config": GOT, "video_preprocessor_config": {**INTERN_CLIPS, **CENTRED}},
-        {"processor_config": {"image_processor": {**GOT, **CENTRED},
-                              "video_processor": INTERN_CLIPS}},
-        {"preprocessor_config": {"image_processor_type": GOT["image_processor_type"],
-                                 "size": CONVERTED["size"]}},
+        {
+            "processor_config": {
+                "image_processor": {**GOT, **CENTRED},
+                "video_processor": INTERN_CLIPS,
+            }
+        },
+        {
+            "preprocessor_config": {
+                "image_processor_type": GOT["image_processor_type"],
+                "size": CONVERTED["size"],
+            }
+        },
     ],
-)  # fmt: skip
+)
 def test_intern_defaults_are_what_the_auto_classes_take(
     files: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -165,7 +165,7 @@ def test_images_come_first_and_then_videos_in_order(ours: PatchPreprocessor) -> 
         ([[china(), None]], "video 0: frame 1: is of type NoneType, not an image"),
         ([panning_clip(2).astype(np.float32)], "video 0: frame 0: array of float32"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_video_is_refused(ours: Any, videos: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ours(videos=videos)

@@ -29,15 +29,24 @@ PULL = "https://huggingface.co/Q/X/tree/refs%2Fpr%2F3/a/b?not-for-all-audiences=
         ("https://hf.co/Q/X", "https://hf.co/", "'Q/X'"),
         ("http://mirror.example:8080/Q/X", "http://mirror.example:8080/", "'Q/X'"),
         ("hf://Q/X", "hf://", "'Q/X'"),
-        ("https://huggingface.co/Q/X/tree/main", "https://huggingface.co/",
-         "'Q/X', revision='main'"),
-        ("https://huggingface.co/Q/X/blob/main/config.json", "https://huggingface.co/",
-         "'Q/X', revision='main'"),
-        ("https://huggingface.co/Q/X/resolve/v1/a/model.safetensors", "https://huggingface.co/",
-         "'Q/X', revision='v1', subfolder='a'"),
+        (
+            "https://huggingface.co/Q/X/tree/main",
+            "https://huggingface.co/",
+            "'Q/X', revision='main'",
+        ),
+        (
+            "https://huggingface.co/Q/X/blob/main/config.json",
+            "https://huggingface.co/",
+            "'Q/X', revision='main'",
+        ),
+        (
+            "https://huggingface.co/Q/X/resolve/v1/a/model.safetensors",
+            "https://huggingface.co/",
+            "'Q/X', revision='v1', subfolder='a'",
+        ),
         (PULL, "https://huggingface.co/", "'Q/X', revision='refs/pr/3', subfolder='a/b'"),
     ],
-)  # fmt: skip
+)
 def test_an_address_of_a_repo_is_turned_into_what_to_pass(
     hub: HubServer, address: str, scheme: str, instead: str
 ) -> None:

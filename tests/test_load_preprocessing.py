@@ -36,16 +36,28 @@ def said_once(source: Path | str, **options: object) -> str:
 @pytest.mark.parametrize(
     ("family", "values", "keyword"),
     [
-        ("qwen2_vl", "Qwen2-VL's defaults are used (min_pixels=3136, max_pixels=1003520, mean=",
-         "max_pixels"),
-        ("qwen2_5_vl", "Qwen2.5-VL's defaults are used (min_pixels=3136, max_pixels=1003520, mean=",
-         "max_pixels"),
-        ("qwen3_omni", "Qwen3-VL's defaults are used (min_pixels=65536, max_pixels=16777216, mean=",
-         "max_pixels"),
-        ("intern_vit_hf", "InternViT's defaults are used (image_size=448, max_tiles=12, mean=",
-         "max_tiles"),
+        (
+            "qwen2_vl",
+            "Qwen2-VL's defaults are used (min_pixels=3136, max_pixels=1003520, mean=",
+            "max_pixels",
+        ),
+        (
+            "qwen2_5_vl",
+            "Qwen2.5-VL's defaults are used (min_pixels=3136, max_pixels=1003520, mean=",
+            "max_pixels",
+        ),
+        (
+            "qwen3_omni",
+            "Qwen3-VL's defaults are used (min_pixels=65536, max_pixels=16777216, mean=",
+            "max_pixels",
+        ),
+        (
+            "intern_vit_hf",
+            "InternViT's defaults are used (image_size=448, max_tiles=12, mean=",
+            "max_tiles",
+        ),
     ],
-)  # fmt: skip
+)
 def test_defaults_that_stand_in_for_a_missing_file_are_said(
     tmp_path: Path, family: str, values: str, keyword: str
 ) -> None:

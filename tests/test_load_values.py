@@ -60,12 +60,18 @@ def test_an_epsilon_must_be_small_and_positive(chat: Path, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("image_mean", NAN), ("image_mean", INF), ("image_mean", 1e30),
-        ("image_mean", [0.5, NAN, 0.5]), ("image_mean", 10**400),
-        ("image_std", 0), ("image_std", 1e-30), ("image_std", NAN), ("image_std", INF),
+        ("image_mean", NAN),
+        ("image_mean", INF),
+        ("image_mean", 1e30),
+        ("image_mean", [0.5, NAN, 0.5]),
+        ("image_mean", 10**400),
+        ("image_std", 0),
+        ("image_std", 1e-30),
+        ("image_std", NAN),
+        ("image_std", INF),
         ("image_std", [0.5, 0.5, 0.0]),
     ],
-)  # fmt: skip
+)
 def test_means_and_deviations_must_be_those_of_pictures(
     tmp_path: Path, family: str, field: str, value: Any
 ) -> None:

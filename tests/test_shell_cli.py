@@ -113,8 +113,11 @@ def test_list_names_every_family_and_repo(cli: Cli) -> None:
 def test_module_runs_like_the_command() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "vitgraph", "list"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "OpenGVLab/InternVL" in result.stdout
     assert result.stderr == ""
 

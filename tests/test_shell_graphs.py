@@ -128,7 +128,7 @@ def test_budgets_are_captured_as_given_and_rounding_is_said(
         (["--modality", "image"], ["--modality image", "--graph"]),
         (["--graph", "--modality", "video"], ["a.png: is an image", "--modality image+video"]),
     ],
-)  # fmt: skip
+)
 def test_options_that_cannot_work_are_one_line_before_anything_is_read(
     cli: Cli, tmp_path: Path, options: list[str], parts: list[str]
 ) -> None:

@@ -18,8 +18,11 @@ def plan(*arguments: str) -> str:
     """The commands that make would run in a folder without an environment."""
     result = subprocess.run(
         ["make", "-n", "VENV=.venv-that-is-not-there", *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return result.stdout
 
 

@@ -84,14 +84,15 @@ def test_a_tower_is_measured_without_a_gpu_as_with_one(
 ) -> None:
     encoder, reference = build_pair(BY_NAME[family], BY_NAME[family].tiny)
     cases = [Case("1x224", small), Case("8x448", batch), Case("random", batch, drawn=True)]
-    setup = Setup(
-        runs=2, stages=("cold", "warm"), backend="static", max_budget=64, max_graphs=2
-    )  # fmt: skip
+    setup = Setup(runs=2, stages=("cold", "warm"), backend="static", max_budget=64, max_graphs=2)
     with torch.no_grad():
         row = measure_tower(
-            name, encoder, cases, setup,
+            name,
+            encoder,
+            cases,
+            setup,
             lambda pixels, grids: hf_call(TOWERS[name], reference, pixels, grids),
-        )  # fmt: skip
+        )
     assert set(row["captures"]["auto"]["capture_seconds"]) == {"cold", "warm"}
     assert set(row["captures"]["torch"]["capture_seconds"]) == {"cold"}
     first, _, drawn = row["workloads"]
@@ -250,9 +251,20 @@ def test_bench_speed_measures_a_checkpoint_and_says_that_the_reference_runs(
     assert "the reference runs in place of the accelerated encoder: the encoder is on cpu" in out
     assert "there are no graphs without CUDA" in out
     code, out, _ = cli(
-        "bench", "speed", folder, "--dtype", "float32", "--runs", 1, "--json",
-        "--kernels", "auto", "torch", "--device", "cpu",
-    )  # fmt: skip
+        "bench",
+        "speed",
+        folder,
+        "--dtype",
+        "float32",
+        "--runs",
+        1,
+        "--json",
+        "--kernels",
+        "auto",
+        "torch",
+        "--device",
+        "cpu",
+    )
     body = json.loads(out)
     assert [entry["kernels"] for entry in body["kernels"]] == ["auto", "torch"]
     assert body["kernels"][0]["sizes"][0]["reference_ms"]["median"] > 0

@@ -23,12 +23,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [
-            sys.executable, "-m", "build", "--wheel", "--no-isolation",
-            "--outdir", str(folder), str(ROOT),
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(folder),
+            str(ROOT),
         ],
         check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     (path,) = folder.glob("*.whl")
     return ZipFile(path)
 

@@ -201,8 +201,11 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_the_process_and_its_threads(seconds: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED.format(seconds=seconds)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"

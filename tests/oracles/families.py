@@ -132,9 +132,20 @@ def _tower(
     record = RECORDS[model.family]
     assert isinstance(record.encoder, type)
     return Family(
-        name, dict(model.config), record.config, record.encoder, tower or record.encoder,
-        reference, keys, output, shallow, narrow, tiny, side, twin,
-    )  # fmt: skip
+        name,
+        dict(model.config),
+        record.config,
+        record.encoder,
+        tower or record.encoder,
+        reference,
+        keys,
+        output,
+        shallow,
+        narrow,
+        tiny,
+        side,
+        twin,
+    )
 
 
 INTERN_NARROW = {

@@ -98,9 +98,11 @@ def intern_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> Enc
     keep = layer != -1
     if h == w:
         out = reference.get_image_features(
-            pixels, vision_feature_layer=layer, vision_feature_select_strategy="default",
+            pixels,
+            vision_feature_layer=layer,
+            vision_feature_select_strategy="default",
             output_hidden_states=keep,
-        )  # fmt: skip
+        )
         hidden = out.hidden_states[layer] if keep else out.last_hidden_state
         return EncoderOutput(hidden, out.pooler_output.flatten(0, 1), ())
     out = reference.vision_tower(pixels, output_hidden_states=keep)
