@@ -29,9 +29,13 @@ from oracles.deepseek_vl2 import VL2Twin
 from weights import FAMILIES as RECORDS
 
 _SAM = {
-    "heads": 3, "layers": 3, "width": 48, "global_attn_indexes": [1], "neck_channels": 24,
+    "heads": 3,
+    "layers": 3,
+    "width": 48,
+    "global_attn_indexes": [1],
+    "neck_channels": 24,
     "window_size": 5,
-}  # fmt: skip
+}
 _SIGLIP = {"heads": 4, "layers": 3, "width": 64, "image_size": 96}
 
 

@@ -33,38 +33,64 @@ from weights import load_encoder
 VOCABULARY = 64
 IMAGE, VIDEO, START, END = 60, 61, 62, 63
 TEXT = {
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_size": 48,
-    "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4,
-    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 4096,
-    "head_dim": 12, "initializer_range": 0.15,
-}  # fmt: skip
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4096,
+    "head_dim": 12,
+    "initializer_range": 0.15,
+}
 ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}}
 QWEN_TOKENS = {
-    "image_token_id": IMAGE, "video_token_id": VIDEO,
-    "vision_start_token_id": START, "vision_end_token_id": END,
-}  # fmt: skip
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
 LINEAR = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"] * 2,
-}  # fmt: skip
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
 QWEN3 = {
-    "depth": 3, "hidden_size": 48, "num_heads": 4, "intermediate_size": 64,
-    "out_hidden_size": 48, "patch_size": 16, "num_position_embeddings": 64,
-}  # fmt: skip
+    "depth": 3,
+    "hidden_size": 48,
+    "num_heads": 4,
+    "intermediate_size": 64,
+    "out_hidden_size": 48,
+    "patch_size": 16,
+    "num_position_embeddings": 64,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
         **QWEN_TOKENS,
         "text_config": {**TEXT, **ROPE},
         "vision_config": {
-            "depth": 2, "embed_dim": 48, "num_heads": 4, "hidden_size": 48, "mlp_ratio": 2,
+            "depth": 2,
+            "embed_dim": 48,
+            "num_heads": 4,
+            "hidden_size": 48,
+            "mlp_ratio": 2,
         },
     },
     "qwen2_5_vl": {
         **QWEN_TOKENS,
         "text_config": {**TEXT, **ROPE},
         "vision_config": {
-            "depth": 3, "hidden_size": 48, "num_heads": 4, "intermediate_size": 64,
-            "out_hidden_size": 48, "fullatt_block_indexes": [1],
+            "depth": 3,
+            "hidden_size": 48,
+            "num_heads": 4,
+            "intermediate_size": 64,
+            "out_hidden_size": 48,
+            "fullatt_block_indexes": [1],
         },
     },
     "qwen3_vl": {
@@ -81,12 +107,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_id": IMAGE,
         "text_config": {"model_type": "qwen2", **TEXT},
         "vision_config": {
-            "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "image_size": [56, 56], "patch_size": [14, 14],
-            "norm_type": "layer_norm", "attention_bias": True,
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": [56, 56],
+            "patch_size": [14, 14],
+            "norm_type": "layer_norm",
+            "attention_bias": True,
         },
     },
-}  # fmt: skip
+}
 QWENS = [name for name in CONFIGS if name != "internvl"]
 
 
@@ -179,9 +210,11 @@ TEMPLATE = (
 def write_repo(folder: Path) -> Path:
     """A whole tiny Qwen3-VL as its repo is: model, tokenizer, processors, chat template."""
     special = {
-        "<|image_pad|>": IMAGE, "<|video_pad|>": VIDEO,
-        "<|vision_start|>": START, "<|vision_end|>": END,
-    }  # fmt: skip
+        "<|image_pad|>": IMAGE,
+        "<|video_pad|>": VIDEO,
+        "<|vision_start|>": START,
+        "<|vision_end|>": END,
+    }
     letters = {chr(ord("A") + number): number for number in range(3, IMAGE)}
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **letters, **special}
     tokenizer = Tokenizer(WordLevel(words, unk_token="D"))

@@ -37,22 +37,22 @@ FLOAT64 = 1e-10
 GRIDS = [[2, 4, 6], [1, 10, 6]]
 QWEN: dict[str, tuple[Callable[[Any], nn.Module], Any]] = {
     "qwen4_exp": (
-        qwen_reference(qwen4_config.Qwen4ExpVisionConfig, qwen4.Qwen4ExpVisionModel), qwen_output,
+        qwen_reference(qwen4_config.Qwen4ExpVisionConfig, qwen4.Qwen4ExpVisionModel),
+        qwen_output,
     ),
     "qwen_drive": (
-        qwen_reference(qwen3_5_config.Qwen3_5VisionConfig, qwen3_5.Qwen3_5VisionModel), qwen_output,
+        qwen_reference(qwen3_5_config.Qwen3_5VisionConfig, qwen3_5.Qwen3_5VisionModel),
+        qwen_output,
     ),
     "cohere_compass": (
-        qwen_reference(
-            compass_config.CohereCompassVisionConfig, compass.CohereCompassVisionModel
-        ),
+        qwen_reference(compass_config.CohereCompassVisionConfig, compass.CohereCompassVisionModel),
         qwen_output,
     ),
     "exaone4_5": (
         qwen_reference(exaone_config.Exaone4_5_VisionConfig, exaone.Exaone4_5_VisionModel),
         qwen2_5_output,
     ),
-}  # fmt: skip
+}
 """Recipe -> how transformers' class is built and run."""
 
 
@@ -92,9 +92,15 @@ def test_qianfan_ocr_equals_transformers(tmp_path: Path) -> None:
     encoder = load_encoder(folder)
     config = read_json(folder / "config.json")
     text = {
-        "model_type": "qwen3", "hidden_size": 96, "num_hidden_layers": 1, "vocab_size": 8,
-        "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
-    }  # fmt: skip
+        "model_type": "qwen3",
+        "hidden_size": 96,
+        "num_hidden_layers": 1,
+        "vocab_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
     wrapped = QianfanOCRConfig(vision_config=config["vision_config"], text_config=text)
     reference = QianfanOCRModel(wrapped).double().eval()
     reference.language_model = nn.Identity()
@@ -219,10 +225,16 @@ DERIVATIVES: dict[str, tuple[str, str | None, dict[str, Any], dict[str, Any]]] =
     "Qwen/Qwen3-VL-Embedding-2B": ("qwen3_vl", None, {"model_type": "qwen3_vl"}, {}),
     "Qwen/Qwen3-VL-Reranker-2B": ("qwen3_vl", None, {"model_type": "qwen3_vl"}, {}),
     "TomoroAI/tomoro-colqwen3-embed-8b": (
-        "qwen3_vl", "vlm.model.visual.", {"model_type": "colqwen3", "embed_dim": 320}, {},
+        "qwen3_vl",
+        "vlm.model.visual.",
+        {"model_type": "colqwen3", "embed_dim": 320},
+        {},
     ),
     "OpenSearch-AI/Ops-Colqwen3-4B": (
-        "qwen3_vl", "visual.", {"model_type": "ops_colqwen3", "dims": 2560}, {},
+        "qwen3_vl",
+        "visual.",
+        {"model_type": "ops_colqwen3", "dims": 2560},
+        {},
     ),
     "jinaai/jina-reranker-m0": ("qwen2_vl", None, {"architectures": ["JinaVLForRanking"]}, {}),
     "nvidia/Cosmos-Reason1-7B": ("qwen2_5_vl", None, {}, {}),
@@ -230,15 +242,19 @@ DERIVATIVES: dict[str, tuple[str, str | None, dict[str, Any], dict[str, Any]]] =
     "Hcompany/Holo1.5-7B": ("qwen2_5_vl", None, {}, {}),
     "Hcompany/Holo2-8B": ("qwen3_vl", None, {}, {}),
     "xlangai/OpenCUA-7B": (
-        "qwen2_5_vl", "vision_tower.",
-        {"model_type": "opencua", "media_placeholder_token_id": 151664}, {},
+        "qwen2_5_vl",
+        "vision_tower.",
+        {"model_type": "opencua", "media_placeholder_token_id": 151664},
+        {},
     ),
     "XiaomiMiMo/MiMo-VL-7B-RL": ("qwen2_5_vl", None, {}, {"intermediate_size": 3456}),
     "internlm/Intern-S1": (
-        "intern_vit_hf", "model.vision_tower.", {"model_type": "interns1"},
+        "intern_vit_hf",
+        "model.vision_tower.",
+        {"model_type": "interns1"},
         {"model_type": "interns1_vision", "drop_path_rate": 0.0},
     ),
-}  # fmt: skip
+}
 """Repo -> recipe of the tower, prefix if another, what the config and its vision part change."""
 
 

@@ -108,8 +108,11 @@ def test_values_that_are_no_tensor_of_rows_are_named(name: str, kind: str) -> No
     grid = [[1, 4, 6]] if name in PATCH_TOWERS else [[1, 8, 8]]
     pixels = draw_pixels(encoder, grid)
     wrong: Any = {
-        "list": [pixels], "array": pixels.numpy(), "scalar": pixels[0].mean(), "batch": pixels[None]
-    }[kind]  # fmt: skip
+        "list": [pixels],
+        "array": pixels.numpy(),
+        "scalar": pixels[0].mean(),
+        "batch": pixels[None],
+    }[kind]
     words = {"list": "list", "array": "ndarray", "scalar": r"\(\)", "batch": r"\(1, "}[kind]
     with pytest.raises(ValueError, match=rf"pixel_values.*{words}.*preprocess"):
         encoder(wrong, grid)
@@ -225,10 +228,19 @@ def test_a_grid_may_be_a_list_tuple_tensor_array_or_one_item(name: str) -> None:
     encoder = tiny(name)
     specs = encoder.item_specs([[2, 4, 6]])
     one_item: Any
-    for one_item in ([(2, 4, 6)], ((2, 4, 6),), (2, 4, 6), [2, 4, 6], torch.tensor([[2, 4, 6]]),
-                     torch.tensor([2, 4, 6]), [torch.tensor([2, 4, 6])],
-                     torch.tensor([[2, 4, 6]], dtype=torch.int32), np.array([[2, 4, 6]]),
-                     np.array([2, 4, 6]), [np.array([2, 4, 6], dtype=np.uint8)]):  # fmt: skip
+    for one_item in (
+        [(2, 4, 6)],
+        ((2, 4, 6),),
+        (2, 4, 6),
+        [2, 4, 6],
+        torch.tensor([[2, 4, 6]]),
+        torch.tensor([2, 4, 6]),
+        [torch.tensor([2, 4, 6])],
+        torch.tensor([[2, 4, 6]], dtype=torch.int32),
+        np.array([[2, 4, 6]]),
+        np.array([2, 4, 6]),
+        [np.array([2, 4, 6], dtype=np.uint8)],
+    ):
         assert encoder.item_specs(one_item) == specs
 
 

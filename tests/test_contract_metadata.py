@@ -114,8 +114,27 @@ def test_qwen2_5_windows_are_those_of_the_worked_examples() -> None:
     ragged = prepare("qwen2_5_vl", [[1, 12, 20]])
     assert ragged["cu_window_seqlens"].tolist() == [0, 64, 128, 160, 192, 224, 240]
     assert ragged["window_index"].tolist()[:20] == [
-        0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 33, 4, 5, 6, 7,
-    ]  # fmt: skip
+        0,
+        1,
+        2,
+        3,
+        10,
+        11,
+        12,
+        13,
+        20,
+        21,
+        22,
+        23,
+        30,
+        31,
+        32,
+        33,
+        4,
+        5,
+        6,
+        7,
+    ]
     even = prepare("qwen2_5_vl", [[1, 16, 16]])
     assert even["cu_window_seqlens"].tolist() == [0, 64, 128, 192, 256]
     frames = prepare("qwen2_5_vl", [[2, 12, 8]])

@@ -44,8 +44,15 @@ def photos(tmp_path: Path) -> Path:
 def command(repo: Path, photos: Path, tmp_path: Path) -> Command:
     out = str(tmp_path / "out")
     return [
-        "embed", str(repo), str(photos), "--out", out, "--shard-items", "3", "--no-progress",
-    ]  # fmt: skip
+        "embed",
+        str(repo),
+        str(photos),
+        "--out",
+        out,
+        "--shard-items",
+        "3",
+        "--no-progress",
+    ]
 
 
 @pytest.fixture

@@ -96,13 +96,16 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "header over the limit": (claim_header(100_000_001), "the format allows 100000000"),
     "header of 2^63 bytes": (claim_header(1 << 63), "the format allows 100000000"),
     "overlapping offsets": (
-        rewrite_header(lambda h: h[NORM].update(data_offsets=[0, 128])), "overlaps",
+        rewrite_header(lambda h: h[NORM].update(data_offsets=[0, 128])),
+        "overlaps",
     ),
     "reversed offsets": (
-        rewrite_header(lambda h: h[NORM].update(data_offsets=[128, 0])), "two rising data_offsets",
+        rewrite_header(lambda h: h[NORM].update(data_offsets=[128, 0])),
+        "two rising data_offsets",
     ),
     "offsets out of range": (
-        rewrite_header(lambda h: h[NORM].update(data_offsets=[10**15, 10**15 + 128])), "a gap",
+        rewrite_header(lambda h: h[NORM].update(data_offsets=[10**15, 10**15 + 128])),
+        "a gap",
     ),
     "dtype of another length": (rewrite_header(lambda h: h[NORM].update(dtype="F64")), "needs 512"),
     "shape of 2^60 rows": (rewrite_header(lambda h: h[NORM].update(shape=[1 << 60])), "needs"),
@@ -116,7 +119,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "width of a billion": (vision(hidden_size=10**9), "config field hidden_size"),
     "index of nesting": (write(INDEX, '{"weight_map":' * 10**6), "not valid JSON"),
     "index of numbers": (write(INDEX, '{"weight_map": {"a": 1}}'), "needs a weight_map"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORGERIES)

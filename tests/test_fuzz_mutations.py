@@ -38,10 +38,41 @@ FAMILIES = {
 }
 """What is written, and the prefix where the published names are ours but for it."""
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 3, 16, 1024, 1 << 20, 10**9, 10**30, -(10**30), 1.5,
-    float("nan"), float("inf"), "", "x", "2", "../x", "BF16", "F32", "F8_E4M3", "\ud800", "é" * 50,
-    [], [1], [14, 14], [0, 0], [1] * 2000, {}, {"a": 1}, [[[]]],
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    3,
+    16,
+    1024,
+    1 << 20,
+    10**9,
+    10**30,
+    -(10**30),
+    1.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "2",
+    "../x",
+    "BF16",
+    "F32",
+    "F8_E4M3",
+    "\ud800",
+    "é" * 50,
+    [],
+    [1],
+    [14, 14],
+    [0, 0],
+    [1] * 2000,
+    {},
+    {"a": 1},
+    [[[]]],
+)
 
 
 @pytest.fixture(scope="module")

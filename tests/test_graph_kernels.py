@@ -150,17 +150,20 @@ REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "no kernels": (ToyEncoder(), {"kernels": "triton"}, "ToyEncoder has no accelerated form"),
     "no precision": (ToyEncoder(), {"precision": "fp8"}, "precision='fp8': ToyEncoder has no acc"),
     "the reference's precision": (
-        FastToy(), {"kernels": "reference", "precision": "fp8"}, "leave precision='bf16'",
+        FastToy(),
+        {"kernels": "reference", "precision": "fp8"},
+        "leave precision='bf16'",
     ),
     "kernels again": (ACCELERATED, {"kernels": "triton"}, "kernels='triton': this encoder is acc"),
     "reference again": (ACCELERATED, {"kernels": "reference"}, r"\(pass the one accelerated\(\)"),
     "precision again": (ACCELERATED, {"precision": "fp8"}, "leave precision='bf16'"),
     "compiled again": (ACCELERATED, {"compile": True}, "leave compile=False"),
     "compiled kernels": (
-        FastToy(), {"kernels": "triton", "compile": True},
+        FastToy(),
+        {"kernels": "triton", "compile": True},
         "compile=True .* take the encoder as it is.* leave kernels='auto'",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

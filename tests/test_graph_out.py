@@ -114,13 +114,17 @@ def test_out_is_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) ->
                 r"out.deepstack_features.0 shares memory with out.pooler_output",
             ),
             "half of one": (
-                good._replace(pooler_output=(both := torch.zeros(2 * tokens - 1, 3))[:tokens],
-                              deepstack_features=(deep[0], both[-tokens:])),
+                good._replace(
+                    pooler_output=(both := torch.zeros(2 * tokens - 1, 3))[:tokens],
+                    deepstack_features=(deep[0], both[-tokens:]),
+                ),
                 r"out.deepstack_features.1 shares memory with out.pooler_output",
             ),
             "columns of one that lie apart": (
-                good._replace(pooler_output=(wide := torch.zeros(tokens, 8))[:, :3],
-                              deepstack_features=(deep[0], wide[:, 5:])),
+                good._replace(
+                    pooler_output=(wide := torch.zeros(tokens, 8))[:, :3],
+                    deepstack_features=(deep[0], wide[:, 5:]),
+                ),
                 r"out.deepstack_features.1 shares memory with out.pooler_output",
             ),
             "expanded": (
@@ -135,7 +139,7 @@ def test_out_is_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) ->
                 good._replace(pooler_output=inferred),
                 r"out.pooler_output was made in inference mode",
             ),
-        }.values():  # fmt: skip
+        }.values():
             with pytest.raises(ValueError, match=message):
                 graphed(pixels, grids, out=bad)
         for bad in (tuple(good), pooled):

@@ -27,8 +27,12 @@ from graphwrap import Budget
 from oracles import FEW_FAST, Grids, slow
 
 MIXES = [
-    "one image", "images", "a clip", "images and a clip", "with one over every budget",
-]  # fmt: skip
+    "one image",
+    "images",
+    "a clip",
+    "images and a clip",
+    "with one over every budget",
+]
 
 
 def padded_eager(

@@ -35,11 +35,19 @@ def test_every_replay_is_counted_with_its_items_real_and_padded_tokens() -> None
     call(graphed, [[1, 1, 20], [1, 1, 8]])
     small, large = graphed.stats().budgets
     assert (small.tokens, small.hits, small.items, small.real_tokens, small.padded_tokens) == (
-        4, 2, 2, 6, 8,
-    )  # fmt: skip
+        4,
+        2,
+        2,
+        6,
+        8,
+    )
     assert (large.tokens, large.hits, large.items, large.real_tokens, large.padded_tokens) == (
-        16, 1, 2, 14, 16,
-    )  # fmt: skip
+        16,
+        1,
+        2,
+        14,
+        16,
+    )
     assert graphed.stats().padding == pytest.approx(24 / 20 - 1)
 
 
@@ -188,9 +196,18 @@ def test_stats_print_as_a_table_with_a_line_a_budget() -> None:
     call(graphed, [*SMALL, *OVER])
     lines = str(graphed.stats()).splitlines()
     assert lines[0].split() == [
-        "tokens", "segments", "hits", "items", "real", "padded", "ms", "capture", "s", "MiB",
+        "tokens",
+        "segments",
+        "hits",
+        "items",
+        "real",
+        "padded",
+        "ms",
+        "capture",
+        "s",
+        "MiB",
         "kernel",
-    ]  # fmt: skip
+    ]
     assert len(lines) >= 1 + len(graphed.budgets) + 2
     assert "eager: 1 items in 1 runs (over tokens: 1)" in lines
     assert any(line.startswith("static: arena") for line in lines)

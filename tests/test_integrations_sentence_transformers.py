@@ -21,8 +21,9 @@ from weights import load_encoder
 ALL = ("last_hidden_state", "pooler_output")
 FAMILIES = ["qwen3_vl", "intern_vit_300m"]
 """A tower over patches, and one over tiles."""
-IMAGES = [image.resize((max(image.width // 4, 40), max(image.height // 4, 40)))
-          for image in photographs()]  # fmt: skip
+IMAGES = [
+    image.resize((max(image.width // 4, 40), max(image.height // 4, 40))) for image in photographs()
+]
 
 
 def load(folder: Path, family: str = "qwen3_vl") -> VisionEncoder:

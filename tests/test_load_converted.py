@@ -36,17 +36,33 @@ from weights import (
 
 KINDS = ["deepseek_vl", "deepseek_vl_hybrid"]
 LOW = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 112,
-    "image_size": 96, "hidden_act": "gelu", "vision_use_head": False,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 112,
+    "image_size": 96,
+    "hidden_act": "gelu",
+    "vision_use_head": False,
+}
 HIGH = {
-    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "mlp_dim": 84,
-    "output_channels": 24, "image_size": 128, "window_size": 5, "global_attn_indexes": [1],
-}  # fmt: skip
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "mlp_dim": 84,
+    "output_channels": 24,
+    "image_size": 128,
+    "window_size": 5,
+    "global_attn_indexes": [1],
+}
 TEXT = {
-    "model_type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 1,
-    "num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 8,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "intermediate_size": 8,
+    "vocab_size": 8,
+}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 96, "width": 96}}
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
 MODEL = "model.vision_model."
@@ -268,8 +284,11 @@ def test_sizes_that_transformers_leaves_out_are_its_defaults() -> None:
     bare = read({"vision_config": {"hidden_act": "gelu"}, "text_config": {}}).low
     theirs = DeepseekVLConfig().vision_config
     assert (bare.depth, bare.hidden_size, bare.intermediate_size, bare.image_size) == (
-        theirs.num_hidden_layers, theirs.hidden_size, theirs.intermediate_size, theirs.image_size,
-    )  # fmt: skip
+        theirs.num_hidden_layers,
+        theirs.hidden_size,
+        theirs.intermediate_size,
+        theirs.image_size,
+    )
     assert (bare.num_heads, bare.patch_size) == (theirs.num_attention_heads, theirs.patch_size)
 
 

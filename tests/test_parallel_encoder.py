@@ -233,5 +233,7 @@ def test_rows_of_all_ranks_are_found_in_their_order() -> None:
     grids = [(1, 1, 2), (1, 1, 6), (1, 1, 4)]
     shares = Shares(grids, ToyEncoder().item_specs(grids), [[1], [0, 2]], [1])
     assert shares.places(shares.counts("last_hidden_state")).tolist() == [
-        *(6, 7), *range(6), *(8, 9, 10, 11),
-    ]  # fmt: skip
+        *(6, 7),
+        *range(6),
+        *(8, 9, 10, 11),
+    ]

@@ -31,13 +31,18 @@ CALLS: dict[str, list[Item]] = {
     "one item without tiles": [((1, 2, 2), None)],
     "no tiles at all": [((1, 2, 2), None), ((1, 2, 4), None), ((2, 2, 2), None)],
     "tiles of some": [
-        ((1, 2, 2), None), ((1, 2, 4), (3, 2, 2)), ((1, 2, 2), None), ((1, 4, 4), (1, 2, 2)),
+        ((1, 2, 2), None),
+        ((1, 2, 4), (3, 2, 2)),
+        ((1, 2, 2), None),
+        ((1, 4, 4), (1, 2, 2)),
         ((2, 2, 2), (2, 2, 4)),
     ],
     "one item of many times the others' size": [
-        ((1, 2, 2), None), ((1, 6, 6), (4, 4, 4)), ((1, 2, 2), (1, 1, 2)),
+        ((1, 2, 2), None),
+        ((1, 6, 6), (4, 4, 4)),
+        ((1, 2, 2), (1, 1, 2)),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

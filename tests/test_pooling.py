@@ -156,9 +156,14 @@ def test_a_call_exceeds_the_limit_only_by_one_segment() -> None:
     grids = [(5, 2, 4), (1, 2, 2), (1, 1, 2), (3, 6, 6), (1, 2, 2)]  # 20, 2, 1, 54 and 2 tokens
     calls = plan_calls(grids, encoder.item_specs(grids), 9)
     assert [[(part.item, part.grid[0], part.tokens) for part in call] for call in calls] == [
-        [(0, 2, 8)], [(0, 2, 8)], [(0, 1, 4), (1, 1, 2), (2, 1, 1)],
-        [(3, 1, 18)], [(3, 1, 18)], [(3, 1, 18)], [(4, 1, 2)],
-    ]  # fmt: skip
+        [(0, 2, 8)],
+        [(0, 2, 8)],
+        [(0, 1, 4), (1, 1, 2), (2, 1, 1)],
+        [(3, 1, 18)],
+        [(3, 1, 18)],
+        [(3, 1, 18)],
+        [(4, 1, 2)],
+    ]
     assert [part.item for call in calls for part in call if part.last] == [0, 1, 2, 3, 4]
     (call,) = plan_calls(grids, encoder.item_specs(grids), None)
     assert [part.grid for part in call] == grids

@@ -56,8 +56,9 @@ def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> 
     out = extract_encoder(tmp_path / "whole", tmp_path / "extracted")
     assert saved == tmp_path / "saved"
     assert {path.name for path in saved.iterdir()} == {
-        "README.md", *(path.name for path in out.iterdir()),
-    }  # fmt: skip
+        "README.md",
+        *(path.name for path in out.iterdir()),
+    }
     mine, theirs = load_file(saved / TOWER), load_file(out / TOWER)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -229,6 +230,9 @@ def test_pushing_uploads_one_commit(
     assert same_weights(calls.pop("encoder"), encoder)
     assert 'load_encoder("tower")' in calls.pop("card")
     assert calls == {
-        "repo_id": "me/tower", "commit_message": "Push model using vitgraph.", "revision": "dev",
-        "create_pr": True, "ignore_patterns": ["README.md"] if has_card else None,
-    }  # fmt: skip
+        "repo_id": "me/tower",
+        "commit_message": "Push model using vitgraph.",
+        "revision": "dev",
+        "create_pr": True,
+        "ignore_patterns": ["README.md"] if has_card else None,
+    }

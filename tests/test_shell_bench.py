@@ -19,24 +19,42 @@ ROOT = Path(__file__).parents[1]
 def figures() -> dict[str, Any]:
     """A results file of two towers, in the form that ``benchmarks/graphs.py`` writes."""
     row = {
-        "workload": "1x224", "rows": 196, "tokens": 49, "hf_eager_ms": 15.0, "eager_ms": 7.5,
-        "graphed_ms": 2.5, "bare_replay_ms": 2.4, "host_us": 98.4, "path": "64 (8x256)",
+        "workload": "1x224",
+        "rows": 196,
+        "tokens": 49,
+        "hf_eager_ms": 15.0,
+        "eager_ms": 7.5,
+        "graphed_ms": 2.5,
+        "bare_replay_ms": 2.4,
+        "host_us": 98.4,
+        "path": "64 (8x256)",
         "padding": 64 / 49 - 1,
-    }  # fmt: skip
+    }
     eager = row | {
-        "workload": "32x448", "host_us": None, "bare_replay_ms": None, "path": "eager",
+        "workload": "32x448",
+        "host_us": None,
+        "bare_replay_ms": None,
+        "path": "eager",
         "padding": 0.0,
-    }  # fmt: skip
+    }
     tower = {
-        "tower": "Qwen3-VL-8B", "capture_seconds": 4.26, "budgets": 48, "arena_mib": 210.4,
-        "pool_mib": 1804.0, "workloads": [row, eager],
+        "tower": "Qwen3-VL-8B",
+        "capture_seconds": 4.26,
+        "budgets": 48,
+        "arena_mib": 210.4,
+        "pool_mib": 1804.0,
+        "workloads": [row, eager],
         "latency": [{"tokens": 64, "eager_ms": 7.4, "replay_ms": 2.4}],
         "memory_by_budgets": [{"budgets": 1, "pool_mib": 900.0, "arena_mib": 210.0}],
-    }  # fmt: skip
+    }
     about = {
-        "gpu": "NVIDIA H200", "torch": "2.11.0", "transformers": "5.23.0", "date": "2026-11-21",
-        "dtype": "bfloat16", "runs": 15,
-    }  # fmt: skip
+        "gpu": "NVIDIA H200",
+        "torch": "2.11.0",
+        "transformers": "5.23.0",
+        "date": "2026-11-21",
+        "dtype": "bfloat16",
+        "runs": 15,
+    }
     return {"about": about, "towers": [tower, tower | {"tower": "InternViT-300M"}]}
 
 

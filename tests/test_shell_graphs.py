@@ -165,8 +165,10 @@ def test_modality_is_by_default_what_is_named() -> None:
 
 def test_batch_size_by_default_is_one_one_and_two() -> None:
     assert {name: GraphOptions(name).items for name in MODALITIES} == {
-        "image": 1, "video": 1, "image+video": 2,
-    }  # fmt: skip
+        "image": 1,
+        "video": 1,
+        "image+video": 2,
+    }
     assert {GraphOptions(name, None, 5).items for name in MODALITIES} == {5}
 
 

@@ -94,8 +94,10 @@ def test_help_shows_every_command_in_a_group_with_its_example() -> None:
     groups = build_parser().format_help().split("\n\n")[3:]
     listed = [line.split()[0] for group in groups for line in group.splitlines()[1::2]]
     assert [group.splitlines()[0] for group in groups] == [
-        "features:", "checkpoints:", "trying and measuring:",
-    ]  # fmt: skip
+        "features:",
+        "checkpoints:",
+        "trying and measuring:",
+    ]
     assert sorted(listed) == sorted(EXAMPLES)
     for line in EXAMPLES.values():
         assert line in "\n".join(groups)

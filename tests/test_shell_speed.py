@@ -40,34 +40,51 @@ def made_up(name: str, share: float = 1.0) -> dict[str, Any]:
     seconds = {"torch": {"cold": 14.0}, "auto": {"cold": 30.0, "warm": 9.0, "saved": 8.0}}
     memory = {"arena_mib": 100.0, "pool_mib": 2000.0, "derived_mib": 810.0}
     return {
-        "tower": name, "tower_mib": 1290.4, "about": {"seed": 7, "gpu": "NVIDIA H200"},
+        "tower": name,
+        "tower_mib": 1290.4,
+        "about": {"seed": 7, "gpu": "NVIDIA H200"},
         "captures": {
             kernels: {"capture_seconds": value, "budgets": [{}] * 48, **memory}
             for kernels, value in seconds.items()
         },
         "workloads": rows,
-    }  # fmt: skip
+    }
 
 
 def workload(name: str, ms: float, drawn: bool = False) -> dict[str, Any]:
     step = {"tokens": 64, "kernel": "triton", "replays": 1}
     return {
-        "workload": name, "drawn": drawn, "tokens": 64 + len(name), "rows": 256,
+        "workload": name,
+        "drawn": drawn,
+        "tokens": 64 + len(name),
+        "rows": 256,
         "graphed_ms": {"auto": run_of(ms), "torch": run_of(1.05 * ms)},
-        "reference_graph_ms": run_of(1.6 * ms), "paths": {"auto": [step], "torch": [step]},
-        **({} if drawn else {
-            "hf_ms": run_of(9 * ms), "bare_ms": run_of(ms - 0.1), "accelerated_ms": run_of(ms),
-        }),
-    }  # fmt: skip
+        "reference_graph_ms": run_of(1.6 * ms),
+        "paths": {"auto": [step], "torch": [step]},
+        **(
+            {}
+            if drawn
+            else {
+                "hf_ms": run_of(9 * ms),
+                "bare_ms": run_of(ms - 0.1),
+                "accelerated_ms": run_of(ms),
+            }
+        ),
+    }
 
 
 def results(share: float = 1.0) -> dict[str, Any]:
     names = [*targets.MILLISECONDS, *targets.BESIDE]
     about = {
-        "gpu": "NVIDIA H200", "torch": "2.11.0", "transformers": "5.17.0", "dtype": "bfloat16",
-        "driver": "580.1.2", "power_limit_watts": 700.0, "extras": {"flash-attn-4": "4.0.0b36"},
+        "gpu": "NVIDIA H200",
+        "torch": "2.11.0",
+        "transformers": "5.17.0",
+        "dtype": "bfloat16",
+        "driver": "580.1.2",
+        "power_limit_watts": 700.0,
+        "extras": {"flash-attn-4": "4.0.0b36"},
         "runs": 15,
-    }  # fmt: skip
+    }
     return {"about": about, "towers": [made_up(name, share) for name in names]}
 
 
@@ -274,12 +291,20 @@ def test_bench_speed_measures_a_checkpoint_and_says_that_the_reference_runs(
 def test_bench_speed_prints_the_attention_kernel_of_each_budget() -> None:
     times = {"min": 1.0, "median": 2.0, "max": 3.0}
     graphs = {
-        "capture_seconds": 9.5, "arena_bytes": 2**20, "pool_bytes": 2**30, "derived_bytes": 0,
+        "capture_seconds": 9.5,
+        "arena_bytes": 2**20,
+        "pool_bytes": 2**30,
+        "derived_bytes": 0,
         "budgets": [
-            {"tokens": 64, "segments": 8, "longest_segment": 256, "kernel": "flash4, triton",
-             "replay_ms": 1.5}
+            {
+                "tokens": 64,
+                "segments": 8,
+                "longest_segment": 256,
+                "kernel": "flash4, triton",
+                "replay_ms": 1.5,
+            }
         ],
-    }  # fmt: skip
+    }
     size = {"images": 1, "tokens": 64, "reference_ms": {**times, "median": 8.0}}
     size |= {"accelerated_ms": times, "graph_ms": {**times, "median": 1.6}}
     about = dict.fromkeys(("checkpoint", "encoder", "device", "dtype", "torch", "runs"), "x")

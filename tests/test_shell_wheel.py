@@ -93,5 +93,11 @@ def test_transformers_is_not_a_dependency_of_any_extra(metadata: Message) -> Non
     assert not [line for line in requirements if line.startswith(("transformers", "torchvision"))]
     required = {line.split(";")[0].split(">")[0] for line in requirements if "extra ==" not in line}
     assert required == {
-        "torch", "einops", "safetensors", "huggingface-hub", "pillow", "numpy", "tqdm",
-    }  # fmt: skip
+        "torch",
+        "einops",
+        "safetensors",
+        "huggingface-hub",
+        "pillow",
+        "numpy",
+        "tqdm",
+    }

@@ -43,29 +43,56 @@ INTERN = {
     "force_image_size": 448,
     "llm_config": {"hidden_size": 896},
     "vision_config": {
-        "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
-        "num_hidden_layers": 2, "image_size": 448, "norm_type": "layer_norm",
-        "qk_normalization": False, "qkv_bias": True,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 2,
+        "image_size": 448,
+        "norm_type": "layer_norm",
+        "qk_normalization": False,
+        "qkv_bias": True,
     },
-}  # fmt: skip
+}
 QWEN2_5 = {
-    "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
-    "depth": 3, "fullatt_block_indexes": [1],
-}  # fmt: skip
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "depth": 3,
+    "fullatt_block_indexes": [1],
+}
 EXAONE = {
-    **QWEN2_5, "hidden_size": 2048, "intermediate_size": 5120, "num_heads": 32,
-    "num_key_value_heads": 8, "out_hidden_size": 5120,
-}  # fmt: skip
+    **QWEN2_5,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_heads": 32,
+    "num_key_value_heads": 8,
+    "out_hidden_size": 5120,
+}
 STEP3 = {
-    "understand_projector_stride": 2, "projector_bias": False, "text_config": {"hidden_size": 4096},
+    "understand_projector_stride": 2,
+    "projector_bias": False,
+    "text_config": {"hidden_size": 4096},
     "vision_config": {
-        "image_size": 728, "patch_size": 14, "width": 1536, "layers": 2, "heads": 16,
-        "mlp_ratio": 8960 / 1536, "num_channels": 3, "use_cls_token": False,
-        "use_abs_posemb": True, "use_ln_pre": True, "use_ln_post": False, "use_rope2d": True,
-        "ls_init_value": 0.1, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu",
-        "output_dim": None, "pool_type": "none",
+        "image_size": 728,
+        "patch_size": 14,
+        "width": 1536,
+        "layers": 2,
+        "heads": 16,
+        "mlp_ratio": 8960 / 1536,
+        "num_channels": 3,
+        "use_cls_token": False,
+        "use_abs_posemb": True,
+        "use_ln_pre": True,
+        "use_ln_post": False,
+        "use_rope2d": True,
+        "ls_init_value": 0.1,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "quick_gelu",
+        "output_dim": None,
+        "pool_type": "none",
     },
-}  # fmt: skip
+}
 QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096}
 
 

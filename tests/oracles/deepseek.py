@@ -22,9 +22,13 @@ from .keys import State, renamed, split_qkv
 
 NARROW = {"width": 64, "heads": 4, "intermediate_size": 112}
 SAM_NARROW = {
-    "width": 48, "heads": 3, "intermediate_size": 84, "neck_channels": 24, "window_size": 5,
+    "width": 48,
+    "heads": 3,
+    "intermediate_size": 84,
+    "neck_channels": 24,
+    "window_size": 5,
     "downsample_channels": [48, 96],
-}  # fmt: skip
+}
 SAM_TINY = {**SAM_NARROW, "layers": 3, "global_attn_indexes": [1], "image_size": 128}
 """Sizes of small towers, by the names of DeepSeek's configs."""
 
@@ -53,9 +57,12 @@ def ocr(clip: Config, sam: Config) -> Config:
 
 
 _STUB = {
-    "num_hidden_layers": 1, "vocab_size": 8, "intermediate_size": 8, "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 1,
     "num_key_value_heads": 1,
-}  # fmt: skip
+}
 
 
 def _siglip(params: Mapping[str, Any]) -> dict[str, Any]:

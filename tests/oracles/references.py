@@ -29,9 +29,14 @@ def intern_reference(config: Config) -> nn.Module:
     """Build transformers' InternVLModel with a stub for its language model."""
     vision, width = config["vision_config"], config["llm_config"]["hidden_size"]
     text = {
-        "model_type": "qwen2", "hidden_size": width, "num_hidden_layers": 1, "vocab_size": 8,
-        "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1,
-    }  # fmt: skip
+        "model_type": "qwen2",
+        "hidden_size": width,
+        "num_hidden_layers": 1,
+        "vocab_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
     tower = {
         "model_type": "internvl_vision",
         "attention_bias": vision["qkv_bias"],
@@ -39,12 +44,19 @@ def intern_reference(config: Config) -> nn.Module:
         **{
             key: vision[key]
             for key in (
-                "hidden_size", "intermediate_size", "norm_type", "layer_norm_eps", "hidden_act",
-                "num_hidden_layers", "num_attention_heads", "num_channels", "image_size",
+                "hidden_size",
+                "intermediate_size",
+                "norm_type",
+                "layer_norm_eps",
+                "hidden_act",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_channels",
+                "image_size",
                 "patch_size",
             )
         },
-    }  # fmt: skip
+    }
     layer = config["select_layer"]
     wrapped = InternVLConfig(
         vision_config=tower,
