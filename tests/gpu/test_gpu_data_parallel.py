@@ -98,7 +98,7 @@ def test_two_gpus_give_the_bits_of_the_same_shares_on_one(
     assert ranks(compare_with_shares, name, graphs, str(tmp_path / "table.json")) == [[], []]
 
 
-def test_an_error_on_one_gpu_is_raised_on_both_and_the_next_call_works(ranks: Ranks) -> None:
+def test_an_error_on_one_gpu_is_raised_on_both(ranks: Ranks) -> None:
     (first, tokens), (second, others) = ranks(fail_then_encode)
     assert tokens == others == 64
     assert first == f"rank 1 of 2: {second}"

@@ -204,7 +204,7 @@ def test_the_default_budgets_replay_clips_of_the_design() -> None:
 # --- inputs, outputs ------------------------------------------------------------------------------
 
 
-def test_inputs_on_the_gpu_or_the_cpu_pinned_or_not_give_the_same_bits(
+def test_pixels_from_either_device_give_the_same_bits(
     family: tuple[str, GraphedEncoder],
 ) -> None:
     name, graphed = family

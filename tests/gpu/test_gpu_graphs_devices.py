@@ -43,7 +43,7 @@ def test_pixels_on_another_gpu_are_refused(elsewhere: torch.device) -> None:
 
 @two_gpus
 @pytest.mark.parametrize("name", FAMILIES)
-def test_an_encoder_on_another_gpu_than_the_current_one_gives_the_same_answers(
+def test_an_encoder_on_another_gpu_gives_the_same_answers(
     name: str, elsewhere: torch.device
 ) -> None:
     encoder = new_tower(name).to(elsewhere)
@@ -68,7 +68,7 @@ def test_an_encoder_on_another_gpu_than_the_current_one_gives_the_same_answers(
 # --- other streams --------------------------------------------------------------------------------
 
 
-def test_a_first_call_on_another_stream_waits_for_a_capture_that_measured_nothing(
+def test_a_first_call_waits_for_an_unmeasured_capture(
     tmp_path: Path,
 ) -> None:
     """Nothing in such a capture waits for the device: its last warm-up may still run."""
