@@ -144,7 +144,8 @@ class Packer:
         items, tokens, rows, segments, _, windows = batch
 
         def cost(one: Budget) -> float:
-            full = max(tokens / one[0], rows / one[1], segments / one[2], windows / (one[4] or 1))
+            t, r, s, _, w = one
+            full = max(tokens / t, rows / r, segments / s, windows / (w or 1))
             return self.replay_ms[one] * max(full, items / self.max_batch_size, 1.0)
 
         alone = Batch.of([first])

@@ -209,7 +209,7 @@ KERNELS = {
             "flash_attn.cute",
             lambda s, d, capability: _takes_half(s, d, 128) and capability[0] in (9, 10),
             _flash4,
-            reads_beyond=256,
+            reads_beyond=256,  # its tiles have up to 144 keys (flash_attn/cute/interface.py)
         ),
     )
 }
