@@ -69,7 +69,7 @@ def capture_encoder(
         counts.dropped += graphs.dropped
     memory.mark_use()
     counts.capture_seconds = time.perf_counter() - began
-    return Captured(paths, memory, guard)
+    return Captured(paths, memory, guard, lends=not clone)
 
 
 @dataclass

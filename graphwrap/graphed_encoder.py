@@ -18,7 +18,6 @@ from encoders.contract import (
     GraphableEncoder,
     GridLike,
     MultiPathEncoder,
-    PathInputs,
     VisionInputs,
 )
 from encoders.streams import EncodesItems, Encoding, ItemEncoder
@@ -27,7 +26,7 @@ from . import guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
 from .prices import Table, fingerprint, read_tables, write_tables
-from .replay import Captured
+from .replay import Captured, Inputs
 from .runner import ONLY, FormSettings, Target, choose_form, paths_of
 from .stats import GraphStats
 
@@ -299,7 +298,7 @@ class GraphedEncoder(EncodesItems):
                     f"pixel_values is a {type(inputs).__name__}, but this encoder has the paths "
                     f"{', '.join(self._wanted)}: pass the whole result of encoder.preprocess(...)"
                 )
-            return self._run({ONLY: PathInputs(inputs, cast(Tensor, grid_thw))}, out)[ONLY]
+            return self._run({ONLY: (inputs, grid_thw)}, out)[ONLY]
         if grid_thw is not None or out is not None or inputs.paths.keys() != self._wanted.keys():
             raise ValueError(
                 f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
@@ -314,7 +313,7 @@ class GraphedEncoder(EncodesItems):
             return cast(GraphableEncoder, self.encoder).split(outputs[ONLY], inputs.grid_thw)
 
     def _run(
-        self, inputs: Mapping[str, PathInputs], out: EncoderOutput | None = None
+        self, inputs: Mapping[str, Inputs], out: EncoderOutput | None = None
     ) -> dict[str, EncoderOutput]:
         """Return the output of each path that has inputs; ``out`` is for the only one."""
         guards.check_alone(self._lock, self.device)
@@ -337,7 +336,7 @@ class GraphedEncoder(EncodesItems):
         return Encoding(encoder, calls, self.device, self.outputs, stager, self.clone)
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput:
-        return self._run({name: PathInputs(pixel_values, cast(Tensor, grid_thw))})[name]
+        return self._run({name: (pixel_values, grid_thw)})[name]
 
     def stats(self) -> GraphStats:
         """Return a copy of the counters; it prints as a table, ``.to_dict()`` is plain data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ MEMBERS = (
 BACKENDS = ("auto", "cudagraph", "static", "eager")
 SLOTS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+AS_IT_IS = nullcontext()
 Place: TypeAlias = tuple[dict[str, Any], str, Tensor]
 """A dict that belongs to a module, and the name of a tensor in it."""
 
@@ -133,6 +135,12 @@ class WeightGuard:
             )
 
 
+@cache
+def _is_cuda(device: torch.device) -> bool:
+    """Return whether a device is a GPU; torch writes its type anew whenever it is asked for it."""
+    return device.type == "cuda"
+
+
 def settled(device: torch.device) -> AbstractContextManager[object]:
     """Return the modes that graphs are captured in and calls run in, whatever is set around them.
 
@@ -145,7 +153,7 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
         undo.append(torch.inference_mode(False))
     if undo or torch.is_grad_enabled():  # leaving inference mode turns gradients on
         undo.append(torch.no_grad())
-    on_cuda = device.type == "cuda"
+    on_cuda = _is_cuda(device)
     if torch._C._is_any_autocast_enabled():
         kinds = ("cpu", "cuda") if on_cuda else ("cpu",)
         on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
@@ -156,7 +164,7 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
     if on_cuda and torch._C._cuda_getDevice() != device.index:
         undo.append(torch.cuda.device(device))
     if not undo:
-        return nullcontext()
+        return AS_IT_IS
     stack = ExitStack()
     for mode in undo:
         stack.enter_context(mode)
@@ -181,7 +189,7 @@ def check_alone(lock: threading.RLock, device: torch.device) -> None:
             "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
             "would overwrite the buffers of the call under way; call the encoder itself there"
         )
-    if device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing():
+    if _is_cuda(device) and torch._C._cuda_isCurrentStreamCapturing():
         raise RuntimeError(
             "a GraphedEncoder was called while a CUDA graph is being captured, which cannot hold "
             "its replays: call it before, or capture encoder(pixel_values, encoder_metadata=...)"
@@ -241,7 +249,8 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
     """Raise a ValueError on pixels that the graphs cannot take."""
     if isinstance(pixel_values, Tensor):
         here = pixel_values.device == device or pixel_values.device.type == "cpu"
-        fits = pixel_values.ndim and pixel_values.shape[1:] == row_shape
+        shape = tuple(pixel_values.shape)  # a slice of a torch.Size takes longer
+        fits = shape and shape[1:] == row_shape
         if here and fits and pixel_values.is_floating_point():
             return
     raise ValueError(

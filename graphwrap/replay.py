@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GridLike, Metadata, PathInputs
+from encoders.contract import EncoderOutput, GridLike, Metadata
 from encoders.inputs.grids import read_grid
 
 from .budgets import Batch, Budget, read_specs
@@ -20,6 +21,8 @@ from .results import as_output, is_per_row, output_fields, owned, read_out, shar
 from .runner import Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
 
+Inputs: TypeAlias = tuple[Tensor, GridLike | None]
+"""The pixels and the grid of one path, as a :class:`PathInputs` has them."""
 PLAN_ITEMS = 200_000
 """Items of all plans kept: a call with a grid seen before costs one look-up."""
 METADATA_BYTES = 128 * 2**20
@@ -199,9 +202,11 @@ class Captured:
     """By the names of the encoder's paths, of which most encoders have one."""
     memory: Memory
     guard: WeightGuard
+    lends: bool
+    """Whether results are views of the memory, which others may still be reading."""
 
     def run(
-        self, inputs: Mapping[str, PathInputs], out: EncoderOutput | None, *, refuses: bool
+        self, inputs: Mapping[str, Inputs], out: EncoderOutput | None, *, refuses: bool
     ) -> dict[str, EncoderOutput]:
         """Return the outputs of the paths that have inputs."""
         plans = {
@@ -210,11 +215,11 @@ class Captured:
         for plan in plans.values() if refuses else ():
             refuse_overflow(plan)
         outputs = {}
-        self.memory.wait_for_last_use(reads=any(not path.clone for path in self.paths.values()))
+        self.memory.wait_for_last_use(reads=self.lends)
         try:
             for name, plan in plans.items():
                 path = self.paths[name]
-                fields = path.run(plan, inputs[name].pixel_values, out)
+                fields = path.run(plan, inputs[name][0], out)
                 outputs[name] = as_output(fields, path.target.outputs)
         finally:  # a call that failed half-way has used the memory, too
             self.memory.mark_use()
