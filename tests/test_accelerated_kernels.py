@@ -149,12 +149,14 @@ def test_a_large_mean_does_not_spoil_the_variance() -> None:
 # --- rotary ---------------------------------------------------------------------------------------
 
 
+HEADS = [(3, 3, 72), (32, 8, 64)]
+MORE_HEADS = [(16, 16, 16), (20, 20, 80), (1, 1, 128), (25, 25, 24), (6, 1, 16)]
+HEADS_BY_TIER = [*HEADS, *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in MORE_HEADS)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wide", [False, True], ids=["contiguous", "strided"])
-@pytest.mark.parametrize(
-    ("heads", "shared", "size"),
-    [(3, 3, 72), (16, 16, 16), (20, 20, 80), (1, 1, 128), (25, 25, 24), (32, 8, 64), (6, 1, 16)],
-)
+@pytest.mark.parametrize(("heads", "shared", "size"), HEADS_BY_TIER)
 def test_rotary_turns_queries_and_keys_and_clears_padding(
     heads: int, shared: int, size: int, wide: bool, dtype: torch.dtype
 ) -> None:

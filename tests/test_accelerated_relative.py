@@ -49,12 +49,13 @@ class Views(NamedTuple):
         return RelativeShape(size, self.h, self.w, self.window, str(dtype))
 
 
+LARGE = "windows beyond the view"
 VIEWS = {
     "whole": Views(2, 5, 7),
     "whole, as wide as a line of keys": Views(1, 16, 16),
     "whole, several keys per line": Views(1, 3, 40),
     "windows that fit": Views(1, 8, 12, 4),
-    "windows beyond the view": Views(2, 20, 17, 14),
+    LARGE: Views(2, 20, 17, 14),
     "small windows beyond the view": Views(2, 7, 9, 5),
     "a window larger than the view": Views(1, 4, 4, 5),
     "a view of one patch": Views(1, 1, 1),
@@ -90,8 +91,9 @@ def drawn(module: SamAttention, views: Views) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("views", VIEWS.values(), ids=VIEWS)
-def test_the_kernel_computes_sams_attention(views: Views, size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", [slow(one) if one == LARGE else one for one in VIEWS])
+def test_the_kernel_computes_sams_attention(name: str, size: int, dtype: torch.dtype) -> None:
+    views = VIEWS[name]
     module = attention_of(size, views)
     x = drawn(module, views)
     truth = in_windows(module, x, views.window) if views.window else module(x)
@@ -120,6 +122,7 @@ def test_nan_in_one_view_stays_in_that_view(name: str) -> None:
     assert dirty[1].isnan().all()
 
 
+@pytest.mark.slow
 def test_no_tensor_grows_with_the_square_of_the_patches() -> None:
     views = Views(1, 24, 24)
     module = attention_of(16, views)
@@ -264,6 +267,7 @@ def test_choices_say_what_ran_when_stacks_of_blocks_are_replaced(first: str) -> 
     assert fast.accelerator.taken == "reference"
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @torch.no_grad()
@@ -281,15 +285,12 @@ def test_another_encoder_takes_the_choice_without_a_trial(monkeypatch: pytest.Mo
     KernelChoices("auto").load(choices)
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.filterwarnings(NAN)
 @pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("deepseek_ocr", "tiles"),
-        pytest.param("deepseek_vl_hybrid", "high", marks=pytest.mark.slow),
-    ],
+    ("name", "path"), [("deepseek_ocr", "tiles"), ("deepseek_vl_hybrid", "high")]
 )
 @torch.no_grad()
 def test_a_replay_is_the_padded_forward_with_nan_everywhere(name: str, path: str) -> None:

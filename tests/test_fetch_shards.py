@@ -39,7 +39,9 @@ def shards_in(cache: Path) -> list[Path]:
     return sorted(path.resolve() for path in cache.glob("models--*/snapshots/*/*.safetensors"))
 
 
-@pytest.mark.parametrize("first", ["ours", "another program's"])
+@pytest.mark.parametrize(
+    "first", [pytest.param("ours", marks=pytest.mark.slow), "another program's"]
+)
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_shard_is_an_error_that_names_force_download(
     hub: HubServer, folder: Path, cache: Path, how: str, first: str

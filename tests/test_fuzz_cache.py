@@ -44,6 +44,7 @@ def damage(path: Path, rng: random.Random) -> None:
     path.write_bytes(raw)
 
 
+@pytest.mark.slow
 def test_damage_anywhere_is_never_loaded(hub: HubServer, folder: Path, tmp_path: Path) -> None:
     commit = hub.push(REPO, folder)
     whole = load_encoder(folder)

@@ -40,7 +40,7 @@ def face(output: EncoderOutput) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("clone", [True, False])
+@pytest.mark.parametrize("clone", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OURS)
 def test_replay_split_and_eager_show_one_face(name: str, clone: bool) -> None:
     encoder = tower(name)

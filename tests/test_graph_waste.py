@@ -54,6 +54,7 @@ def test_the_figure_holds_within_two_points_on_a_list_drawn_differently(
     assert default[name]["padding"] <= min(default["fixed"]["padding"] + 0.02, 0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_powers_of_two_pad_several_times_more(family: str) -> None:
     sets = report()[family]

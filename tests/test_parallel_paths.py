@@ -139,7 +139,7 @@ def test_encode_takes_images_and_gives_outputs_or_vectors(
             assert torch.equal(one, other.pooler_output.mean(0))
 
 
-@pytest.mark.parametrize("graphed", [False, True])
+@pytest.mark.parametrize("graphed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_without_scatter_each_rank_encodes_its_own_items(ranks: Ranks, graphed: bool) -> None:
     toy = TwoPaths()
     own = [inputs_of(CALLS[name], seed=7) for name in ("no item", "tiles of some")]

@@ -44,10 +44,10 @@ def answer(cache: Path, *arguments: str) -> tuple[str, float]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("inspect", "Qwen/Qwen3-VL-2B-Instrukt"),
         ("encode", "Qwen/Qwen3-VL-2B-Instrukt", "a.jpg", "--out", "f.safetensors"),
-        ("extract", "Qwen/Qwen3-VL-2B-Instrukt", "tower"),
         ("embed", "Qwen3-VL-2B-Instruct", "photos", "--out", "vectors"),
+        pytest.param(("inspect", "Qwen/Qwen3-VL-2B-Instrukt"), marks=pytest.mark.slow),
+        pytest.param(("extract", "Qwen/Qwen3-VL-2B-Instrukt", "tower"), marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_repo_id_without_a_network_is_answered_without_torch(
