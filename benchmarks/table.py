@@ -89,9 +89,12 @@ def sentence(body: Body) -> str:
     extra = f"flash-attn-4 {flash}" if flash else "without flash-attn-4"
     driver = f", driver {about['driver']}" if about.get("driver") else ""
     power = f", {about['power_limit_watts']:.0f} W" if about.get("power_limit_watts") else ""
+    rows = [row for tower in body["towers"] for row in tower["workloads"]]
+    runs = sorted({figure["runs"] for row in rows for figure in row["graphed_ms"].values()})
+    calls = f"{runs[0]} to {runs[-1]} calls" if len(runs) > 1 else f"{runs[0]} calls"
     return (
         f"Milliseconds per call on one {about['gpu']}{driver}{power}, {about['dtype']}, torch "
-        f"{about['torch']}, {extra}: medians of {about['runs']}, padding and copies included, "
+        f"{about['torch']}, {extra}: medians of {calls}, padding and copies included, "
         f"inputs on the GPU, towers of true size with random weights. transformers "
         f"{about['transformers']} (sdpa) ran in the same process, in turn, five times where a call "
         f"has more than 3,500 tokens. {vllm['engine']} "
