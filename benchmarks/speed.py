@@ -15,12 +15,13 @@ process and in turn, for each workload:
 - ``bare_ms``: a graph of ``encoder.accelerated()`` captured by hand for exactly this shape.
 - ``accelerated_ms``: ``encoder.accelerated()`` called with a grid, without graphs.
 
-Each is given as minimum, median and maximum of 15 runs or more, of 45 for workloads of up to 256
-tokens, whose medians move with the host. ``capture_seconds`` are of the
-default ladder: ``cold`` is the first capture (the caches of compiled kernels start empty, in a
-folder of this run), ``warm`` the next one in the same process (kernels are timed again), ``saved``
-the next one with a table that ``save_table`` wrote. "torch" is captured before "auto", so that what
-a package of the ``flash`` extra compiles counts against "auto" alone.
+Each is given as minimum, median and maximum of ``--runs`` runs, and of three times as many for
+workloads of up to 256 tokens, whose medians move with the host.
+
+``capture_seconds`` are of the default ladder: ``cold`` is the first capture (the caches of compiled
+kernels start empty, in a folder of this run), ``warm`` the next one in the same process (kernels
+are timed again), ``saved`` the next one with a table that ``save_table`` wrote. "torch" is captured
+before "auto", so that what a package of the ``flash`` extra compiles counts against "auto" alone.
 
 Five workloads of each table tower are drawn at random in every run; the seed is in the results.
 ``benchmarks/targets.py`` says which figure has to be reached.

@@ -234,8 +234,8 @@ def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]
 
     transformers casts the tensors to the dtype in the config.
     """
-    names = {"dtype", "torch_dtype"} & config.keys()
-    edited = {**config, **dict.fromkeys(names, str(dtype).removeprefix("torch."))}
+    name = str(dtype).removeprefix("torch.")
+    edited = {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}
     if isinstance(vision := config.get("vision_config"), Mapping):
         edited["vision_config"] = _with_dtype(vision, dtype)
     return edited

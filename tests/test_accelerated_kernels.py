@@ -152,6 +152,7 @@ def test_a_large_mean_does_not_spoil_the_variance() -> None:
 HEADS = [(3, 3, 72), (32, 8, 64)]
 MORE_HEADS = [(16, 16, 16), (20, 20, 80), (1, 1, 128), (25, 25, 24), (6, 1, 16)]
 HEADS_BY_TIER = [*HEADS, *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in MORE_HEADS)]
+"""Heads of queries, heads of keys, and head size; most of them are tried in CI only."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

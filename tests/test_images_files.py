@@ -23,14 +23,24 @@ CLIP = {"image_mean": list(CLIP_MEAN), "image_std": list(CLIP_STD)}
 CENTRED = {"image_mean": list(HALF), "image_std": list(HALF)}
 FAST, SLOW = "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessor"
 QWEN3_IMAGES = {
-    "size": {"shortest_edge": 65536, "longest_edge": 16777216}, **P16, **CENTRED,
-    "image_processor_type": FAST, "processor_class": "Qwen3VLProcessor",
-}  # fmt: skip
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+    **P16,
+    **CENTRED,
+    "image_processor_type": FAST,
+    "processor_class": "Qwen3VLProcessor",
+}
 QWEN3_CLIPS = {
-    "size": {"shortest_edge": 4096, "longest_edge": 25165824}, **P16, **CENTRED,
-    "video_processor_type": "Qwen3VLVideoProcessor", "fps": 2, "do_sample_frames": True,
-    "min_frames": 4, "max_frames": 768, "resample": 3, "rescale_factor": 0.00392156862745098,
-}  # fmt: skip
+    "size": {"shortest_edge": 4096, "longest_edge": 25165824},
+    **P16,
+    **CENTRED,
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "fps": 2,
+    "do_sample_frames": True,
+    "min_frames": 4,
+    "max_frames": 768,
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+}
 OLD = {"min_pixels": 3136, "max_pixels": 12845056}
 
 # name: (model_type, files). Sizes are small enough to bite, so that a wrong default shows.
@@ -212,11 +222,16 @@ def test_internvl_s_processor_tiles_whatever_its_file_says(nested: bool) -> None
 def test_a_clip_feature_extractor_gives_only_mean_and_std() -> None:
     files = {
         "preprocessor_config": {
-            "feature_extractor_type": "CLIPFeatureExtractor", **CENTRED, "size": 448,
-            "crop_size": 448, "do_center_crop": True, "do_resize": True, "resample": 3,
+            "feature_extractor_type": "CLIPFeatureExtractor",
+            **CENTRED,
+            "size": 448,
+            "crop_size": 448,
+            "do_center_crop": True,
+            "do_resize": True,
+            "resample": 3,
             "do_normalize": True,
         }
-    }  # fmt: skip
+    }
     before = TilePreprocessor(max_tiles=6, min_tiles=2, use_thumbnail=False)
     after = before.with_files(files)
     assert (after.mean, after.std, after.video_mean, after.video_std) == (HALF,) * 4

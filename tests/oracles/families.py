@@ -149,21 +149,33 @@ def _tower(
 
 
 INTERN_NARROW = {
-    "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4, "llm_width": 48,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_attention_heads": 4,
+    "llm_width": 48,
+}
 INTERN_TILE = {"image_size": 112, "force_image_size": 112}
 STEP3_VL_NARROW = {"width": 64, "mlp_ratio": 1.75, "heads": 4, "llm_width": 48}
 STEP3_NARROW = {
-    "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4, "output_hidden_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_attention_heads": 4,
+    "output_hidden_size": 40,
     "llm_width": 48,
-}  # fmt: skip
+}
 QWEN2_NARROW = {"embed_dim": 64, "mlp_ratio": 2, "num_heads": 4, "hidden_size": 48}
 QWEN2_5_NARROW = {
-    "hidden_size": 64, "intermediate_size": 92, "num_heads": 4, "out_hidden_size": 48,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 92,
+    "num_heads": 4,
+    "out_hidden_size": 48,
+}
 QWEN3_NARROW = {
-    "hidden_size": 72, "intermediate_size": 140, "num_heads": 3, "out_hidden_size": 48,
-}  # fmt: skip
+    "hidden_size": 72,
+    "intermediate_size": 140,
+    "num_heads": 3,
+    "out_hidden_size": 48,
+}
 QWEN3_SHALLOW = {"depth": 3, "deepstack_visual_indexes": [0, 2]}
 QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
 
