@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,10 @@ from weights import (
     PublishedModel,
     inspect_checkpoint,
     load_encoder,
-    published,
 )
 from weights.errors import CheckpointError
 from weights.families import build_config, find_family
 from weights.layouts import Layout, Place
-from weights.tensor_file import parse_json
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -233,27 +230,6 @@ def test_projector_parameters_are_the_published_counts() -> None:
     assert counts["InternVL2_5-8B"] == 33_570_816
     assert counts["InternVL2_5-38B"] == 91_786_240
     assert counts["InternVL2_5-78B"] == 172_008_448
-
-
-def test_published_models_are_listed_once() -> None:
-    repos = [model.repo_id for model in PUBLISHED]
-    assert len(set(repos)) == len(repos)
-
-
-def test_every_published_name_stands_once_and_is_used() -> None:
-    path = Path(published.__file__).with_suffix(".json")
-    data = parse_json(path.read_bytes(), path.name)
-    layouts = [layout for family in FAMILIES.values() for layout in family.layouts]
-    used = [layout.processor_files for layout in layouts]
-    assert all(files in used for files in data["processors"].values())
-    repos = {model.repo_id for model in PUBLISHED}
-    assert {small["repo_id"] for small in data["small"].values()} <= repos
-
-
-def test_no_field_of_published_models_is_a_constant() -> None:
-    """A field that no model sets says nothing."""
-    for field in fields(PublishedModel):
-        assert len({repr(vars(model)[field.name]) for model in PUBLISHED}) > 1, field.name
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

@@ -25,7 +25,7 @@ from vitgraph.features import load_features
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import FAMILIES, LAYOUTS, PUBLISHED, load_encoder
-from weights.families.family import NO_VIDEO
+from weights.published import NO_VIDEO
 
 SEEDED = {
     family.name: next(name for name, small in family.small.items() if small.title)

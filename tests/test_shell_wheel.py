@@ -56,7 +56,7 @@ def test_wheel_holds_every_source_file_and_nothing_else(wheel: ZipFile) -> None:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix == ".py" or path.name in ("py.typed", "published.json")
+        if path.suffix in (".py", ".json") or path.name == "py.typed"
     }
     sources |= {f"vitgraph/results/{path.name}" for path in (ROOT / "benchmarks/results").iterdir()}
     assert {name for name in wheel.namelist() if name.split("/")[0] in PACKAGES} == sources

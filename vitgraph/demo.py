@@ -19,7 +19,7 @@ from torch import Tensor
 
 from encoders import Encoder
 from weights import families, load_encoder
-from weights.families.family import NO_VIDEO
+from weights.published import NO_VIDEO
 
 from .encoding.items import HEADER, Encoded, encode_media, row
 from .encoding.media import Media, image_medium

@@ -1,9 +1,10 @@
-"""The published checkpoints that are known to load, as ``published.json`` lists them.
+"""The published checkpoints that are known to load, read from ``families/<family>.json``.
 
-The file holds configs and processor files as the Hub has them, cut down to the fields that describe
-the tower. Checkpoints that differ in one width share a config, with ``"WIDTH"`` in its place. The
-lists, messages, tests and small checkpoints are made from it; loading takes no size from it. This
-module needs no torch.
+Each family has one such file, beside the Python file with its record. It holds what the lists say
+about the family, and configs and processor files as the Hub has them, cut down to the fields that
+describe the tower. Checkpoints that differ in one width share a config, with ``"WIDTH"`` in its
+place. Lists, messages, tests and small checkpoints are made from these files; loading takes no size
+from them. A file is read when it is first needed. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -12,11 +13,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+FOLDER = Path(__file__).with_name("families")
+"""The folder of the records and of their JSON files."""
 LONGEST_COMPARED = 200
 """Characters of a name that are compared; the time grows with their square."""
+NO_VIDEO = "no"
+"""``FamilyFacts.video`` of a family that takes images alone."""
+
+if TYPE_CHECKING:
+    PUBLISHED: tuple[PublishedModel, ...]
+    """Every published checkpoint that is known to load, family by family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +59,65 @@ class SmallCheckpoint:
     """Name of the layout to write if it is not the published one."""
 
 
-def _models(groups: list[dict[str, Any]]) -> Iterator[PublishedModel]:
+@dataclass(frozen=True, kw_only=True)
+class FamilyFacts:
+    """One family as its JSON file describes it: all that lists say about it."""
+
+    name: str
+    title: str
+    encoder: str
+    """Class name of the encoder."""
+    replays: Mapping[str, str]
+    """What replays as CUDA graphs, for "image" and "video"."""
+    video: str = NO_VIDEO
+    """How a clip enters the tower; :data:`NO_VIDEO` if none does."""
+    verified: bool = True
+    """Whether tests compare the tower with an upstream implementation instead of our own twin."""
+    images_only: Mapping[str, str]
+    """Name of a layout whose towers take no videos -> the reason, as a sentence."""
+    processors: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    """Name of a set of processor files -> file name without ``.json`` -> content."""
+    small: Mapping[str, SmallCheckpoint]
+    """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
+    published: tuple[PublishedModel, ...]
+    """The family's published checkpoints that are known to load."""
+
+
+@cache
+def family_names() -> tuple[str, ...]:
+    """Return the name of every family, sorted; no file is read."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+@cache
+def family_facts(name: str) -> FamilyFacts:
+    """Return what the JSON file of the family ``name`` says."""
+    data: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    small = {key: SmallCheckpoint(**value) for key, value in data.pop("small").items()}
+    published = tuple(_models(name, data.pop("checkpoints")))
+    empty: dict[str, Any] = {"images_only": {}, "processors": {}}
+    return FamilyFacts(name=name, small=small, published=published, **{**empty, **data})
+
+
+def _models(family: str, groups: list[dict[str, Any]]) -> Iterator[PublishedModel]:
     for group in groups:
         models, config = group.pop("models"), json.dumps(group.pop("config"))
         for model in models:
             own = json.loads(config.replace('"WIDTH"', str(model.pop("width", None))))
-            yield PublishedModel(**group, **model, config=own)
+            yield PublishedModel(family=family, **group, **model, config=own)
 
 
-_DATA = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+@cache
+def _published() -> tuple[PublishedModel, ...]:
+    families = sorted(map(family_facts, family_names()), key=lambda facts: facts.title)
+    return tuple(model for facts in families for model in facts.published)
 
-PUBLISHED = tuple(_models(_DATA["checkpoints"]))
-"""Every published checkpoint that is known to load."""
 
-SMALL = {name: SmallCheckpoint(**small) for name, small in _DATA["small"].items()}
-"""Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
-
-PROCESSORS: Mapping[str, Mapping[str, Any]] = _DATA["processors"]
-"""Processor files, by file name without ``.json``, by the name that layouts give such a set."""
+def __getattr__(name: str) -> Any:
+    """Read every file when :data:`PUBLISHED` is first asked for."""
+    if name == "PUBLISHED":
+        return _published()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def similar_names(repo_id: str) -> str:
@@ -78,7 +129,7 @@ def similar_names(repo_id: str) -> str:
     Returns:
         A clause that begins with a semicolon; nothing if no id is near or it is one of them.
     """
-    ids = sorted(model.repo_id for model in PUBLISHED)
+    ids = sorted(model.repo_id for model in _published())
     spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}
     text = repo_id[:LONGEST_COMPARED].lower()
     longer = sorted((name for name in spelt if text and name.startswith(text)), key=len)
@@ -89,6 +140,5 @@ def similar_names(repo_id: str) -> str:
 
 def check_family(name: str | None) -> None:
     """Raise a ValueError that names the families if ``name`` is neither one of them nor None."""
-    families = dict.fromkeys(model.family for model in PUBLISHED)
-    if name is not None and name not in families:
-        raise ValueError(f"family={name!r}: must be one of {', '.join(families)}")
+    if name is not None and name not in family_names():
+        raise ValueError(f"family={name!r}: must be one of {', '.join(family_names())}")

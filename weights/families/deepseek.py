@@ -16,10 +16,8 @@ from encoders import (
 )
 
 from ..layouts import Layout, Place
-from ..published import PROCESSORS
+from ..published import family_facts
 from .family import Family, length
-
-_BY_PATH = {"image": "yes, each path by view", "video": "no"}
 
 # --- DeepSeek-VL ---------------------------------------------------------------------------------
 
@@ -35,7 +33,7 @@ _VL_LAYOUT = Layout(
         "norm": "vision.norm",
     },
     ignored=("attn_pool",),  # pools to one vector, which the model does not use
-    processor_files=PROCESSORS["deepseek-vl"],
+    processor_files=family_facts("deepseek_vl").processors["deepseek-vl"],
 )
 _LOW, _HIGH = "vision_tower_low.vision_tower", "vision_tower_high.vision_tower"
 _HYBRID_LAYOUT = Layout(
@@ -57,7 +55,7 @@ _HYBRID_LAYOUT = Layout(
     },
     # HybridVisionTower makes two norms that its forward does not call.
     ignored=(f"{_LOW}.attn_pool", "high_layer_norm", "low_layer_norm"),
-    processor_files=PROCESSORS["deepseek-vl-hybrid"],
+    processor_files=family_facts("deepseek_vl_hybrid").processors["deepseek-vl-hybrid"],
 )
 
 # Converted to transformers: deepseek-community/deepseek-vl-*
@@ -91,7 +89,7 @@ _VL_HF_LAYOUT = Layout(
     },
     views={"vision.pos_embed": "one n d -> n d"},
     ignored=("head",),  # pools to one vector, which the model does not use
-    processor_files=PROCESSORS["deepseek-vl-hf"],
+    processor_files=family_facts("deepseek_vl").processors["deepseek-vl-hf"],
 )
 _HF_SAM = "high_res_vision_model.vision_encoder"
 _HF_NECK = ("conv1", "layer_norm1", "conv2", "layer_norm2")
@@ -119,12 +117,11 @@ _HYBRID_HF_LAYOUT = replace(  # all but SigLIP lies beside the tower's prefix
         "aligner.proj": "aligner",
     },
     views={"low.vision.pos_embed": "one n d -> n d"},
-    processor_files=PROCESSORS["deepseek-vl-hybrid-hf"],
+    processor_files=family_facts("deepseek_vl_hybrid").processors["deepseek-vl-hybrid-hf"],
 )
 
 DEEPSEEK_VL = Family(
     name="deepseek_vl",
-    title="DeepSeek-VL",
     encoder=DeepseekVLEncoder,
     config=DeepseekVLConfig,
     model_types=("vision", "multi_modality", "siglip_vision_model", "deepseek_vl"),
@@ -133,11 +130,9 @@ DEEPSEEK_VL = Family(
         ("aligner.linear1.weight", "aligner.linear2.weight"),
     ),
     layouts=(_VL_LAYOUT, _VL_HF_LAYOUT),
-    replays={"image": "yes, by view", "video": "no"},
 )
 DEEPSEEK_VL_HYBRID = Family(
     name="deepseek_vl_hybrid",
-    title="DeepSeek-VL (SAM and SigLIP)",
     encoder=DeepseekVLHybridEncoder,
     config=DeepseekVLHybridConfig,
     model_types=("vision", "multi_modality", "siglip_vision_model", "deepseek_vl_hybrid"),
@@ -146,7 +141,6 @@ DEEPSEEK_VL_HYBRID = Family(
         ("high_res_vision_neck.conv1.weight", "aligner.high_res_vision_proj.weight"),
     ),
     layouts=(_HYBRID_LAYOUT, _HYBRID_HF_LAYOUT),
-    replays=_BY_PATH,
 )
 
 # --- DeepSeek-VL2 --------------------------------------------------------------------------------
@@ -156,18 +150,15 @@ _VL2_LAYOUT = replace(
     name="deepseek-vl2",
     places=(Place("", "vision."), Place("", "")),
     projector=("projector.", "image_newline", "view_seperator"),
-    processor_files=PROCESSORS["deepseek-vl2"],
+    processor_files=family_facts("deepseek_vl2").processors["deepseek-vl2"],
 )
 DEEPSEEK_VL2 = Family(
     name="deepseek_vl2",
-    title="DeepSeek-VL2",
     encoder=DeepseekVL2Encoder,
     config=DeepseekVL2Config,
     model_types=("vision", "deepseek_vl_v2"),
     signs=(("projector.layers.2.weight", "view_seperator"),),
     layouts=(_VL2_LAYOUT,),
-    replays=_BY_PATH,
-    verified=False,
     outer_fields={("projector_config.n_embed",): length("projector.layers.2.weight", 0)},
 )
 
@@ -198,15 +189,13 @@ _OCR_LAYOUT = Layout(
     },
     # SAM's features take the place of CLIP's patches.
     ignored=("vision_model.embeddings.patch_embedding", "vision_model.embeddings.position_ids"),
-    processor_files=PROCESSORS["deepseek-ocr"],
+    processor_files=family_facts("deepseek_ocr").processors["deepseek-ocr"],
 )
 DEEPSEEK_OCR = Family(
     name="deepseek_ocr",
-    title="DeepSeek-OCR",
     encoder=DeepseekOCREncoder,
     config=DeepseekOCRConfig,
     model_types=("vision", "deepseek_vl_v2"),
     signs=(("net_3.weight", "vision_model.pre_layrnorm.weight"),),
     layouts=(_OCR_LAYOUT,),
-    replays=_BY_PATH,
 )

@@ -14,23 +14,23 @@ from torch.overrides import TorchFunctionMode
 from encoders import Encoder
 
 from ..layouts import Layout
-from ..published import PUBLISHED, SMALL, PublishedModel, SmallCheckpoint
+from ..published import PublishedModel, SmallCheckpoint, family_facts
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """Shapes of the tower's tensors by the encoder's names."""
 Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], Any]]
 """All names that published configs give a field -> its value as shapes tell it; a LookupError if
 they do not tell. ``text_config.hidden_size`` lies in the section ``text_config``."""
-NO_VIDEO = "no"
-"""``Family.video`` of a family that takes images alone."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One encoder and the published checkpoints that hold it."""
+    """One encoder and the published checkpoints that hold it.
+
+    What lists say about the family stands in the JSON file of its name, beside this one.
+    """
 
     name: str
-    title: str
     encoder: Callable[..., Encoder]
     config: Any
     """The encoder's config class, which has ``from_hf``."""
@@ -39,12 +39,6 @@ class Family:
     """Pairs of tensor names that no other family has together, for configs without a model type."""
     layouts: tuple[Layout, ...]
     """Layouts of the family's checkpoints; the first one whose marks are found is taken."""
-    replays: Mapping[str, str]
-    """What replays as CUDA graphs, for "image" and "video", for ``vitgraph list``."""
-    video: str = NO_VIDEO
-    """How a clip enters the tower, for ``vitgraph list``; :data:`NO_VIDEO` if none does."""
-    verified: bool = True
-    """Whether tests compare the tower with an upstream implementation instead of our own twin."""
     fields: Fields = field(default_factory=dict)
     """Fields of the tower's config that shapes determine, for configs that leave them out."""
     outer_fields: Fields = field(default_factory=dict)
@@ -55,15 +49,34 @@ class Family:
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 
     @property
-    def published(self) -> tuple[PublishedModel, ...]:
-        """The family's published checkpoints that are known to load."""
-        return tuple(model for model in PUBLISHED if model.family == self.name)
+    def title(self) -> str:
+        """The family's name in lists and messages."""
+        return family_facts(self.name).title
 
     @property
-    def small(self) -> dict[str, SmallCheckpoint]:
+    def replays(self) -> Mapping[str, str]:
+        """What replays as CUDA graphs, for "image" and "video"."""
+        return family_facts(self.name).replays
+
+    @property
+    def video(self) -> str:
+        """How a clip enters the tower; ``NO_VIDEO`` if none does."""
+        return family_facts(self.name).video
+
+    @property
+    def verified(self) -> bool:
+        """Whether tests compare the tower with an upstream implementation, not with our twin."""
+        return family_facts(self.name).verified
+
+    @property
+    def published(self) -> tuple[PublishedModel, ...]:
+        """The family's published checkpoints that are known to load."""
+        return family_facts(self.name).published
+
+    @property
+    def small(self) -> Mapping[str, SmallCheckpoint]:
         """Small checkpoints of the family by the name that ``write_seeded_checkpoint`` takes."""
-        ids = [model.repo_id for model in self.published]
-        return {name: small for name, small in SMALL.items() if small.repo_id in ids}
+        return family_facts(self.name).small
 
     def on_meta(self, config: Any) -> Encoder:
         """Build the encoder of a config with tensors that have shapes and no memory."""

@@ -9,7 +9,7 @@ from typing import Any
 from encoders import InternViT, InternViTConfig
 
 from ..layouts import Layout, Place
-from ..published import PROCESSORS
+from ..published import family_facts
 from .family import Family, Fields, Shapes, blocks, length, square, with_vision
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -33,7 +33,9 @@ _INTERNVL = Layout(  # original code: OpenGVLab/InternVL*; without a prefix Open
     marks=("embeddings.class_embedding", "encoder.layers."),
     projector=("mlp1.",),
     renames={"encoder.layers.N": "layers.N"},
-    processor_files=PROCESSORS["internvl"],  # config.json describes the tiling
+    processor_files=family_facts("intern_vit").processors[
+        "internvl"
+    ],  # config.json describes the tiling
 )
 _HF = Layout(  # transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*-HF
     name="internvl-hf",
@@ -48,7 +50,7 @@ _HF = Layout(  # transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*
         f"{_HF_ATTENTION}.k_norm": "layers.N.attn.k_norm",
         "encoder.layer.N.mlp": "layers.N.mlp",
     },
-    processor_files=PROCESSORS["internvl-hf"],
+    processor_files=family_facts("intern_vit").processors["internvl-hf"],
 )
 _QKV = tuple(f"{_HF_ATTENTION}.attention.{part}" for part in ("query", "key", "value"))
 _HF_EARLY = replace(  # early conversions to transformers
@@ -126,7 +128,6 @@ def _timm_section(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 INTERN_VIT = Family(
     name="intern_vit",
-    title="InternViT",
     encoder=InternViT,
     config=InternViTConfig,
     model_types=(
@@ -138,8 +139,6 @@ INTERN_VIT = Family(
         ("encoder.layer.0.lambda_1", "embeddings.cls_token"),
     ),
     layouts=(_INTERNVL, _HF_EARLY, _HF, _TIMM),  # the marks of _HF match early ones too
-    video="one tile per frame",
-    replays={"image": "yes, by tile", "video": "yes, by tile"},
     fields=_FIELDS,
     outer_fields=_OUTER_FIELDS,
     timm={"vit_intern300m_patch14_448": _timm_section},

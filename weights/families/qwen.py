@@ -22,7 +22,7 @@ from encoders import (
 )
 
 from ..layouts import Layout, Place
-from ..published import PROCESSORS
+from ..published import family_facts
 from .family import Family, Fields, Shapes, blocks, length, with_vision
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -41,9 +41,9 @@ _QWEN2 = Layout(
     ),
     marks=("blocks.",),
     ignored=("rotary_pos_emb.inv_freq", "blocks.N.attn.rotary_emb.inv_freq", "attn_pool"),
-    processor_files=PROCESSORS["qwen2"],
+    processor_files=family_facts("qwen2_vl").processors["qwen2"],
 )
-_QWEN3 = replace(_QWEN2, processor_files=PROCESSORS["qwen3"])
+_QWEN3 = replace(_QWEN2, processor_files=family_facts("qwen3_vl").processors["qwen3"])
 _OMNI_2_5 = replace(  # queries, keys and values apart
     _QWEN2,
     name="qwen2.5-omni",
@@ -62,7 +62,7 @@ _OMNI_3 = replace(  # other names in the mergers
         "merger_list.N.mlp.0": "deepstack_merger_list.N.linear_fc1",
         "merger_list.N.mlp.2": "deepstack_merger_list.N.linear_fc2",
     },
-    processor_files=PROCESSORS["qwen3-omni"],
+    processor_files=family_facts("qwen3_vl").processors["qwen3-omni"],
 )
 _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the prefix "encoder."
     name="qwen3-timm",
@@ -79,11 +79,7 @@ _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the pr
         "pos_embed.weight": "n d -> one n d",
         "patch_embed.proj.weight": "d c t h w -> d c h w",
     },
-    images_only=(
-        "timm's copy of this tower encodes images alone, without DeepStack features: it has one "
-        "patch kernel, the sum of the kernels of two frames, and no DeepStack mergers; load the "
-        "original Qwen repo for videos"
-    ),
+    images_only=family_facts("qwen3_vl").images_only["qwen3-timm"],
 )
 
 # --- config --------------------------------------------------------------------------------------
@@ -154,22 +150,17 @@ _TIMM = {
 
 # --- records -------------------------------------------------------------------------------------
 
-_REPLAYS = {"image": "yes", "video": "yes, by frame pair"}
 QWEN2_VL = Family(
     name="qwen2_vl",
-    title="Qwen2-VL",
     encoder=Qwen2VLEncoder,
     config=Qwen2VLConfig,
     model_types=(*with_vision("qwen2_vl"), "colqwen2"),
     signs=(("blocks.0.mlp.fc1.weight", "merger.ln_q.weight"),),
     layouts=(_QWEN2,),
-    video="frame pairs",
-    replays=_REPLAYS,
     fields=_QWEN2_FIELDS,
 )
 QWEN2_5_VL = Family(
     name="qwen2_5_vl",
-    title="Qwen2.5-VL",
     encoder=Qwen2_5VLEncoder,
     config=Qwen2_5VLConfig,
     model_types=(
@@ -178,13 +169,10 @@ QWEN2_5_VL = Family(
     ),
     signs=(("blocks.0.mlp.gate_proj.weight", "merger.ln_q.weight"),),
     layouts=(_OMNI_2_5, _QWEN2),
-    video="frame pairs",
-    replays=_REPLAYS,
     fields=_QWEN2_5_FIELDS,
 )
 QWEN3_VL = Family(
     name="qwen3_vl",
-    title="Qwen3-VL",
     encoder=Qwen3VLEncoder,
     config=Qwen3VLConfig,
     model_types=(
@@ -194,8 +182,6 @@ QWEN3_VL = Family(
     ),
     signs=(("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),),
     layouts=(_TIMM_LAYOUT, _OMNI_3, _QWEN3),
-    video="frame pairs",
-    replays=_REPLAYS,
     fields=_QWEN3_FIELDS,
     timm=_TIMM,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 
 from ..layouts import Layout, Place
-from ..published import PROCESSORS
+from ..published import family_facts
 from .family import Family, Fields, Shapes, blocks, length, square
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ _STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries a
         "downsampler2": "vit_downsampler2",
         "multi_modal_projector": "vit_large_projector",
     },
-    processor_files=PROCESSORS["step3-vl-hf"],
+    processor_files=family_facts("step3_vl").processors["step3-vl-hf"],
 )
 _STEP3 = Layout(
     name="step3",
@@ -103,29 +103,23 @@ def _read_step3(config: Mapping[str, Any], shapes: Shapes) -> Step3Config:
 
 # --- records -------------------------------------------------------------------------------------
 
-_REPLAYS = {"image": "yes, by path", "video": "no"}
 STEP3_VL = Family(
     name="step3_vl",
-    title="Step3-VL",
     encoder=Step3VLEncoder,
     config=Step3VLConfig,
     model_types=("perception_encoder", "step3p5_vision", "step_robotics", "step3p7", "step5"),
     signs=(("conv1.weight", "vit_downsampler1.weight"), ("layers.0.lambda_1", "downsampler1.bias")),
     layouts=(_STEP3_VL, _STEP3_VL_HF),
-    replays=_REPLAYS,
     fields=_STEP3_VL_FIELDS,
     outer_fields=_OUTER_FIELDS,
 )
 STEP3 = Family(
     name="step3",
-    title="Step3",
     encoder=Step3Encoder,
     config=Step3Config,
     model_types=("step3_vision_encoder", "step3_vl"),
     signs=(("embeddings.class_embedding", "transformer.layers.0.layer_norm1.weight"),),
     layouts=(_STEP3,),
-    replays=_REPLAYS,
-    verified=False,
     fields=_STEP3_FIELDS,
     outer_fields=_OUTER_FIELDS,
     read_config=_read_step3,
