@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -55,6 +57,22 @@ def test_every_form_of_a_column_gives_the_vectors_of_encode(
         assert result["embedding"].dtype == np.float32
         assert np.allclose(result["embedding"], wanted, atol=1e-5), name
         assert result["error"] == ["", ""]
+
+
+def test_a_damaged_member_of_a_zip_file_is_an_error_of_its_row(
+    embed: EmbedBatch, tmp_path: Path
+) -> None:
+    china().resize((80, 60)).save(tmp_path / "china.jpg")
+    data = (tmp_path / "china.jpg").read_bytes()
+    with ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("china.jpg", data)
+    raw = (tmp_path / "photos.zip").read_bytes()
+    damaged = raw.replace(data, data[:-10] + bytes(10))
+    with ZipFile(io.BytesIO(raw)) as whole, ZipFile(io.BytesIO(damaged)) as broken:
+        column = [archive.open("china.jpg") for archive in (whole, broken, whole)]
+        result = embed({"image": column})
+    assert [bool(error) for error in result["error"]] == [False, True, False]
+    assert "Bad CRC-32 for file 'china.jpg'" in result["error"][1]
 
 
 def test_images_of_one_size_may_be_one_array(embed: EmbedBatch, encoder: VisionEncoder) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 
 from encoders import ItemError, Video
 from encoders.contract import EncoderOutput
+from encoders.streams import EncodesItems
 from graphwrap import GraphedEncoder
 from photographs import china, flower, hopper, panning_clip, photographs
 from stream_cases import TOWERS, NumberEncoder, prefetch_threads, tower
@@ -163,18 +165,6 @@ def test_an_empty_stream_ends_at_once() -> None:
     assert not prefetch_threads()
 
 
-def test_the_bar_counts_items_and_names_what_it_waits_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    encoder = NumberEncoder()
-    encoder.seconds = 0.02
-    list(encoder.encode_many(range(12), batch_tokens=10, workers=1))
-    said = capsys.readouterr().err
-    assert "12/12" in said
-    assert "item/s" in said
-    assert "tokens/s, waiting for decoding" in said
-
-
 # --- bad items ---------------------------------------------------------------------------------
 
 
@@ -253,6 +243,63 @@ def test_an_error_that_is_its_own_cause_is_kept() -> None:
     encoder.error = own
     results = list(encoder.encode_many([0, 1, 2], on_error="keep", progress=False))
     assert [isinstance(result, ItemError) for result in results] == [False, True, True]
+
+
+class Unheard(Exception):
+    """A class that no reader of images raises."""
+
+
+def broken_zip(path: Path) -> ZipFile:
+    """Two photographs, the first of which has a byte that its checksum does not know."""
+    data = jpeg(hopper().resize((80, 80)))
+    with ZipFile(path, "w") as archive:
+        archive.writestr("bad.jpg", data)
+        archive.writestr("good.jpg", data)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(data) + len(data) // 2] ^= 255
+    path.write_bytes(raw)
+    return ZipFile(path)
+
+
+def wrappers() -> list[EncodesItems]:
+    encoder = tower("qwen3_vl")
+    return [encoder, GraphedEncoder(encoder, budgets=[64, 256], backend="static")]
+
+
+@pytest.mark.parametrize("made", wrappers(), ids=["encoder", "graphs"])
+def test_a_damaged_member_of_a_zip_file_is_that_item_s_error(
+    made: EncodesItems, tmp_path: Path
+) -> None:
+    with broken_zip(tmp_path / "photos.zip") as archive:
+        names = ["good.jpg", "bad.jpg", "good.jpg"]
+        results = list(
+            made.encode_many(
+                [(name, archive.open(name)) for name in names],
+                on_error="keep",
+                pool="mean",
+                progress=False,
+            )
+        )
+    assert [isinstance(result, ItemError) for result in results] == [False, True, False]
+    assert isinstance(results[1].error, BadZipFile)
+    assert results[1].error.__traceback__ is None
+    assert results[1].key == "bad.jpg"
+
+
+@pytest.mark.parametrize("error", [Unheard("gone"), StopIteration("gone"), AssertionError("gone")])
+def test_whatever_an_item_s_source_raises_is_its_error(error: Exception) -> None:
+    class Source(NumberEncoder):
+        def preprocess(self, images: Any = (), videos: Any = (), **limits: Any) -> Any:
+            if 2 in images:
+                raise error
+            return super().preprocess(images, videos, **limits)
+
+    results = list(Source().encode_many(range(4), on_error="keep", progress=False))
+    assert [isinstance(result, ItemError) for result in results] == [False, False, True, False]
+    assert results[2].error is error
+    if not isinstance(error, StopIteration):  # which Python itself turns into a RuntimeError
+        with pytest.raises(type(error), match="gone"):
+            list(Source().encode_many(range(4), progress=False))
 
 
 def test_real_files_that_are_damaged_are_named_by_their_path(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Encoders and their wrappers inherit :class:`EncodesItems` and share all of it.
 - ``calls``: preprocessed items to one result each, in one call of the encoder or in several
 - ``stream``: items of an iterable to results, in order and in bounded memory
 - ``prefetch``: the threads that prepare items ahead
+- ``progress``: how far a stream is, for whoever waits
 - ``device``: how batches reach a device and run there
 """
 
@@ -19,6 +20,7 @@ from .calls import (
     split_inputs,
 )
 from .items import EncodesItems
+from .progress import Progress
 from .stream import ItemError, ItemResult, StreamOptions, stream_items
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "ItemError",
     "ItemResult",
     "ItemResults",
+    "Progress",
     "StreamOptions",
     "is_out_of_memory",
     "join_inputs",

@@ -147,8 +147,10 @@ class EncodesItems:
             workers: threads that decode; None takes one per core, at most 16.
             pool: as :meth:`encode` takes it.
             normalize: as :meth:`encode` takes it.
-            progress: show a bar with items and tokens per second, and what the stream waits for.
-            on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place.
+            progress: show items and tokens per second, and what the stream waits for: a bar on a
+                terminal or in a notebook, a line per so many items in a log.
+            on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place,
+                whatever was raised while the item was read.
             max_tokens_per_call: as :meth:`encode` takes it.
             min_pixels: as ``preprocess`` takes it.
             max_pixels: as ``preprocess`` takes it.
@@ -162,7 +164,8 @@ class EncodesItems:
             threads.
 
         Raises:
-            ValueError: arguments that cannot be; while iterating, a bad item, with its number.
+            ValueError: arguments that cannot be; while iterating, a bad item, with its number. What
+                else an item's own source raises stays as it is.
             torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it, while iterating.
         """
         limits = {

@@ -21,6 +21,7 @@ from ..inputs import StagedItem, is_one_item, read_grid, read_item
 from .calls import Encoding, ItemResults, advising_limit, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch
+from .progress import Progress
 
 BATCHES_AHEAD = 4
 """Batches of tokens that are read ahead of the results that were yielded."""
@@ -33,7 +34,7 @@ _FAILURES = (
     RuntimeError,
     MemoryError,
 )
-"""What a bad item raises while it is prepared or encoded."""
+"""What a bad item raises while it is encoded."""
 _FAILED_TOKENS = 64
 """What an item that cannot be prepared counts for, so that a run of them is bounded, too."""
 
@@ -71,7 +72,9 @@ class StreamOptions(NamedTuple):
     progress: bool = True
     on_error: str = "raise"
     total: int | None = None
-    """Number of items for the progress bar, None for ``len(items)`` or no number."""
+    """Number of items for the progress, None for ``len(items)`` or no number."""
+    per_line: int | None = None
+    """Items per line of a log, see :class:`Progress`."""
 
 
 def stream_items(
@@ -120,7 +123,7 @@ def stream_items(
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
     stream = _Stream(encoding, limits, wanted, tokens, options.on_error == "keep")
-    return stream.run(iterator, workers, total, options.progress)
+    return stream.run(iterator, workers, Progress(total, options.progress, options.per_line))
 
 
 @dataclass
@@ -157,25 +160,23 @@ class _Stream:
         self.tokens, self.began = 0, 0.0
 
     def run(
-        self, items: Iterator[Any], workers: int, total: int | None, progress: bool
+        self, items: Iterator[Any], workers: int, progress: Progress
     ) -> Generator[ItemResult, None, None]:
         """Yield the results in order; the threads end with the generator."""
-        from tqdm.auto import tqdm  # here, so that importing the library stays cheap
-
         self.queue.begin()
         limit = BATCHES_AHEAD * self.batch_tokens
         with (
             Prefetch(items, self._prepare, limit=limit, workers=workers) as prefetch,
-            tqdm(total=total, desc="encode", unit="item", disable=not progress) as bar,
+            progress,
         ):
             self.began = time.perf_counter()
             started: deque[tuple[list[_Entry], torch.cuda.Event | None]] = deque()
             for batch in self._batches(prefetch):
                 started.append(self._start(batch))
                 if len(started) > self.queue.ahead:
-                    yield from self._finish(*started.popleft(), prefetch, bar)
+                    yield from self._finish(*started.popleft(), prefetch, progress)
             while started:
-                yield from self._finish(*started.popleft(), prefetch, bar)
+                yield from self._finish(*started.popleft(), prefetch, progress)
             prefetch.check()
 
     def _prepare(self, index: int, item: Any) -> tuple[_Entry, int]:
@@ -196,8 +197,10 @@ class _Stream:
                 inputs = encoding.encoder.preprocess(images, videos, **self.limits)
                 inputs = inputs.with_pixels(self.queue.hold)
                 grid, tokens = read_grid(inputs.grid_thw)[0], encoding.tokens(inputs)
-        except _FAILURES as error:
-            entry.value = _about_one(error)
+        except Exception as error:  # noqa: BLE001
+            # The item is the user's: reading it runs code of its own (a member of a zip file, a
+            # lazy data set, a store), which may raise any class, and says nothing about the others.
+            entry.value = _about_one(without_traceback(error) if self.keep else error)
         else:
             entry.inputs, entry.grid, entry.tokens = inputs, grid, tokens
         return entry, entry.tokens
@@ -263,7 +266,7 @@ class _Stream:
         batch: list[_Entry],
         mark: torch.cuda.Event | None,
         prefetch: Prefetch[Any, _Entry],
-        bar: Any,
+        progress: Progress,
     ) -> Iterator[ItemResult]:
         """Yield the results of a batch, once they are there."""
         began = time.perf_counter()
@@ -271,10 +274,10 @@ class _Stream:
         ready = time.perf_counter()
         for entry in batch:
             prefetch.release(entry.tokens)
-            bar.update()
+            progress.update()
             yield self._result(entry)
             entry.value = None
-        self._count(sum(entry.tokens for entry in batch), ready - began, ready, prefetch, bar)
+        self._count(sum(entry.tokens for entry in batch), ready - began, ready, prefetch, progress)
 
     def _result(self, entry: _Entry) -> ItemResult:
         value = entry.value
@@ -289,16 +292,21 @@ class _Stream:
         return ItemResult(entry.index, entry.key, value, entry.grid, entry.paired)
 
     def _count(
-        self, tokens: int, waited: float, ready: float, prefetch: Prefetch[Any, _Entry], bar: Any
+        self,
+        tokens: int,
+        waited: float,
+        ready: float,
+        prefetch: Prefetch[Any, _Entry],
+        progress: Progress,
     ) -> None:
-        """Say on the bar how many tokens run per second, and which stage takes longest."""
+        """Let the progress say how many tokens run per second, and which stage takes longest."""
         self.tokens += tokens
         self.seconds["decoding"] = prefetch.waited
         self.seconds["encoding"] += waited
         self.seconds["the consumer"] += time.perf_counter() - ready
         rate = self.tokens / max(time.perf_counter() - self.began, 1e-9)
         slowest = max(self.seconds, key=self.seconds.__getitem__)
-        bar.set_postfix_str(f"{rate:,.0f} tokens/s, waiting for {slowest}", refresh=False)
+        progress.note = f"{rate:,.0f} tokens/s, waiting for {slowest}"
 
 
 def without_traceback(error: Exception) -> Exception:

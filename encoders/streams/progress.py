@@ -1,0 +1,94 @@
+"""How far a stream is: a bar on a terminal and in a notebook, and single lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+_FEWEST_PER_LINE = 100
+_PER_LINE = 1000
+"""Items per line of a log where their number is not known."""
+
+
+class Progress:
+    """Counts items, and shows the count on standard error.
+
+    Args:
+        total: number of items, None if it is not known.
+        shown: whether anything is shown.
+        per_line: items per line of a log; None takes a hundredth of all, at least 100.
+    """
+
+    def __init__(self, total: int | None, shown: bool, per_line: int | None = None) -> None:
+        self.count, self.total, self.shown = 0, total, shown
+        guess = _PER_LINE if total is None else max(-(-total // 100), _FEWEST_PER_LINE)
+        self.per_line = per_line or guess
+        self.note = ""
+        """Said behind the count: what else is known."""
+        self._said = 0
+        self._began = 0.0
+        self._bar: tqdm[Any] | None = None
+
+    def __enter__(self) -> Progress:
+        self._began = time.perf_counter()
+        self._bar = _new_bar(self.total) if self.shown else None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None and self.count:
+            self.total = self.count  # the number that was known may have been a guess
+        if self._bar is None:
+            self._say()
+        else:
+            self._bar.total = self.total
+            self._bar.close()
+
+    def update(self) -> None:
+        """Count one item more."""
+        self.count += 1
+        if self._bar is None:
+            if self.count % self.per_line == 0 or self.count == self.total:
+                self._say()
+            return
+        self._bar.set_postfix_str(self.note, refresh=False)
+        self._bar.update()
+        if self.count == self.total:  # whoever takes the results may ask for no further one
+            self._bar.refresh()
+
+    def _say(self) -> None:
+        """Write a line, unless this count has one."""
+        if not self.shown or self._said == self.count:
+            return
+        from tqdm import tqdm
+
+        self._said = self.count
+        rate = self.count / max(time.perf_counter() - self._began, 1e-9)
+        count = f"{self.count:,}"
+        if self.total is not None:
+            count += f" of {self.total:,} items ({self.count / max(self.total, 1):.0%})"
+        else:
+            count += " items"
+        note = f", {self.note}" if self.note else ""
+        tqdm.write(f"encode: {count}, {rate:,.1f} items/s{note}", file=sys.stderr)
+
+
+def _new_bar(total: int | None) -> tqdm[Any] | None:
+    """A bar where one can move: on a terminal and in a notebook; else None."""
+    # Imported here, so that importing the library stays cheap.
+    from tqdm.asyncio import tqdm_asyncio
+    from tqdm.auto import tqdm
+
+    in_notebook = tqdm is not tqdm_asyncio
+    if not in_notebook and not (sys.stderr is not None and sys.stderr.isatty()):
+        return None
+    return tqdm(total=total, desc="encode", unit="item")
