@@ -272,6 +272,12 @@ def test_a_picture_too_large_for_pil_is_not_called_damaged(
     assert "damaged" not in str(caught.value)
 
 
+def test_a_lazily_opened_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+    path = truncated(tmp_path, ".jpg")
+    with Image.open(path) as opened, pytest.raises(ValueError, match=rf"image {path} of mode RGB"):
+        to_rgb(opened)
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm"])
 def test_a_damaged_file_is_read_or_refused_but_nothing_else(suffix: str, tmp_path: Path) -> None:
     rng = random.Random(suffix)
@@ -337,9 +343,10 @@ def test_floats_from_0_to_1_are_read_as_torchvision_casts_them() -> None:
 
 
 def test_a_url_and_a_strange_dict_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"https://x\.org/a\.png: is a URL, and nothing is downl"):
-        to_rgb("https://x.org/a.png")
-    with pytest.raises(ValueError, match=r"https:/x\.org/a\.png: is a URL, and nothing is downl"):
+    told = r"a\.png: is a URL, and nothing is downloaded here: pass vitgraph\.load_image\(url\), or"
+    with pytest.raises(ValueError, match=f"^image 0: https://x.org/{told}"):
+        QWEN(images=["https://x.org/a.png"])
+    with pytest.raises(ValueError, match=f"https:/x.org/{told}"):
         to_rgb(Path("https://x.org/a.png"))  # as the command line passes it
     with pytest.raises(ValueError, match=r"^video 0: https:/x\.org/a\.mp4: is a URL, and nothing"):
         QWEN(videos="https://x.org/a.mp4")

@@ -66,6 +66,7 @@ SHARED = {
 ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image, an array or a video file is.
 INTAKE = {
+    "image_files": {"PIL", "pillow_heif"},
     "intake": {"PIL", "numpy"},
     "clips": {"numpy"},
     "images": {"numpy"},

@@ -1,6 +1,7 @@
 """What goes into a tower: images and videos turned into pixels, and the grids that describe them.
 
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
+- ``image_files``: image files opened and turned upright
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, its tiling, and the frames sampled from a video
 - ``patches``, ``tiles``, ``windows``, ``views``: the preprocessing of the Qwen, InternViT, Step and
@@ -34,6 +35,7 @@ from .grids import (
     stitch_tiles,
     window_order,
 )
+from .image_files import naming, open_image
 from .images import Preprocessor, StagedItem, StagedPreprocessor, resize
 from .intake import Video, is_one_item, read_images, to_rgb
 from .patches import PatchPreprocessor
@@ -80,6 +82,8 @@ __all__ = [
     "is_one_item",
     "merge_order_positions",
     "missing_grid",
+    "naming",
+    "open_image",
     "plan_windows",
     "raster_maps",
     "read_candidates",

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from .intake import Video, is_one_image, is_picture, naming, to_rgb
+from .image_files import naming
+from .intake import Video, is_one_image, is_picture, to_rgb
 from .video_files import VideoFrames
 
 

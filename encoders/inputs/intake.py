@@ -21,52 +21,18 @@ Deliberate differences:
 
 from __future__ import annotations
 
-import io
 import os
-import struct
-import threading
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
+from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-
-@runtime_checkable
-class _Readable(Protocol):
-    """An open binary file."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
-
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-
-
-# What PIL's decoders raise on damaged files.
-_DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-
-
-_LOCKS = tuple(threading.Lock() for _ in range(1021))
-"""For images that are not decoded yet and for open files: threads of a stream, or of several, may
-be given one of them twice, and PIL then mixes up what each of them reads."""
+from .image_files import DAMAGED, Readable, lock_of, naming, open_image
 
 
 @dataclass(frozen=True)
@@ -95,10 +61,11 @@ def to_rgb(image: Any) -> Tensor:
             8 or 16 bits, or a file that is missing or damaged.
     """
     if isinstance(image, str | os.PathLike):
+        opened = open_image(image)
         with naming(str(image)):
-            return _from_pil(_open(_find_file(image)))
+            return _from_pil(opened)
     if isinstance(image, bytes | bytearray | memoryview):
-        return _from_pil(_open(io.BytesIO(image)))
+        return _from_pil(open_image(image))
     if isinstance(image, Mapping):
         return _from_mapping(image)
     if isinstance(image, Image.Image):
@@ -109,10 +76,8 @@ def to_rgb(image: Any) -> Tensor:
         return _from_tensor(image)
     if isinstance(image, Video):
         raise ValueError("is a clip, not an image: pass it as videos=[clip]")
-    if isinstance(image, _Readable):
-        with _lock_of(image):
-            opened = _open(image)
-        return _from_pil(opened)
+    if isinstance(image, Readable):
+        return _from_pil(open_image(image))
     raise ValueError(
         f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
         "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
@@ -162,7 +127,7 @@ def is_one_image(images: Any) -> bool:
         return images.ndim < 4
     return isinstance(
         images,
-        str | bytes | bytearray | memoryview | os.PathLike | Image.Image | Mapping | _Readable,
+        str | bytes | bytearray | memoryview | os.PathLike | Image.Image | Mapping | Readable,
     )
 
 
@@ -178,55 +143,6 @@ def is_one_item(items: Any) -> bool:
     return is_one_image(items)
 
 
-@contextmanager
-def naming(item: str) -> Iterator[None]:
-    """Put the name of the item before the message of a ValueError raised inside."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{item}: {error}") from error
-
-
-def refuse_address(path: str | os.PathLike[str]) -> None:
-    """Raise a ValueError for a URL, also for one that ``Path`` has taken a slash from."""
-    if str(path).lower().startswith(("http:/", "https:/")):
-        raise ValueError(
-            "is a URL, and nothing is downloaded here: download it and pass the path of the file "
-            "(of an image also its bytes)"
-        )
-
-
-def _find_file(path: str | os.PathLike[str]) -> Path:
-    refuse_address(path)
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError("is a folder; pass the paths of the images in it")
-    if not path.is_file():
-        raise ValueError("there is no such file; pass the path of an image file")
-    return path
-
-
-def _open(file: Path | _Readable) -> Image.Image:
-    try:
-        with Image.open(file) as image:  # type: ignore[arg-type]
-            ImageOps.exif_transpose(image, in_place=True)
-            image.load()
-            return image
-    except Image.DecompressionBombError as error:
-        raise ValueError(
-            f"cannot be read as an image ({error}); it is larger than PIL opens: shrink it, or "
-            "raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
-        ) from error
-    except _DAMAGED as error:
-        # PIL's own message names the object in memory.
-        unknown = isinstance(error, UnidentifiedImageError) and not isinstance(file, Path)
-        found = "bytes of no image file" if unknown else error
-        raise ValueError(
-            f"cannot be read as an image ({found}); it is damaged, truncated or of a "
-            "format that PIL does not know: replace it or convert it"
-        ) from error
-
-
 def _from_pil(image: Image.Image) -> Tensor:
     _require_pixels(image.height, image.width)
     if image.mode == "F":
@@ -236,10 +152,10 @@ def _from_pil(image: Image.Image) -> Tensor:
         )
     try:
         rgb = torch.from_numpy(np.array(_pil_to_rgb(image))).permute(2, 0, 1)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ValueError(
-            f"PIL image of mode {image.mode} cannot be decoded to RGB ({error}): it is truncated "
-            "or of a mode that has no RGB form; replace it or convert it to RGB"
+            f"PIL image {_file_of(image)}of mode {image.mode} cannot be decoded to RGB ({error}): "
+            "it is truncated or of a mode that has no RGB form; replace it or convert it to RGB"
         ) from error
     if image.mode == "I" and 0 < (most := int(np.array(image).max())) <= 255:
         raise ValueError(
@@ -249,12 +165,14 @@ def _from_pil(image: Image.Image) -> Tensor:
     return rgb
 
 
-def _lock_of(image: object) -> threading.Lock:
-    return _LOCKS[id(image) % len(_LOCKS)]
+def _file_of(image: Image.Image) -> str:
+    """The file that an image is still to be decoded from, with a space, for messages."""
+    file = image.filename if isinstance(image, ImageFile) else ""
+    return f"{file} " if isinstance(file, str) and file else ""
 
 
 def _pil_to_rgb(image: Image.Image) -> Image.Image:
-    with _lock_of(image):
+    with lock_of(image):
         image.load()
     if image.mode == "RGB" and image.info.get("transparency") is None:
         return image

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..contract import Grid, VisionInputs
 from .clips import read_videos
+from .image_files import naming
 from .images import (
     StagedItem,
     check_keywords,
@@ -38,7 +39,7 @@ from .images import (
     resize,
     stack_frames,
 )
-from .intake import naming, read_images
+from .intake import read_images
 from .pixel_rules import (
     QWEN2_IMAGES,
     QWEN2_VIDEOS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from .intake import naming, refuse_address
+from .image_files import naming, refuse_address
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -125,7 +125,7 @@ class VideoFrames(Sequence[Tensor]):
         import av
 
         with naming(str(self.path)):
-            refuse_address(self.path)
+            refuse_address(self.path, "download it and pass the path of the file")
         if self._file.is_dir():
             raise ValueError(f"{self.path}: is a folder; pass the paths of the clips in it")
         if not self._file.is_file():

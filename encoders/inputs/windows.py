@@ -33,8 +33,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..contract import PathInputs, VisionInputs
+from .image_files import naming
 from .images import check_keywords, folded_stats, grid_tensor, resize
-from .intake import naming, read_images
+from .intake import read_images
 from .processor_files import (
     CLIP_MEAN,
     CLIP_STD,
