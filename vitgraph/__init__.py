@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weights import load_encoder as load_encoder
 
     from .embedding.batch import EmbedBatch as EmbedBatch
+    from .fetching import load_image as load_image
     from .models import list_models as list_models
     from .parallel import DataParallelEncoder as DataParallelEncoder
     from .plots import plot_feature_maps as plot_feature_maps
@@ -33,6 +34,7 @@ _MODULES = {
     "inspect_checkpoint": "weights",
     "list_models": "vitgraph.models",
     "load_encoder": "weights",
+    "load_image": "vitgraph.fetching",
     "plot_feature_maps": "vitgraph.plots",
     "prune_video_tokens": "encoders",
     "read_video": "encoders.inputs",

@@ -1,0 +1,324 @@
+"""Reading files of the web: one fetcher with narrow rules, and ``load_image`` on top of it.
+
+A URL may come from a table or a request that somebody else has written, so it must not reach what
+only this machine can reach. Every address that a host name stands for is checked to be public, and
+the address that was checked is the one connected to: a name server that answers differently a
+second time (DNS rebinding) is never asked a second time. The rules hold for every redirect again.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Unanswered
+from contextlib import closing
+from functools import cached_property
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
+from threading import Thread
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from urllib.parse import quote, urljoin, urlsplit
+
+from . import __version__
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MOST_REDIRECTS = 5
+MOST_SECONDS = 60.0
+"""For one URL in all: its names, connections, redirects and bytes."""
+MOST_BYTES = 64 * 2**20
+_CONNECT_SECONDS = 10.0
+"""For one of the addresses of a host, so that a second one is tried where the first is silent."""
+_HEADERS = {
+    "User-Agent": f"vitgraph/{__version__}",
+    "Accept": "image/*, */*;q=0.8",
+    "Accept-Encoding": "identity",
+    "Connection": "close",
+}
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HOLD_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
+"""Their last 32 bits are an IPv4 address: those that are mapped, and those of NAT64."""
+_IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
+_SPECIAL = IPv4Network("192.0.0.0/24")
+"""Reserved for protocols; older versions of Python call a part of it global."""
+
+Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
+
+
+def addresses_of(host: str, port: int) -> list[str]:
+    """Return the IP addresses that the system's resolver has for a host.
+
+    Raises:
+        OSError, UnicodeError: it has none.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet, and not to this machine or network."""
+    ip = ip_address(address)
+    if any(ip in network for network in _HOLD_IPV4):
+        ip = IPv4Address(int(ip) & 0xFFFFFFFF)
+    if isinstance(ip, IPv4Address):
+        return ip.is_global and not ip.is_multicast and ip not in _SPECIAL
+    return ip.is_global and ip in _IPV6_IN_USE and ip not in _6TO4
+
+
+class Fetcher:
+    """Reads files from https URLs; threads may share one.
+
+    No proxy of the environment is used, and no credentials are sent: no user names, cookies or
+    tokens, and a URL that holds a user name is refused. A file takes at most five redirects, 60
+    seconds and 64 MiB in all.
+
+    Args:
+        allowed_hosts: host names whose addresses need not be public, for example those of an
+            operator's own network. All other rules hold for them, too.
+        resolve: returns the IP addresses of a host and port; by default the system's resolver.
+        context: for TLS; by default Python's, which checks certificates and host names.
+        seconds: most seconds per URL.
+        most_bytes: largest file.
+    """
+
+    def __init__(
+        self,
+        *,
+        allowed_hosts: Collection[str] = (),
+        resolve: Resolve = addresses_of,
+        context: ssl.SSLContext | None = None,
+        seconds: float = MOST_SECONDS,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self.seconds, self.most_bytes = seconds, most_bytes
+        self._resolve, self._given = resolve, context
+
+    def read(self, url: str) -> bytes:
+        """Return the bytes of the file that a URL names.
+
+        Args:
+            url: begins with https://.
+
+        Raises:
+            ValueError: the URL or a redirect breaks a rule, or the file cannot be read; the message
+                names the URL, without its query, which may be a secret.
+        """
+        deadline = time.monotonic() + self.seconds
+        hop, name = url, shown(url)
+        for _ in range(MOST_REDIRECTS + 1):
+            try:
+                found = self._get(hop, deadline)
+            except (TimeoutError, Unanswered):
+                raise ValueError(
+                    f"{name}: took longer than {self.seconds:g} s; download it yourself and pass "
+                    "the path of the file"
+                ) from None
+            except (OSError, HTTPException) as error:
+                raise ValueError(
+                    f"{name}: cannot be fetched ({error or type(error).__name__}); try again, or "
+                    "download it yourself and pass the path of the file"
+                ) from error
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            if isinstance(found, bytes):
+                return found
+            hop = urljoin(hop, found)
+            name = f"{shown(url)}: leads to {shown(hop)}"
+        raise ValueError(
+            f"{shown(url)}: is redirected more than {MOST_REDIRECTS} times; pass the URL of the "
+            "file itself"
+        )
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return self._given or ssl.create_default_context()
+
+    def _get(self, url: str, deadline: float) -> bytes | str:
+        """The bytes of a file, or the address to which its host sends on."""
+        target = _read_target(url)
+        addresses = self._checked_addresses(target, deadline)
+        connection = HTTPSConnection(target.host, target.port)
+        with closing(self._connect(target, addresses, deadline)) as plain:
+            plain.settimeout(_left(deadline))
+            with self._context.wrap_socket(plain, server_hostname=target.host) as sock:
+                # A connection that has a socket opens none: not to a name, and not to a proxy.
+                connection.sock = cast(socket.socket, _BoundedSocket(sock, deadline))
+                connection.request("GET", target.path, headers=_HEADERS)
+                return self._read_answer(connection.getresponse())
+
+    def _checked_addresses(self, target: _Target, deadline: float) -> list[str]:
+        """The addresses of a host, all of which may be connected to."""
+        addresses = _within(deadline, lambda: self._resolve(target.host, target.port))
+        if not addresses:
+            raise OSError(f"{target.host} has no address")
+        if target.host in self.allowed_hosts:
+            return list(addresses)
+        for address in addresses:
+            if not is_public(address):
+                raise ValueError(
+                    f"{target.host} has the address {address}, which is not public: only files of "
+                    "the public internet are fetched; download it yourself and pass the path of "
+                    "the file"
+                )
+        return list(addresses)
+
+    def _connect(self, target: _Target, addresses: Sequence[str], deadline: float) -> socket.socket:
+        """A connection to the first address that answers."""
+        for number, address in enumerate(addresses, 1):
+            seconds = min(_left(deadline), _CONNECT_SECONDS)
+            try:
+                return socket.create_connection((address, target.port), seconds)
+            except OSError as error:
+                if number == len(addresses):
+                    raise ConnectionError(f"no connection to {address}: {error}") from error
+        raise AssertionError("there is at least one address")
+
+    def _read_answer(self, answer: HTTPResponse) -> bytes | str:
+        place = answer.headers.get("Location")
+        if answer.status in _REDIRECTS and place:
+            return place
+        if answer.status != 200:
+            raise ValueError(
+                f"the server answers {answer.status} {answer.reason}; check the URL, or download "
+                "the file yourself and pass its path"
+            )
+        body = b"" if (answer.length or 0) > self.most_bytes else answer.read(self.most_bytes + 1)
+        if len(body) > self.most_bytes or (answer.length or 0) > self.most_bytes:
+            raise ValueError(
+                f"is larger than {self.most_bytes:,} bytes; download it yourself and pass the path "
+                "of the file"
+            )
+        if answer.length:
+            raise OSError(f"the connection broke off {answer.length:,} bytes before the end")
+        return body
+
+
+class _Target(NamedTuple):
+    """What a URL names."""
+
+    host: str
+    port: int
+    path: str
+
+
+def _read_target(url: str) -> _Target:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"is no URL ({error})") from error
+    if parts.scheme != "https" or not host:
+        raise ValueError(
+            "is no https URL: only files of https://host/path are fetched; download it yourself "
+            "and pass the path of the file"
+        )
+    if "@" in parts.netloc:
+        raise ValueError(
+            "holds a user name, and no credentials are sent: leave out what is before @"
+        )
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
+    query = f"?{quote(parts.query, safe='/%:@!$&()*+,;=~?[]')}" if parts.query else ""
+    return _Target(host, 443 if port is None else port, path + query)
+
+
+class _BoundedSocket(io.RawIOBase):
+    """As much of a socket as an HTTP connection uses, which ends at a deadline.
+
+    A timeout of the socket itself begins anew with every byte that a slow server sends.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock, self._deadline = sock, deadline
+
+    def sendall(self, data: bytes) -> None:
+        """Send a request."""
+        self._sock.settimeout(_left(self._deadline))
+        self._sock.sendall(data)
+
+    def close(self) -> None:
+        """Do nothing: a connection closes its socket before the answer is read from the file."""
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return the answer as a file."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        """Say that it can be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read what has come, and wait for it until the deadline."""
+        self._sock.settimeout(_left(self._deadline))
+        return self._sock.recv_into(buffer)
+
+
+def _left(deadline: float) -> float:
+    """Seconds until a deadline.
+
+    Raises:
+        TimeoutError: there are none.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[str]:
+    """What the resolver returns before a deadline; it takes no timeout, so a thread waits for it.
+
+    Raises:
+        TimeoutError, concurrent.futures.TimeoutError: it returns nothing until then.
+        OSError: it finds no address.
+    """
+    answer: Future[Sequence[str]] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(resolve())
+        except (OSError, ValueError) as error:  # a UnicodeError for a name that cannot be
+            answer.set_exception(OSError(str(error)))
+
+    Thread(target=work, name="resolver", daemon=True).start()
+    return answer.result(_left(deadline))
+
+
+def is_url(source: object) -> bool:
+    """Whether the value is a text that begins like an address of the web."""
+    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
+def shown(url: str) -> str:
+    """Return a URL as messages may show it: without user name and query, and not too long."""
+    return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])[:200]
+
+
+def load_image(url_or_path: str | os.PathLike[str]) -> Image.Image:
+    """Read an image from a URL or a file, turned upright by its EXIF orientation.
+
+    Args:
+        url_or_path: an https URL, or the path of an image file. A URL is read by
+            :class:`Fetcher`: from public addresses alone, and at most 64 MiB in 60 seconds.
+
+    Returns:
+        The decoded image in the mode of the file, as ``encoder.encode(images=[image])`` takes it.
+
+    Raises:
+        ValueError: the file cannot be fetched, does not exist, or is no image.
+    """
+    from encoders.inputs import naming, open_image
+
+    if not is_url(url_or_path):
+        return open_image(url_or_path)
+    url = os.fspath(url_or_path)
+    data = Fetcher().read(url)
+    with naming(shown(url)):
+        return open_image(data)
