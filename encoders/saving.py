@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Dtypes that ``load_encoder`` reads."""
+LONGEST_PART = 255
+"""Bytes of the name of one file or folder that disks take."""
 CARD = """
 # {title}
 
@@ -48,6 +50,8 @@ class PublishedForm:
     """Published tensor of queries or keys, ordered as by :func:`in_halves` -> number of heads."""
     repo_id: str | None = None
     """The repo on the Hub; None for a folder."""
+    commit: str | None = None
+    """The commit of the repo that every file was read at; None for a folder."""
 
 
 class SavedEncoder(nn.Module):
@@ -72,10 +76,11 @@ class SavedEncoder(nn.Module):
 
         Raises:
             ValueError: the encoder was not loaded from a checkpoint, its tensors are not those of
-                one (an adapter that is not merged, quantised or mixed dtypes), or the folder holds
-                other weights, such as those of the whole model.
+                one (an adapter that is not merged, quantised or mixed dtypes), the folder's name is
+                longer than disks take, or the folder holds other weights, such as those of the
+                whole model.
         """
-        folder = Path(save_directory)
+        folder = _checked_folder(save_directory)
         self._save(folder, folder.name)
         return folder
 
@@ -146,6 +151,17 @@ class SavedEncoder(nn.Module):
         return str(commit.commit_url)
 
 
+def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:
+    """Return the folder to write, with the home folder in place of ``~``."""
+    folder = Path(save_directory).expanduser()
+    if long := [part for part in folder.parts if len(os.fsencode(part)) > LONGEST_PART]:
+        raise ValueError(
+            f"save_directory={str(folder)[:80]!r}...: has a name of {len(os.fsencode(long[0]))} "
+            f"bytes, and no disk takes one of over {LONGEST_PART}; pass a shorter name"
+        )
+    return folder
+
+
 def _require_published(published: PublishedForm | None) -> PublishedForm:
     if published is None:
         raise ValueError(
@@ -167,14 +183,29 @@ def _published_tensors(state: Mapping[str, Tensor], published: PublishedForm) ->
             "adapters (merge_and_unload) and remove parametrizations before saving"
         )
     tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
     for name, tensor in state.items():
         parts = published.names[name]
         tensor = tensor.reshape(tuple(published.shapes.get(name, tensor.shape)))
         for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
             if part in published.halves:
                 rows = in_halves(rows, published.halves[part])
-            tensors[part] = rows.cpu().clone() if len(parts) > 1 else rows.cpu().contiguous()
+            tensors[part] = _with_own_storage(rows.cpu(), storages)
     return tensors
+
+
+def _with_own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
+    """Return the tensor, or a copy if it is a part of its storage or another name has ``taken`` it.
+
+    Of several tensors in one storage, the writer of the file would keep only one. Parameters share
+    a storage after ``torch.nn.utils.vector_to_parameters``, and tied ones do.
+    """
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
+    if whole and storage.data_ptr() not in taken:
+        taken.add(storage.data_ptr())
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def in_halves(rows: Tensor, heads: int) -> Tensor:

@@ -9,9 +9,9 @@ import pytest
 
 from checkpoints import same_weights
 from fetching import REPO, point_client_at
-from hub_server import HubServer
+from hub_server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
-from weights import CheckpointError, inspect_checkpoint, load_encoder
+from weights import CheckpointError, inspect_checkpoint, load_encoder, resolve_commit
 from weights.cache.listing import remove_cached
 
 
@@ -126,6 +126,65 @@ def test_a_branch_that_moves_is_seen(hub: HubServer, tmp_path: Path, cache: Path
         hub.push(REPO, folder)
         encoder = load_encoder(REPO, cache_dir=cache, progress=False)
         assert same_weights(encoder, load_encoder(folder))
+
+
+@pytest.mark.parametrize("fetch", ["ranges", "shards"])
+def test_a_load_is_of_one_commit_whenever_the_branch_moves(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetch: str
+) -> None:
+    """Config, index, processor files, headers and tensors are all of the commit that is named."""
+    folders: dict[str | None, Path] = {}
+    for seed, family in enumerate(("qwen3_5", "qwen3_vl")):  # other sizes of images, too
+        folder = write_seeded_checkpoint(tmp_path / family, family, width=64, seed=seed)
+        folders[hub.push(REPO, folder)] = folder
+    old, new = folders
+    ask, left = hub.next_fault, 0
+
+    def move_after(method: str, path: str) -> Fault:
+        nonlocal left
+        left -= 1
+        hub.repos[REPO].branches["main"] = new if left < 0 else old
+        return ask(method, path)
+
+    monkeypatch.setattr(hub, "next_fault", move_after)
+    seen = set()
+    for requests in range(12):
+        left, cache = requests, tmp_path / f"{requests}"
+        encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch=fetch)
+        assert encoder.published is not None
+        seen.add(encoder.published.commit)
+        expected = load_encoder(folders[encoder.published.commit])
+        assert same_weights(encoder, expected)
+        assert encoder.preprocessor == expected.preprocessor
+    assert seen == {old, new}
+
+
+def test_a_commit_that_is_resolved_once_holds_for_what_follows(
+    hub: HubServer, tmp_path: Path, cache: Path
+) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "1", "qwen3_5", width=64, seed=1)
+    commit = hub.push(REPO, folder)
+    assert resolve_commit(REPO, cache_dir=cache) == commit
+    assert hub.log() == [f"/{REPO}/resolve/main/config.json"]
+    hub.push(REPO, write_seeded_checkpoint(tmp_path / "2", "qwen3_5", width=64, seed=2))
+    encoder = load_encoder(REPO, revision=commit, cache_dir=cache, progress=False)
+    assert same_weights(encoder, load_encoder(folder))
+    assert resolve_commit(REPO, revision=commit, cache_dir=cache) == commit
+    assert resolve_commit(folder) is None
+    with pytest.raises(CheckpointError, match="the repo has no revision 'gone'"):
+        resolve_commit(REPO, revision="gone", cache_dir=cache)
+
+
+def test_weights_that_a_repo_holds_twice_are_refused(
+    hub: HubServer, tmp_path: Path, cache: Path
+) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "shards", "qwen3_vl", width=64)
+    other = write_seeded_checkpoint(tmp_path / "other", "qwen3_vl", width=64, seed=1, shards=1)
+    (other / "model.safetensors").rename(folder / "model.safetensors")
+    hub.push(REPO, folder)
+    for load in (load_encoder, inspect_checkpoint):
+        with pytest.raises(CheckpointError, match=r"twice: model\.safetensors, and .*index\.json"):
+            load(REPO, cache_dir=cache, progress=False)
 
 
 def test_subfolder_of_a_repo(hub: HubServer, tmp_path: Path, cache: Path) -> None:

@@ -160,6 +160,30 @@ def test_folder_without_weights_or_config(folder: Path, tmp_path: Path) -> None:
     refused(tmp_path / "empty", "no safetensors files (no file at all)")
 
 
+@pytest.mark.parametrize("stem", ["model", "vision"])
+def test_weights_that_are_there_twice_are_refused(folder: Path, tmp_path: Path, stem: str) -> None:
+    """The index of the shards was followed, and transformers reads the whole file."""
+    other = write_seeded_checkpoint(tmp_path / "other", "qwen3_vl", width=64, seed=1, shards=1)
+    (folder / INDEX).rename(folder / f"{stem}.safetensors.index.json")
+    (other / "model.safetensors").rename(folder / f"{stem}.safetensors")
+    refused(
+        folder,
+        f"holds weights twice: {stem}.safetensors, and {stem}.safetensors.index.json with the "
+        "shards model-00001-of-00002.safetensors, model-00002-of-00002.safetensors",
+    )
+    assert load_encoder(folder / f"{stem}.safetensors") is not None
+
+
+def test_an_index_may_name_one_whole_file(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: None)
+    files = {"part-1.safetensors": "model.safetensors"}
+    (folder / "part-1.safetensors").rename(folder / "model.safetensors")
+    index = read_json(folder / INDEX)
+    placed = {name: files.get(file, file) for name, file in index["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps({"weight_map": placed}))
+    assert load_encoder(folder) is not None
+
+
 def test_several_files_without_an_index_are_not_guessed_at(folder: Path) -> None:
     (folder / INDEX).unlink()
     refused(folder, "2 files end in .safetensors", "pass the one file")

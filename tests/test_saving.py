@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from checkpoints import same_weights
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
@@ -171,6 +172,32 @@ def test_tensors_that_no_checkpoint_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"torch\.bfloat16, torch\.float32.*encoder\.float\(\)"):
         encoder.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "intern_vit_hf"])
+def test_parameters_that_are_views_of_one_storage_are_saved(tmp_path: Path, family: str) -> None:
+    encoder = seeded(tmp_path / "whole", family)
+    vector = parameters_to_vector(encoder.parameters())
+    vector_to_parameters(vector + 1, encoder.parameters())
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    assert same_weights(load_encoder(saved, progress=False), encoder)
+
+
+def test_tied_and_transposed_parameters_are_saved_each_for_itself(tmp_path: Path) -> None:
+    encoder = seeded(tmp_path / "whole")
+    first, second = (block.attn.proj for block in encoder.blocks)
+    second.weight = first.weight
+    first.bias.data = torch.stack([first.bias.data] * 2, dim=1)[:, 0]
+    second.bias.data = torch.zeros(1, dtype=second.bias.dtype).expand_as(second.bias)
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    assert same_weights(load_encoder(saved, progress=False), encoder)
+
+
+def test_a_folder_name_of_over_255_bytes_is_a_value_error(tmp_path: Path) -> None:
+    encoder = seeded(tmp_path / "whole")
+    for name in ("n" * 256, "é" * 128):
+        with pytest.raises(ValueError, match="256 bytes, and no disk takes one of over 255"):
+            encoder.save_pretrained(tmp_path / name / "inside")
 
 
 def test_a_large_encoder_is_saved_in_shards(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .layouts import Layout
     from .load import load_encoder
     from .published import PUBLISHED, PublishedModel
+    from .source import resolve_commit
 
 __all__ = [
     "FAMILIES",
@@ -32,6 +33,7 @@ __all__ = [
     "extract_encoder",
     "inspect_checkpoint",
     "load_encoder",
+    "resolve_commit",
 ]
 
 _HOMES = {
@@ -41,6 +43,7 @@ _HOMES = {
     "Layout": "layouts",
     "extract_encoder": "extraction",
     "load_encoder": "load",
+    "resolve_commit": "source",
 }
 
 

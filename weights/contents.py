@@ -84,7 +84,24 @@ def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
             raise CheckpointError(
                 f"{label}: names {shown(file)!r}, which is not a .safetensors file"
             )
+    _refuse_second_weights(snapshot, name, set(files.values()))
     return files
+
+
+def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> None:
+    """Raise a :class:`CheckpointError` for an index beside a whole file that it does not name.
+
+    The two are different weights, and which of them is meant nobody can tell: transformers reads
+    the whole file.
+    """
+    single = index.removesuffix(".index.json")
+    if single not in shards and snapshot.has(single):
+        listed = ", ".join(sorted(shards)[:3]) + (" and more" if len(shards) > 3 else "")
+        raise CheckpointError(
+            f"{snapshot.label}: holds weights twice: {single}, and {index} with the shards "
+            f"{listed}; which of them is meant is not guessed at: remove those that are not, or "
+            "load a file by its path"
+        )
 
 
 def _only_safetensors(snapshot: Snapshot) -> str:

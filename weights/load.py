@@ -244,6 +244,7 @@ def _published_form(
             if piece.slot is not None and piece.slot.halves
         },
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,
+        commit=tower.contents.snapshot.commit,
     )
 
 

@@ -41,6 +41,40 @@ def with_checkpoint(
     return use(_open(repo_id_or_path, options, damage))
 
 
+def resolve_commit(
+    repo_id_or_path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    subfolder: str | None = None,
+    cache_dir: str | Path | None = None,
+    token: bool | str | None = None,
+    local_files_only: bool = False,
+) -> str | None:
+    """Find the commit at which a repo stands, to pass as ``revision=`` to all that follows.
+
+    A branch may move between two calls. Several loads, in one process or in many, read one and the
+    same checkpoint if they are given the commit. Takes one request for a branch, none for a commit
+    whose config is kept here; needs no torch.
+
+    Args:
+        repo_id_or_path: as for :func:`load_encoder`, and so the other keywords.
+
+    Returns:
+        The 40-digit commit; None for a folder or a file, which have no commits.
+
+    Raises:
+        CheckpointError: there is no such repo, revision or path, or the Hub cannot be reached.
+    """
+    options = HubOptions(
+        revision=revision,
+        subfolder=subfolder,
+        cache_dir=cache_dir,
+        token=token,
+        local_files_only=local_files_only,
+    )
+    return with_checkpoint(repo_id_or_path, options, lambda snapshot: snapshot.commit)
+
+
 def _open(
     repo_id_or_path: str | os.PathLike[str], options: HubOptions, damage: DamagedError | None
 ) -> Snapshot:

@@ -17,6 +17,7 @@ from ..terminal import format_table, printable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from encoders import Encoder
     from encoders.contract import EncoderOutput
 
     from ..features import Item
@@ -122,7 +123,7 @@ def encode(options: argparse.Namespace) -> None:
         encoded = encode_media(encoder, media, limits, wanted)
     rows: list[tuple[str, ...]] = []
     drawn: list[tuple[Tensor, Tensor, str]] = []
-    with _writing(options) as write:
+    with _writing(options, encoder) as write:
         for one in _with_bar(encoded, options):
             write(one.item, one.output if one.vector is None else one.vector)
             rows.append(row(one))
@@ -150,18 +151,14 @@ def _with_bar(encoded: Iterator[Encoded], options: argparse.Namespace) -> Iterat
 
 
 def _writing(
-    options: argparse.Namespace,
+    options: argparse.Namespace, encoder: Encoder
 ) -> AbstractContextManager[Callable[[Item, EncoderOutput | Tensor], None]]:
-    from weights import inspect_checkpoint
-
     from ..devices import DTYPES
     from ..features import Recipe, writing_features
 
-    # The commit that a branch stood for is in the cache by now: no request is sent.
-    known = {**read_source(options), "local_files_only": True, "force_download": False}
-    source = inspect_checkpoint(options.repo, **known)
+    commit = encoder.published.commit if encoder.published else None  # that it was loaded at
     recipe = Recipe(options.pool, options.normalize, DTYPES.get(options.out_dtype))
-    return writing_features(options.out, options.repo, source.commit, source.encoder, recipe)
+    return writing_features(options.out, options.repo, commit, type(encoder).__name__, recipe)
 
 
 def _plot(
