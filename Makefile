@@ -11,7 +11,7 @@ INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help demo test lint types fast notebooks clean
+.PHONY: help demo test lint types fast notebooks docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ fast: $(VENV)/.test ## the tests of a plain `pytest`
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
 	$(PYTEST) -m "not gpu" tests/test_shell_notebooks.py tests/test_shell_bare.py -k notebook
 
+docs: $(VENV)/.test ## build the site of the documentation, with strict links, into build/site
+	$(PY) -m mkdocs build --strict
+
 clean: ## remove the environment and all that was built
 	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
@@ -49,5 +52,5 @@ $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
-	$(INSTALL) --editable ".[demo]" --group test --group integrations --group lint
+	$(INSTALL) --editable ".[demo]" --group test --group integrations --group docs --group lint
 	@touch $@ $(VENV)/.demo
