@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -68,7 +69,7 @@ def measure_tower(
     encoder: VisionEncoder,
     cases: Sequence[Case],
     setup: Setup,
-    their_call: TheirCall | None = None,
+    their_calls: Mapping[str, TheirCall] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Everything about one tower, as plain data.
 
@@ -77,7 +78,8 @@ def measure_tower(
         encoder: ours.
         cases: the workloads.
         setup: how to measure.
-        their_call: makes the call of transformers' tower for pixels and grids, if it is measured.
+        their_calls: by the name of a figure, a function that makes the call of transformers' tower
+            for pixels and grids.
     """
     graphs, captures = capture_all(encoder, setup)
     reference = reference_graphs(encoder, graphs[setup.kernels[-1]], cases, setup)
@@ -85,7 +87,7 @@ def measure_tower(
     fast = encoder.accelerated()
     rows = []
     for case in cases:
-        rows.append(measure_case(case, encoder, fast, graphs, reference, their_call, setup.runs))
+        rows.append(measure_case(case, encoder, fast, graphs, reference, their_calls, setup.runs))
         print(row_line(name, rows[-1], setup.kernels), flush=True)
     row = {
         "tower": name,
@@ -200,7 +202,7 @@ def measure_case(
     fast: VisionEncoder,
     graphs: Mapping[str, GraphedEncoder],
     reference: GraphedEncoder,
-    their_call: TheirCall | None,
+    their_calls: Mapping[str, TheirCall],
     runs: int,
 ) -> dict[str, Any]:
     """One row of the table: every contestant on one workload, in turn."""
@@ -216,9 +218,8 @@ def measure_case(
         calls["accelerated_ms"] = lambda: fast(pixels, grids)
         if pixels.is_cuda:
             calls["bare_ms"] = bare_replay(fast, pixels, grids)
-        if their_call is not None:
-            calls["hf_ms"] = their_call(pixels, grids)
-    fewer = {"hf_ms": min(runs, SLOW_RUNS)} if tokens > SLOW_TOKENS else None
+        calls |= {figure: call(pixels, grids) for figure, call in their_calls.items()}
+    fewer = dict.fromkeys(their_calls, min(runs, SLOW_RUNS)) if tokens > SLOW_TOKENS else None
     times = milliseconds(calls, runs * MORE_RUNS if tokens <= FEW_TOKENS else runs, fewer)
     figures = {name: spread(values) for name, values in times.items()}
     graphed_ms = {name: figures.pop(f"graphed {name}") for name in graphs}

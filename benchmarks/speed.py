@@ -8,6 +8,8 @@ process and in turn, for each workload:
 
 - ``hf_ms``: transformers' tower (sdpa), called as a user calls it. Workloads of more than 3,500
   tokens run it five times; it is left out for random workloads and for towers beside the table.
+- ``hf_flash_ms``: the same with flash-attention 2, which needs the package flash-attn, if
+  ``--transformers sdpa flash_attention_2`` asks for it.
 - ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for the budgets
   that the default ladder takes.
 - ``graphed_ms``: ``GraphedEncoder(encoder, kernels=...)`` with the default ladder, for each value
@@ -44,14 +46,26 @@ import torch
 
 from benchmarks.graphs import hf_call
 from benchmarks.machine import ROOT
-from benchmarks.measure_speed import Case, Setup, empty_cache, head_line, measure_tower
+from benchmarks.measure_speed import (
+    Case,
+    Setup,
+    TheirCall,
+    empty_cache,
+    head_line,
+    measure_tower,
+)
 from benchmarks.random_workloads import random_workloads
 from benchmarks.targets import report
 from benchmarks.towers import TOWERS, Tower, about
+from encoders.vision_encoder import VisionEncoder
 
 RESULTS = ROOT / "benchmarks" / "results"
 CACHES = ("TRITON_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
 """Where Triton and flash-attn-4 keep what they compiled."""
+
+
+THEIRS = {"sdpa": "hf_ms", "flash_attention_2": "hf_flash_ms"}
+"""Implementations of attention in transformers, and the figures of its tower with each."""
 
 
 class Beside(NamedTuple):
@@ -105,16 +119,20 @@ def run(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
     """Build a tower and measure it; transformers beside those of the table."""
     began = time.perf_counter()
     encoder = tower.build()
-    their_call = None
-    if tower.name not in BESIDE:
-        reference = tower.reference(encoder)
-        their_call = lambda pixels, grids: hf_call(tower, reference, pixels, grids)  # noqa: E731
+    wanted = () if tower.name in BESIDE else options.transformers
+    their_calls = {THEIRS[name]: their_call(tower, encoder, name) for name in wanted}
     setup = setup_of(tower, options)
-    row = measure_tower(tower.name, encoder, cases_of(tower, options.seed), setup, their_call)
+    row = measure_tower(tower.name, encoder, cases_of(tower, options.seed), setup, their_calls)
     row["about"] = {**about(options.runs), "seed": options.seed}
     row["seconds"] = time.perf_counter() - began
     print(f"{tower.name}: {row['seconds']:.0f} s\n", flush=True)
     return row
+
+
+def their_call(tower: Tower, encoder: VisionEncoder, attention: str) -> TheirCall:
+    """What makes a call of transformers' tower with one implementation of attention."""
+    reference = tower.reference(encoder, attention)
+    return lambda pixels, grids: hf_call(tower, reference, pixels, grids)
 
 
 def merge(path: Path | None, towers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -176,6 +194,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--towers", nargs="*", default=[*TABLE, *BESIDE], choices=list(TOWERS))
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--kernels", nargs="+", default=["auto", "torch"])
+    parser.add_argument("--transformers", nargs="+", default=["sdpa"], choices=list(THEIRS))
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--keep-caches", action="store_true", help="use kernels compiled before")
     return parser.parse_args(arguments)

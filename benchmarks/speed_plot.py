@@ -1,35 +1,47 @@
-"""The plot of ``docs/speed.md``, drawn from committed results by ``benchmarks/table.py``."""
+"""The charts of speed, drawn from committed results by ``benchmarks/table.py``.
+
+``docs/speed_bars.svg`` is that of the README; ``docs/speed.svg`` has every workload.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.targets import Body, cells, graphed, median, read_floors, vllm_best
 
-PICTURE = Path(__file__).parents[1] / "docs" / "speed.svg"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DOCS = Path(__file__).parents[1] / "docs"
+PICTURE, BARS = DOCS / "speed.svg", DOCS / "speed_bars.svg"
+BAR_WORKLOADS = {"1x448": "1 image", "mix8": "8 images", "1 tile": "1 tile", "13 tiles": "13 tiles"}
+"""Workloads of the bars: a small call and a large one of each tower."""
+GREY = "#808890"
+"""Of words; it is readable on white and on black, as are the colours of the bars."""
+BAR_COLOURS = ("#9aa2ab", "#d9822b", "#5b9bd5", "#2f74c0")
 
 
 def picture_link() -> str:
     """The plot, as the page shows it."""
     return (
         "![Milliseconds against tokens for four towers: transformers, the reference's graphs, the "
-        f"accelerated graphs and the floor]({PICTURE.name})"
+        f"accelerated graphs and the floor](../docs/{PICTURE.name})"
     )
 
 
 def draw_picture(body: Body, path: Path = PICTURE) -> None:
     """Latency against tokens, a panel per tower, as SVG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     floors, best = read_floors(), vllm_best()
     towers = [tower for tower in body["towers"] if tower["tower"] in best]
-    with matplotlib.rc_context({"svg.hashsalt": "vitgraph", "svg.fonttype": "none"}):
-        figure, panels = plt.subplots(1, max(len(towers), 1), figsize=(16, 4.2), squeeze=False)
+    with settings():
+        figure = Figure(figsize=(16, 4.2))
+        panels = figure.subplots(1, max(len(towers), 1), squeeze=False)
         for axes, tower in zip(panels[0], towers, strict=True):
             for name, point in series(floors[tower["tower"]]).items():
                 points = sorted(
@@ -42,9 +54,22 @@ def draw_picture(body: Body, path: Path = PICTURE) -> None:
         figure.suptitle(f"{body['about']['gpu']}, bfloat16")
         figure.tight_layout()
         figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
-    words = "<title>Latency against tokens</title>\n<desc>" + picture_link()[2:].split("]")[0]
-    path.write_text(re.sub(r"(<svg[^>]*>)", rf"\1\n {words}</desc>", path.read_text(), count=1))
+    describe(path, "Latency against tokens", picture_link()[2:].split("]")[0])
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """Letters stay letters, and equal figures give equal files."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "vitgraph", "svg.fonttype": "none"}):
+        yield
+
+
+def describe(path: Path, title: str, words: str) -> None:
+    """Say in an SVG file what it shows."""
+    said = rf"\1\n <title>{title}</title>\n<desc>{words}</desc>"
+    path.write_text(re.sub(r"(<svg[^>]*>)", said, path.read_text(), count=1))
 
 
 def series(floors: Mapping[str, float]) -> dict[str, Callable[[Body], float | None]]:
@@ -55,3 +80,48 @@ def series(floors: Mapping[str, float]) -> dict[str, Callable[[Body], float | No
         "accelerated graphs": graphed,
         "floor": lambda row: floors.get(row["workload"]),
     }
+
+
+def draw_bars(body: Body, path: Path = BARS) -> None:
+    """Milliseconds of a small call and of a large one as bars, a panel per tower and call."""
+    from matplotlib.figure import Figure
+
+    best = vllm_best()
+    towers = [tower for tower in body["towers"] if tower["tower"] in best]
+    with settings():
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        figure.set_layout_engine("constrained", hspace=0.08, w_pad=0.08)
+        panels = figure.subplots(2, len(towers), squeeze=False)
+        for column, tower in zip(panels.T, towers, strict=True):
+            rows = [row for row in cells(tower) if row["workload"] in BAR_WORKLOADS]
+            for axes, row in zip(column, rows, strict=True):
+                name = f"{tower['tower']}, {BAR_WORKLOADS[row['workload']]}"
+                fill_bars(axes, name, bars_of(row, best[tower["tower"]][row["workload"]]))
+        for axes in panels[:, 1:].flat:
+            axes.set_yticklabels([])
+        figure.supxlabel(f"milliseconds per call, {body['about']['gpu']}", color=GREY, fontsize=9)
+        figure.savefig(path, format="svg", metadata={"Date": None}, transparent=True)
+    describe(path, "Milliseconds per call", "Bars of transformers, vLLM and vitgraph per tower")
+
+
+def bars_of(row: Body, vllm: float) -> dict[str, float | None]:
+    """Milliseconds of one workload, by the name of the bar."""
+    return {
+        "transformers": median(row, "hf_ms"),
+        "vLLM": vllm,
+        "vitgraph, torch alone": graphed(row, "torch"),
+        "vitgraph, flash extra": graphed(row),
+    }
+
+
+def fill_bars(axes: Axes, title: str, bars: Mapping[str, float | None]) -> None:
+    """Draw the bars of one workload, each with its figure."""
+    lengths = [ms or 0 for ms in bars.values()]
+    drawn = axes.barh(list(bars), lengths, color=BAR_COLOURS)
+    figures = [f"{ms:#.3g}".rstrip(".") for ms in lengths]
+    axes.bar_label(drawn, figures, padding=3, color=GREY, fontsize=9)
+    axes.set_xlim(0, 1.25 * max(lengths))
+    axes.set_title(title, color=GREY, fontsize=10)
+    axes.invert_yaxis()
+    axes.tick_params(left=False, bottom=False, labelbottom=False, labelcolor=GREY, labelsize=9)
+    axes.spines[:].set_visible(False)

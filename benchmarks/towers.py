@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from benchmarks.machine import describe_machine
 from encoders.vision_encoder import VisionEncoder
@@ -45,13 +46,21 @@ class Tower:
             encoder = family.encoder_class(family.config_class.from_hf(self.config))
         return encoder.to(dtype).eval().requires_grad_(False)
 
-    def reference(self, encoder: VisionEncoder) -> nn.Module:
-        """transformers' own tower with sdpa, the same weights and dtype."""
+    def reference(self, encoder: VisionEncoder, attention: str = "sdpa") -> nn.Module:
+        """transformers' own tower, the same weights and dtype.
+
+        Args:
+            encoder: ours.
+            attention: the implementation of attention, by transformers' name for it.
+        """
         family = BY_NAME[self.family]
         dtype = next(encoder.parameters()).dtype
         with torch.device("cuda"):
             reference = family.reference(dict(self.config)).to(dtype)
         reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
+        if attention != "sdpa":
+            assert isinstance(reference, PreTrainedModel)
+            reference.set_attn_implementation(attention)
         return reference.eval().requires_grad_(False)
 
     @property

@@ -13,7 +13,14 @@ from PIL import Image
 
 from encoders.inputs import to_rgb
 from vitgraph.cli import main
-from vitgraph.demo import FAMILIES, README_TOWERS, panned_clip, run_demo, sample_photographs
+from vitgraph.demo import (
+    FAMILIES,
+    README_TOWERS,
+    draw_nearest,
+    panned_clip,
+    run_demo,
+    sample_photographs,
+)
 from vitgraph.encoding.media import Media, image_medium
 from vitgraph.plots import plot_feature_maps
 from vitgraph.seeded import write_seeded_checkpoint
@@ -40,6 +47,15 @@ def test_demo_encodes_photographs_and_a_clip_with_every_family(
         rows = [line.split() for line in lines if line.startswith(f"{title} ")]
         assert [row[1] for row in rows] == ["pavilion", "dahlia", "portrait", "pan.mp4"]
         assert all(int(row[-1]) >= 0 for row in rows)
+
+
+def test_picture_of_nearest_patches_is_drawn_again_as_committed(tmp_path: Path) -> None:
+    draw_nearest(tmp_path / "nearest_patches.jpg")
+    drawn = Image.open(tmp_path / "nearest_patches.jpg")
+    with Image.open(README_PICTURE.with_name("nearest_patches.jpg")) as committed:
+        assert drawn.size == committed.size
+        difference = np.asarray(drawn, float) - np.asarray(committed, float)
+    assert np.abs(difference).mean() < 4  # of 255
 
 
 def test_demo_draws_checkpoints_in_place_of_the_seeded_ones(

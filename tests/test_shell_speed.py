@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -108,7 +109,7 @@ def test_a_tower_is_measured_without_a_gpu_as_with_one(
             encoder,
             cases,
             setup,
-            lambda pixels, grids: hf_call(TOWERS[name], reference, pixels, grids),
+            {"hf_ms": lambda pixels, grids: hf_call(TOWERS[name], reference, pixels, grids)},
         )
     assert set(row["captures"]["auto"]["capture_seconds"]) == {"cold", "warm"}
     assert set(row["captures"]["torch"]["capture_seconds"]) == {"cold"}
@@ -203,35 +204,32 @@ def test_vllm_figures_say_where_they_come_from_and_cover_the_table() -> None:
     assert best["Qwen3-VL-8B"]["8x448"] == 17.4
 
 
-def test_tables_mark_another_run_and_every_cell_that_is_lost() -> None:
+def test_tables_mark_another_run_and_every_workload_where_vllm_is_faster() -> None:
     body = results()
     body["towers"][0]["workloads"][2]["graphed_ms"]["auto"] = run_of(20.0)
-    text = table.comparison(body, short=True)
-    assert "vLLM 0.26.0 (another run)" in text
-    (lost,) = [line for line in text.splitlines() if "we lose" in line]
-    assert lost.startswith("| Qwen3-VL-8B | 1x1024 |")
-    whole = table.comparison(body)
-    assert len(whole.splitlines()) == 2 + 22
-    assert "| 119 | 13.9 | **13.2** |" in table.comparison(results())
+    assert "vLLM 0.26.0 (another run)" in table.comparison(body)
+    assert "in 1 of 22 with the `flash` extra (Qwen3-VL-8B 1x1024)" in table.behind(body)
+    (row,) = [line for line in table.comparison(body).splitlines() if "VL-8B | 1x1024" in line]
+    assert "| 119 | 13.9 | **20.0** | 14.8 | 1.07 | 0.74 |" in row
+    assert len(table.comparison(body).splitlines()) == 2 + 22
 
 
-def test_every_block_and_the_picture_are_made_of_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speed.write(tmp_path / "r.json", results())
-    paths = table.read_results(table.PATHS)
-    monkeypatch.setattr(
-        table, "read_results", lambda path=None: paths if path == table.PATHS else results()
-    )
-    page = table.page_block()
+def test_flash_attention_2_of_transformers_is_not_measured_or_stands_beside_sdpa() -> None:
+    body = results()
+    assert "| Qwen3-VL-8B | 8x448 | 128 | not measured | 14.2 |" in table.two_attentions(body)
+    body["towers"][0]["workloads"][3]["hf_flash_ms"] = run_of(31.0)
+    assert "| Qwen3-VL-8B | 8x448 | 128 | 31.0 | 14.2 |" in table.two_attentions(body)
+    options = speed.read_options(["--transformers", "sdpa", "flash_attention_2"])
+    assert [speed.THEIRS[name] for name in options.transformers] == ["hf_ms", "hf_flash_ms"]
+
+
+def test_the_page_and_both_charts_are_made_of_results(tmp_path: Path) -> None:
+    page = table.page(results())
     for word in ("least to most", "Seed 7", "from a saved table", "Qwen2.5-VL-72B", "DeepSeek-OCR"):
         assert word in page
-    speed_plot.draw_picture(results(), tmp_path / "speed.svg")
-    check_picture(tmp_path / "speed.svg")
-    (tmp_path / "page.md").write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.put(tmp_path / "page.md", "new")
-    assert table.between_marks((tmp_path / "page.md").read_text()) == "new"
-    assert (tmp_path / "page.md").read_text().endswith("after\n")
+    for drawing in (speed_plot.draw_picture, speed_plot.draw_bars):
+        drawing(results(), tmp_path / "speed.svg")
+        check_picture(tmp_path / "speed.svg")
 
 
 def check_picture(path: Path) -> None:
@@ -240,13 +238,47 @@ def check_picture(path: Path) -> None:
     assert root.find("{*}desc") is not None
 
 
-def test_pages_show_the_committed_speed_figures() -> None:
-    """Measured anew? ``python -m benchmarks.table --write`` writes both pages and the picture."""
-    for page, block in (("README.md", table.readme_block), ("docs/speed.md", table.page_block)):
-        assert table.between_marks((ROOT / page).read_text()) == block()
-    assert speed_plot.PICTURE.is_file() == table.RESULTS.is_file()
-    if speed_plot.PICTURE.is_file():
-        check_picture(speed_plot.PICTURE)
+def test_page_and_charts_show_the_committed_speed_figures(tmp_path: Path) -> None:
+    """Measured anew? ``python -m benchmarks.table --write`` writes the page and the charts."""
+    body = table.read_results()
+    assert body is not None
+    assert table.PAGE.read_text() == table.page(body)
+    speed_plot.draw_bars(body, tmp_path / "bars.svg")
+    for path in (tmp_path / "bars.svg", speed_plot.BARS):
+        words = [text.text for text in ElementTree.parse(path).getroot().findall(".//{*}text")]
+        figures = {"16.3", "46.7", "37.3", "445", "19.1"}
+        assert figures <= set(words)
+    check_picture(speed_plot.PICTURE)
+
+
+def test_the_speed_page_says_where_vllm_is_faster() -> None:
+    body = table.read_results()
+    assert body is not None
+    towers = [tower for tower in body["towers"] if tower["tower"] in targets.vllm_best()]
+    gains = targets.over_vllm(towers, "torch")
+    assert [name for name, gain in gains.items() if gain < 1] == ["Qwen3-VL-8B mix8"]
+    assert min(targets.over_vllm(towers, "auto").values()) > 1
+    said = " ".join((ROOT / "docs" / "speed.md").read_text().split())
+    (row,) = [row for row in towers[0]["workloads"] if row["workload"] == "mix8"]
+    ours, theirs = targets.graphed(row, "torch"), targets.vllm_best()["Qwen3-VL-8B"]["mix8"]
+    assert f"one of {len(gains)} workloads is slower than vLLM's encoder" in said
+    assert f"take {table.number(ours)} ms, and {table.number(theirs)} ms in vLLM" in said
+
+
+def test_the_chart_of_the_readme_is_readable_on_light_and_dark() -> None:
+    text = speed_plot.BARS.read_text()
+    inks = set(re.findall(r"#[0-9a-f]{6}", text))
+    assert speed_plot.GREY in inks
+    for ink in inks:  # contrast by the formula of WCAG, at least 3 : 1 for graphics and large text
+        light = luminance(ink)
+        assert 1.05 / (light + 0.05) >= 2.5, f"{ink} on white"
+        assert (light + 0.05) / (luminance("#0d1117") + 0.05) >= 3, f"{ink} on a dark page"
+
+
+def luminance(ink: str) -> float:
+    parts = [int(ink[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_a_machine_without_git_or_package_metadata_is_described(

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
+from encoders.inputs import to_rgb
 from weights import families, load_encoder
 from weights.published import NO_VIDEO
 
 from .encoding.items import HEADER, Encoded, encode_media, row
 from .encoding.media import Media, image_medium
-from .plots import plot_feature_maps, require_matplotlib
+from .plots import plot_feature_maps, plot_nearest_patches, require_matplotlib
 from .seeded import write_seeded_checkpoint
 from .terminal import format_table
 from .video import read_video, require_av, write_video
@@ -45,6 +46,9 @@ PHOTOGRAPHS = {
     "portrait": ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
 }
 """Sample images that come with installed packages: name -> package and path inside it."""
+
+CHOSEN = ((0.22, 0.26), (0.45, 0.30), (0.62, 0.80), (0.83, 0.51))
+"""The patches that the picture of the README looks for: shares of height and width."""
 
 
 def sample_photographs() -> dict[str, Path]:
@@ -96,8 +100,9 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
     A family that takes no video encodes the middle frame of the clip.
 
     Args:
-        out: folder for ``feature_maps.png`` and, if no ``repos`` are given, ``readme.jpg``, two of
-            the photographs beside four of the towers. It is made if it does not exist.
+        out: folder for ``feature_maps.png`` and, if no ``repos`` are given, the pictures of the
+            README: ``readme.jpg``, two of the photographs beside four of the towers, and
+            ``nearest_patches.jpg``. It is made if it does not exist.
         repos: repo ids or folders of checkpoints that take the place of the small seeded ones.
 
     Returns:
@@ -129,9 +134,31 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         heading += " of small towers with seeded random weights"
         four = {title: encoded[title][:2] for title in README_TOWERS}
         draw(media[:2], four, heading, out / "readme.jpg", dpi=130)
+        draw_nearest(out / "nearest_patches.jpg")
     draw(media, encoded, heading, picture, dpi=150)
     print(f"\n{len(encoded)} towers in {time.perf_counter() - start:.0f} s; wrote {picture}")
     return picture
+
+
+def draw_nearest(picture: Path) -> None:
+    """Draw where a small Qwen3-VL tower finds patches of a photograph again in a part of it.
+
+    Args:
+        picture: the file to write.
+    """
+    pavilion = to_rgb(sample_photographs()["pavilion"])
+    media = [image_medium("whole", pavilion), image_medium("part", pavilion[:, 40:360, 48:496])]
+    with TemporaryDirectory() as folder:
+        encoder = _load(str(write_seeded_checkpoint(Path(folder) / "tower", "qwen3_vl")))
+    whole, part = (one.feature_map for one in encode_media(encoder, media, {}))
+    _, height, width, _ = whole.shape
+    figure = plot_nearest_patches(
+        (media[0].still, media[1].still),
+        (whole, part),
+        [(int(row * height), int(column * width)) for row, column in CHOSEN],
+        title="Nearest patches by the features of a small tower with seeded random weights",
+    )
+    figure.savefig(picture, dpi=120)
 
 
 def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
