@@ -52,5 +52,5 @@ $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
-	$(INSTALL) --editable ".[demo]" --group test --group integrations --group docs --group lint
+	$(INSTALL) --editable ".[demo]" --group test --group integrations --group lint --group docs
 	@touch $@ $(VENV)/.demo

@@ -31,7 +31,7 @@ def test_make_test_sets_up_lints_checks_types_and_runs_both_tiers() -> None:
     commands = plan("test")
     steps = [
         "-m venv",
-        "--group test --group integrations --group lint",
+        "--group test --group integrations --group lint --group docs",
         "ruff check .",
         "ruff format --check .",
         "-m mypy",

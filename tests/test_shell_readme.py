@@ -150,7 +150,7 @@ def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:
 
 def test_comparison_with_the_peers_ends_by_line_40() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    (header,) = [number for number, line in enumerate(lines, 1) if line.startswith("| | original repos")]
+    (header,) = [number for number, line in enumerate(lines, 1) if line.startswith("| | original")]
     rows = lines[header + 1 : lines.index("", header)]
     names = [row.split("|")[1].strip(" *").split()[0] for row in rows]
     assert names == ["vitgraph", "transformers", "timm", "vLLM"]
