@@ -7,6 +7,8 @@ from .contract import (
     EncoderItemSpec,
     EncoderOutput,
     GraphableEncoder,
+    PartialOutput,
+    PathInputs,
     VisionInputs,
 )
 from .deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder
@@ -17,6 +19,7 @@ from .deepseek_vl import (
     DeepseekVLHybridEncoder,
 )
 from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
+from .encoder import Encoder
 from .inputs import Video
 from .intern_vit import InternViT, InternViTConfig
 from .paths import PathsEncoder
@@ -27,7 +30,7 @@ from .step3 import Step3Config, Step3Encoder
 from .step3_vl import Step3VLConfig, Step3VLEncoder
 from .streams import ItemError
 from .video_pruning import PrunedTokens, prune_video_tokens
-from .vision_encoder import Encoder, VisionEncoder
+from .vision_encoder import VisionEncoder
 
 __all__ = [
     "DeepseekOCRConfig",
@@ -45,6 +48,8 @@ __all__ = [
     "InternViT",
     "InternViTConfig",
     "ItemError",
+    "PartialOutput",
+    "PathInputs",
     "PathsEncoder",
     "PrunedTokens",
     "Qwen2VLConfig",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,22 @@ Metadata: TypeAlias = dict[str, Tensor]
 
 
 class EncoderOutput(NamedTuple):
-    """The features of one call; a wrapper sets fields that it was not asked for to None."""
+    """The features of one call; ``output["pooler_output"]`` reads a field by its name, too."""
 
-    last_hidden_state: Tensor | None
+    last_hidden_state: Tensor
     """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
-    pooler_output: Tensor | None
+    pooler_output: Tensor
     """[N, out] merged tokens, in the merge order of the checkpoint."""
-    deepstack_features: tuple[Tensor, ...] | None
+    deepstack_features: tuple[Tensor, ...]
     """A tuple of [N, out], empty where the family has none."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a field by its name or its number."""
+        return _field(self, key)
 
     def clone(self) -> EncoderOutput:
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
-        return self._map(Tensor.clone)
+        return EncoderOutput(*_changed(self, Tensor.clone))
 
     def to(
         self,
@@ -46,15 +50,71 @@ class EncoderOutput(NamedTuple):
 
         The first argument may also be a dtype alone, as for ``Tensor.to``.
         """
-        return self._map(lambda tensor: _move(tensor, device, dtype))
+        return EncoderOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> EncoderOutput:
-        hidden, pooled, deepstack = self
-        return EncoderOutput(
-            None if hidden is None else change(hidden),
-            None if pooled is None else change(pooled),
-            None if deepstack is None else tuple(map(change, deepstack)),
-        )
+
+class PartialOutput(NamedTuple):
+    """The features that a wrapper was asked for; the fields that it leaves out are None."""
+
+    last_hidden_state: Tensor | None
+    """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
+    pooler_output: Tensor | None
+    """[N, out] merged tokens, in the merge order of the checkpoint."""
+    deepstack_features: tuple[Tensor, ...] | None
+    """A tuple of [N, out], empty where the family has none."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a field by its name or its number."""
+        return _field(self, key)
+
+    def clone(self) -> PartialOutput:
+        """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
+        return PartialOutput(*_changed(self, Tensor.clone))
+
+    def to(
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> PartialOutput:
+        """Move and cast all tensors; None leaves the device or the dtype as it is.
+
+        The first argument may also be a dtype alone, as for ``Tensor.to``.
+        """
+        return PartialOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
+
+
+Output = TypeVar("Output", EncoderOutput, PartialOutput)
+"""The output of an encoder, or that of a wrapper which may leave fields out."""
+
+
+def output_like(
+    output: Output,
+    last_hidden_state: Tensor | None,
+    pooler_output: Tensor | None,
+    deepstack_features: tuple[Tensor, ...] | None,
+) -> Output:
+    """Return an output of the same class with other fields; those of a whole output are tensors."""
+    kind: Any = type(output)
+    made: Output = kind(last_hidden_state, pooler_output, deepstack_features)
+    return made
+
+
+def _field(output: tuple[Any, ...], key: Any) -> Any:
+    """Return the field of an output by its name or its number."""
+    if not isinstance(key, str):
+        return tuple.__getitem__(output, key)
+    if key not in EncoderOutput._fields:
+        raise KeyError(f"{key!r}: the fields are {', '.join(EncoderOutput._fields)}")
+    return tuple.__getitem__(output, EncoderOutput._fields.index(key))
+
+
+def _changed(output: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Iterator[Any]:
+    """Yield the fields of an output with ``change`` applied to every tensor."""
+    for value in output:
+        if isinstance(value, tuple):
+            yield tuple(map(change, value))
+        else:
+            yield None if value is None else change(value)
 
 
 def _move(
@@ -72,6 +132,8 @@ class PathInputs(NamedTuple):
     pixel_values: Tensor
     grid_thw: Tensor
     """[entries, 3] int64 on the CPU, one entry per item that uses the path, in item order."""
+    items: tuple[int, ...]
+    """The number of the item that each entry belongs to, ascending."""
 
     def to(
         self,
@@ -106,7 +168,8 @@ class VisionInputs(NamedTuple):
     @property
     def paths(self) -> dict[str, PathInputs]:
         """The inputs of every path by its name, "image" first."""
-        return {"image": PathInputs(self.pixel_values, self.grid_thw), **self.other_paths}
+        every = tuple(range(len(self.grid_thw)))
+        return {"image": PathInputs(self.pixel_values, self.grid_thw, every), **self.other_paths}
 
     def to(
         self,
@@ -127,25 +190,30 @@ class VisionInputs(NamedTuple):
         }
         return self._replace(pixel_values=paths.pop("image").pixel_values, other_paths=paths)
 
-    def users(self, path: str) -> list[bool]:
-        """Whether each item has an entry in a path.
+    def check_items(self) -> None:
+        """Check that every entry of a path belongs to an item, by the item's number.
 
-        All items use a path that has one entry per item. A path with fewer entries belongs to the
-        items of which ``tiles`` says that they have a thumbnail beside their tiles.
+        All items use a path, or those of which ``tiles`` says that they have a thumbnail beside
+        their tiles.
 
         Raises:
-            ValueError: the entries of the path fit neither rule.
+            ValueError: a path whose ``items`` are neither of these, or are not one per entry, or
+                ``tiles`` of another number of items.
         """
-        items, entries = len(self.grid_thw), len(self.paths[path].grid_thw)
-        if entries == items:
-            return [True] * items
-        tiled = [thumbnail for _, _, thumbnail in self.tiles or [(1, 1, False)] * items]
-        if len(tiled) != items or sum(tiled) != entries:
+        count, tiles = len(self.grid_thw), self.tiles or []
+        tiled = tuple(item for item, (_, _, thumbnail) in enumerate(tiles) if thumbnail)
+        for name, path in self.other_paths.items():
+            entries, users = len(path.grid_thw), path.items
+            if len(users) != entries or users not in (tiled, tuple(range(count))):
+                raise ValueError(
+                    f"path {name!r} has {entries} entries for {count} items, those of the items "
+                    f"{users}, and tiles says that the items {tiled} use it: pass what preprocess "
+                    "returned"
+                )
+        if self.tiles is not None and len(tiles) != count:
             raise ValueError(
-                f"path {path!r} has {entries} entries for {items} items, of which tiles says that "
-                f"{sum(tiled)} use it: pass what preprocess returned"
+                f"tiles has {len(tiles)} items, grid_thw {count}: pass what preprocess returned"
             )
-        return tiled
 
     @classmethod
     def from_processor(cls, features: Mapping[str, Any]) -> VisionInputs:
@@ -227,21 +295,19 @@ class GraphableEncoder(Protocol):
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput: ...
 
-    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]: ...
+    def split(self, output: Output, grid_thw: GridLike) -> list[Output]: ...
 
 
 @runtime_checkable
 class MultiPathEncoder(Protocol):
-    """A tower with several inputs per item, each of which a path encodes by itself."""
+    """An encoder of named paths, whose outputs it joins per item; most have the path "image"."""
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
         """The paths by name, "image" first: single-path encoders over shared parameters."""
         ...
 
-    def join(
-        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
-    ) -> list[EncoderOutput]:
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Return one output per item from the outputs of the paths.
 
         Args:
@@ -249,68 +315,6 @@ class MultiPathEncoder(Protocol):
             inputs: what ``preprocess`` returned.
         """
         ...
-
-
-PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
-
-
-class RelativePositions(NamedTuple):
-    """How a block over views [B, h, w, D] attends by learned relative positions (SAM)."""
-
-    tables: Callable[[int, int], tuple[Tensor, Tensor]]
-    """Takes height and width of what attends to itself; returns the tables [2*height - 1, K] and
-    [2*width - 1, K] for the distances ``1 - size`` to ``size - 1`` between query and key."""
-    window: int
-    """Side of the windows that attention stays inside of; 0: it covers the whole view.
-
-    Windows at the right and lower edges reach beyond the view. The rows that they miss are zeros
-    before ``qkv``, and take part in the softmax."""
-
-
-class BlockParts(NamedTuple):
-    """The layers of one pre-norm block by role, for code that runs its steps in another way.
-
-    Each layer has the type given here, or is a module that replaces it (LoRA, quantised).
-
-    A block computes ``x += scale1 * proj(attention(qkv(norm1(x))))`` and then
-    ``x += scale2 * down(activation(up(norm2(x))))``, the activation of ``gate`` times ``up`` where
-    there is a gate.
-    """
-
-    containers: tuple[nn.Module, ...]
-    """The block, its attention and its MLP: the modules on which a hook could be registered."""
-    norm1: PartNorm
-    qkv: nn.Linear
-    """Rows are [Q; K; V], each head-major."""
-    proj: nn.Linear
-    norm2: PartNorm
-    up: nn.Linear
-    down: nn.Linear
-    num_heads: int
-    activation: str
-    """"gelu", "gelu_tanh", "quick_gelu" or "silu"."""
-    gate: nn.Linear | None = None
-    scale1: Tensor | None = None
-    """[D], multiplies the attention branch (layer scale)."""
-    scale2: Tensor | None = None
-    q_norm: PartNorm | None = None
-    """Norm over the query rows, all heads together."""
-    k_norm: PartNorm | None = None
-    num_key_value_heads: int | None = None
-    """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
-    windows: bool = False
-    """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
-    interleaved: bool = False
-    """Whether rotary positions turn pairs (2i, 2i + 1) of a head instead of (i, i + K/2)."""
-    relative: RelativePositions | None = None
-    """Relative positions, of a block whose views each attend to themselves alone."""
-
-
-@runtime_checkable
-class NamesItsParts(Protocol):
-    """A block that lists its layers by role."""
-
-    def parts(self) -> BlockParts | None: ...
 
 
 class BlockTower(Protocol):

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
+from .contract import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
-from .inputs import OcrPreprocessor, Preprocessor, require_features
+from .inputs import OcrPreprocessor, Preprocessor
 from .layers import convolve
 from .parts import (
     SEPARATOR,
@@ -47,7 +47,7 @@ from .parts import (
     stitch,
     take_apart,
 )
-from .paths import PathPreprocessor, PathsEncoder
+from .paths import PathPreprocessor, PathsEncoder, tilings_of
 from .tile_encoder import TileEncoder
 
 
@@ -197,9 +197,7 @@ class DeepseekOCREncoder(PathsEncoder):
         sides = {"image": mode.base_size} | ({"tiles": mode.tile_size} if mode.tiled else {})
         self.paths = {name: tower.at(side) for name, side in sides.items()}
 
-    def join(
-        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
-    ) -> list[EncoderOutput]:
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Make one sequence of the views of each image.
 
         Returns:
@@ -213,7 +211,8 @@ class DeepseekOCREncoder(PathsEncoder):
             tokens = {name: part.pooler_output for name, part in item.items()}
             hidden = self._sequence(rows, pictures)
             pooled = self._sequence(tokens, pictures, learned=True)
-            joined.append(EncoderOutput(hidden, pooled, item["image"].deepstack_features))
+            image = item["image"]
+            joined.append(output_like(image, hidden, pooled, image.deepstack_features))
         return joined
 
     def _sequence(
@@ -235,37 +234,19 @@ class DeepseekOCREncoder(PathsEncoder):
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
         """How the views of each item lie, by the names of the paths that the item uses."""
         items: list[dict[str, Picture]] = [{} for _ in inputs.grid_thw]
-        tiles = inputs.tiles or [(1, 1, False)] * len(items)
-        for name, path in inputs.paths.items():
-            entries, used = iter(path.grid_thw.tolist()), inputs.users(name)
-            for item, tiling, is_used in zip(items, tiles, used, strict=True):
-                if is_used:
-                    views, h, w = next(entries)
-                    columns, rows = (1, 1) if name == "image" else tiling[:2]
-                    if views != columns * rows:
-                        raise ValueError(
-                            f"an item has {views} views in path {name!r}, tiles says "
-                            f"{columns}x{rows}: pass what preprocess returned"
-                        )
-                    item[name] = Picture((cells(h), cells(w)), columns, rows)
+        tilings = tilings_of(inputs)
+        for name, (_, grid_thw, numbers) in inputs.paths.items():
+            for item, (_, h, w) in zip(numbers, grid_thw.tolist(), strict=True):
+                columns, rows = (1, 1) if name == "image" else tilings[item]
+                items[item][name] = Picture((cells(h), cells(w)), columns, rows)
         return items
 
-    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Arrange features in space, without the learned tokens.
+    def _check_inputs(self, inputs: VisionInputs) -> None:
+        super()._check_inputs(inputs)
+        tilings_of(inputs)
 
-        Args:
-            features: ``last_hidden_state`` [cells, D] or ``pooler_output`` [tokens, out] of all
-                items, one after another.
-            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read.
-
-        Returns:
-            Per item "image" [1, R, C, D] and, if it has tiles, "tiles" [1, R, C, D], stitched.
-
-        Raises:
-            ValueError: no tensor, or features that are not of these inputs.
-        """
-        self._check(inputs)
-        require_features(features)
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Maps "image" and, of items with tiles, "tiles", both without the learned tokens."""
         pictures = self._pictures(inputs)
         grids = [{name: part.grid for name, part in item.items()} for item in pictures]
         pairs = zip(split_items(features, grids), grids, strict=True)

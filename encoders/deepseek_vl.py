@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
+from .contract import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from .hf_config import find_section, read_size, require_value
 from .inputs import CLIP_MEAN, CLIP_STD, HALF, HybridPreprocessor, Preprocessor, SquarePreprocessor
 from .layers import convolve
@@ -219,9 +219,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         self.paths = {"image": self.low, "high": self.high}
         self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
 
-    def join(
-        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
-    ) -> list[EncoderOutput]:
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Put the features of both paths side by side, the large view's first, and project them.
 
         Returns:
@@ -243,12 +241,11 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         halves = _beside(high.pooler_output, low.pooler_output)
         tokens = None if halves is None else self.aligner(F.gelu(halves))
         hidden = _beside(high.last_hidden_state, low.last_hidden_state)
-        joined = EncoderOutput(hidden, tokens, low.deepstack_features)
+        joined = output_like(low, hidden, tokens, low.deepstack_features)
         return self.low.split(joined, inputs.grid_thw)
 
-    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Arrange features in space: for each item one map [1, h, w, D], named "image"."""
-        self._check(inputs)
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """One map [1, h, w, D] per item, named "image"."""
         maps = self.low.feature_maps(features, inputs.grid_thw)
         return [{"image": item} for item in maps]
 

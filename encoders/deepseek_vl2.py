@@ -32,9 +32,17 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .contract import EncoderOutput, GridLike, Metadata, VisionInputs
+from .contract import (
+    EncoderOutput,
+    GridLike,
+    Metadata,
+    Output,
+    PartialOutput,
+    VisionInputs,
+    output_like,
+)
 from .hf_config import find_section, read_field, read_ratio, read_size, require_value
-from .inputs import CandidatePreprocessor, Preprocessor, read_candidates, require_features
+from .inputs import CandidatePreprocessor, Preprocessor, read_candidates
 from .parts import (
     SEPARATOR,
     BlockSizes,
@@ -146,9 +154,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         )
         self.paths = {"image": tower}
 
-    def join(
-        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
-    ) -> list[EncoderOutput]:
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Make one sequence of the tokens of each image.
 
         Returns:
@@ -156,12 +162,12 @@ class DeepseekVL2Encoder(PathsEncoder):
             ``pooler_output`` [tokens, out] in the published order.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
-        return [
-            item["image"]._replace(
-                pooler_output=self._sequence(item["image"].pooler_output, pictures)
-            )
-            for item, pictures in items
-        ]
+        joined = []
+        for item, pictures in items:
+            hidden, pooled, deepstack = PartialOutput(*item["image"])
+            tokens = self._sequence(pooled, pictures)
+            joined.append(output_like(item["image"], hidden, tokens, deepstack))
+        return joined
 
     def _sequence(self, tokens: Tensor | None, pictures: Mapping[str, Picture]) -> Tensor | None:
         if tokens is None:  # the wrapper of the paths left it out
@@ -191,22 +197,8 @@ class DeepseekVL2Encoder(PathsEncoder):
             items.append({"image": Picture(cell), "tiles": Picture(cell, columns, rows)})
         return items
 
-    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Arrange features in space, without the learned tokens.
-
-        Args:
-            features: ``last_hidden_state`` [views, n, D] or ``pooler_output`` [tokens, out] of all
-                items, one after another.
-            inputs: what ``preprocess`` returned; only the grid and ``tiles`` are read.
-
-        Returns:
-            Per item "image" [1, R, C, D] and "tiles" [1, R, C, D], stitched.
-
-        Raises:
-            ValueError: no tensor, or features that are not of these inputs.
-        """
-        self._check(inputs)
-        require_features(features)
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Maps "image" and "tiles", without the learned tokens."""
         pictures = self._pictures(inputs)
         if features.ndim == 3:
             maps = self.paths["image"].feature_maps(features, inputs.grid_thw)

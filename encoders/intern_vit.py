@@ -34,7 +34,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .attention import TileSegments, attention
-from .contract import BlockParts, EncoderOutput, GridLike, Metadata
+from .block_parts import BlockParts
+from .contract import EncoderOutput, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,

@@ -66,13 +66,12 @@ class PatchEncoder(VisionEncoder):
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """The rows [P, D] that the first block reads, in the order that blocks work in."""
 
-    def feature_maps(
+    def _maps_of_grids(
         self,
         features: Tensor,
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """[t, h, w, D] per item in raster order, from one row per patch or one row per token."""
         return raster_maps(features, self._read(grid_thw), self.config.spatial_merge_size)
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:

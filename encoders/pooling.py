@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .contract import EncoderItemSpec, EncoderOutput, Grid
+from .contract import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
 
 POOLS = ("none", "mean", "max", "cls")
 """What ``pool=`` takes; "none" keeps the whole output."""
 
 
-def pool(output: EncoderOutput, how: str, grid: Grid, normalize: bool = False) -> Tensor:
+def pool(
+    output: EncoderOutput | PartialOutput, how: str, grid: Grid, normalize: bool = False
+) -> Tensor:
     """Make one vector of the output of one item.
 
     Args:

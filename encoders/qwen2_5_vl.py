@@ -33,7 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attention, padding_rows
-from .contract import BlockParts, EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
+from .block_parts import BlockParts
+from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
 from .inputs import (
     PatchPreprocessor,

@@ -144,7 +144,7 @@ class TileEncoder(VisionEncoder):
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return {}
 
-    def feature_maps(
+    def _maps_of_grids(
         self,
         features: Tensor,
         grid_thw: GridLike,

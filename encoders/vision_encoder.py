@@ -1,21 +1,29 @@
-"""The base classes of encoders: preprocessing, metadata, splitting, checks of pixels.
+"""The base class of encoders of one input path: metadata, splitting, checks of pixels.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from .block_runner import BlockRunner
-from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, VisionInputs
+from .contract import (
+    EncoderItemSpec,
+    EncoderOutput,
+    Grid,
+    GridLike,
+    Metadata,
+    Output,
+    VisionInputs,
+    output_like,
+)
+from .encoder import Encoder
 from .inputs import (
-    Preprocessor,
     StagedPreprocessor,
     block_indices,
     check_pixels,
@@ -26,85 +34,11 @@ from .inputs import (
     require_tensor,
     split_rows,
 )
-from .saving import SavedEncoder
 from .segments import segment_metadata
-from .streams import EncodesItems, Encoding
+from .streams import Encoding
 
 
-class Encoder(SavedEncoder, EncodesItems, ABC):
-    """What every encoder has: a config, preprocessing, and weights that have a device and a dtype.
-
-    Subclasses take one kind of input per item (:class:`VisionEncoder`) or several
-    (:class:`encoders.paths.PathsEncoder`).
-    """
-
-    config: Any
-    preprocessor: Preprocessor
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return next(self.parameters()).dtype
-
-    @property
-    def num_features(self) -> int:
-        """Columns of ``last_hidden_state``."""
-        return int(self.config.hidden_size)
-
-    @property
-    def out_features(self) -> int:
-        """Columns of ``pooler_output``: the width of the language model."""
-        return int(self.config.out_hidden_size)
-
-    def preprocess(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Resize, normalise and cut images and videos as the checkpoint's own processor does.
-
-        Args:
-            images: one image or several, in any mix. An image is a path, bytes or an open file
-                (read upright, by EXIF), a dict with "bytes" or "path", a PIL image (as it is), or
-                a numpy array [H, W, C] or tensor [C, H, W] of uint8 or of floats from 0 to 1.
-            videos: one video or several. A video is the path of a video file, a :class:`Video`, a
-                sequence of images, a numpy array [F, H, W, C] or a tensor [F, C, H, W].
-            min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
-            max_pixels: largest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
-            max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
-                DeepSeek-OCR, DeepSeek-VL2).
-            fps: sample videos at this many frames per second; by default every frame is used.
-            num_frames: sample videos to this many frames.
-
-        Returns:
-            :class:`VisionInputs`; images first, then videos, each in the order given.
-
-        Raises:
-            ValueError: an image that cannot be encoded, or a keyword this family has no use for.
-        """
-        return self.preprocessor(
-            images,
-            videos,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            fps=fps,
-            num_frames=num_frames,
-        )
-
-
-class VisionEncoder(Encoder, BlockRunner):
+class VisionEncoder(BlockRunner, Encoder):
     """The base class of encoders of one input path: metadata, splitting, checks of pixels.
 
     Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
@@ -196,30 +130,20 @@ class VisionEncoder(Encoder, BlockRunner):
     ) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted`` (ascending), in input order."""
 
-    @abstractmethod
-    def feature_maps(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        """Arrange features in space: a list of [t, h, w, D] in raster order, one per item.
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
+        return [{"image": item} for item in maps]
 
-        Args:
-            features: ``last_hidden_state``, ``pooler_output`` or a DeepStack feature.
-            grid_thw: [items, 3].
-            tiles: of :class:`VisionInputs`, to stitch an image's tiles (InternViT).
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
+        """Return one output per item: those of the only path, split."""
+        return self.split(outputs["image"], inputs.grid_thw) if outputs else []
 
-        Raises:
-            ValueError: no tensor, or features that are not of this grid.
-        """
-
-    def encoding(self) -> Encoding:
+    def encoding(self) -> Encoding[EncoderOutput]:
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
-        return Encoding(self, self, self.device, stager=stager)
+        return Encoding(self, self.paths, self.paths, self.device, stager=stager)
 
-    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
+    def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
         """Cut a batched output into one output per item.
 
         The outputs are views that keep the whole batch in memory; ``clone()`` copies one of them.
@@ -237,52 +161,18 @@ class VisionEncoder(Encoder, BlockRunner):
         if output.deepstack_features is not None:
             layers = [layer[: sum(tokens)].split(tokens) for layer in output.deepstack_features]
             deepstack = [tuple(layer[item] for layer in layers) for item in range(len(specs))]
-        return list(map(EncoderOutput, hidden, pooled, deepstack))
+        return [
+            output_like(output, *fields) for fields in zip(hidden, pooled, deepstack, strict=True)
+        ]
 
-    @overload
-    def forward_intermediates(
+    def _states_of_blocks(
         self,
         pixel_values: Tensor,
         grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: Literal["NLC"] = "NLC",
-    ) -> list[Tensor]: ...
-
-    @overload
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-        *,
-        output_fmt: Literal["NCHW"],
-    ) -> list[list[Tensor]]: ...
-
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: str = "NLC",
+        indices: int | Sequence[int] | None,
+        output_fmt: str,
     ) -> list[Tensor] | list[list[Tensor]]:
-        """Outputs of inner blocks, before any merger, in input order.
-
-        Args:
-            pixel_values: as ``forward`` takes them.
-            grid_thw: [items, 3].
-            indices: n for the last n blocks, block numbers (negatives from the end), None for all.
-            output_fmt: "NLC" for the rows of the tower, "NCHW" for maps in raster order.
-
-        Returns:
-            One entry per block, in the order of ``indices``. With "NLC" it is a tensor [P, D], or
-            [tiles, 1+h*w, D] of InternViT. With "NCHW" it is a list of one map [t, D, h, w] per
-            item, without class tokens.
-
-        Raises:
-            ValueError: a block or format that does not exist, and the errors of ``forward``.
-        """
-        if output_fmt not in ("NLC", "NCHW"):
-            raise ValueError(f'output_fmt={output_fmt!r}: must be "NLC" or "NCHW"')
+        """The states that ``forward_intermediates`` returns of one path."""
         wanted = block_indices(indices, self.config.depth)
         numbers = sorted(set(wanted))
         states = self.block_outputs(pixel_values, grid_thw, numbers)
@@ -293,7 +183,7 @@ class VisionEncoder(Encoder, BlockRunner):
         return [maps[number] for number in wanted]
 
     def _channels_first(self, features: Tensor, grid_thw: GridLike) -> list[Tensor]:
-        return [x.permute(0, 3, 1, 2) for x in self.feature_maps(features, grid_thw)]
+        return [x.permute(0, 3, 1, 2) for x in self._maps_of_grids(features, grid_thw)]
 
     def resolve_metadata(
         self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None

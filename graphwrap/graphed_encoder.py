@@ -5,36 +5,31 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import NoReturn, cast, overload
+from typing import Any, NoReturn, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import (
-    EncoderOutput,
-    GraphableEncoder,
-    GridLike,
-    MultiPathEncoder,
-    VisionInputs,
-)
-from encoders.streams import EncodesItems, Encoding, ItemEncoder
+from encoders.contract import GridLike, PartialOutput, VisionInputs
+from encoders.streams import EncodesItems, Encoding
+from encoders.streams.calls import check_paths
 
 from . import guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
 from .prices import Table, fingerprint, read_tables, write_tables
-from .replay import Captured, Inputs
-from .runner import ONLY, FormSettings, Target, choose_form, paths_of
+from .replay import Captured, Inputs, Out
+from .runner import FormSettings, Target, choose_form, with_paths
 from .stats import GraphStats
 
 CAPTURES = threading.RLock()
 """One capture at a time in a process: waiting for the device breaks another's."""
 
 
-class GraphedEncoder(EncodesItems):
+class GraphedEncoder(EncodesItems[PartialOutput]):
     """Wraps any encoder that keeps the contract of :class:`encoders.contract.GraphableEncoder`.
 
     Args:
@@ -101,7 +96,9 @@ class GraphedEncoder(EncodesItems):
         guards.require_choice("clone", clone, (True, False))
         guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
-        paths = paths_of(encoder)
+        self._whole = with_paths(encoder)
+        self._paths_joined = self._whole.paths["image"] is not cast(object, encoder)
+        paths = self._whole.paths
         self.encoder = encoder
         choose = partial(
             choose_budgets,
@@ -122,7 +119,6 @@ class GraphedEncoder(EncodesItems):
         self._lock = threading.RLock()
         self._tables: dict[str, Table] = {}
         self._targets: dict[str, Target] = {}
-        self._joins = isinstance(encoder, MultiPathEncoder)  # asked once: 30 us on Python 3.11
         self._captured: Captured | None = None
         self._locate()
         self._counts = GraphStats(self.backend)
@@ -144,7 +140,7 @@ class GraphedEncoder(EncodesItems):
             self._targets = {}
             self.device, self.dtype = place
             self.backend = guards.resolve_backend(self._backend, self.device)
-            for name, path in paths_of(self.encoder).items():
+            for name, path in self._whole.paths.items():
                 form = choose_form(path, self._form)
                 self._targets[name] = Target(*form, *place, self.outputs, self.backend, self._form)
 
@@ -252,20 +248,20 @@ class GraphedEncoder(EncodesItems):
             self._tables = {} if path is None else read_tables(path, self._wanted)
 
     @overload
-    def __call__(self, pixel_values: VisionInputs) -> list[EncoderOutput]: ...
+    def __call__(self, pixel_values: VisionInputs) -> list[PartialOutput]: ...
 
     @overload
     def __call__(
-        self, pixel_values: Tensor, grid_thw: GridLike, *, out: EncoderOutput | None = None
-    ) -> EncoderOutput: ...
+        self, pixel_values: Tensor, grid_thw: GridLike, *, out: Out | None = None
+    ) -> PartialOutput: ...
 
     def __call__(
         self,
         pixel_values: Tensor | VisionInputs,
         grid_thw: GridLike | None = None,
         *,
-        out: EncoderOutput | None = None,
-    ) -> EncoderOutput | list[EncoderOutput]:
+        out: Out | None = None,
+    ) -> PartialOutput | list[PartialOutput]:
         """Encode a batch of items.
 
         Runs without autocast, whatever is set around it: eager runs give what replays give.
@@ -281,7 +277,7 @@ class GraphedEncoder(EncodesItems):
                 ``preprocess``.
 
         Returns:
-            :class:`EncoderOutput`, items in the caller's order; fields not in ``outputs`` are None.
+            :class:`PartialOutput`, items in the caller's order; fields not in ``outputs`` are None.
             From the result of ``preprocess``, a list with one output per item.
 
         Raises:
@@ -291,30 +287,40 @@ class GraphedEncoder(EncodesItems):
                 or this was called from inside its own encoder, or inside a CUDA graph that is being
                 captured.
         """
-        inputs = pixel_values
-        if not isinstance(inputs, VisionInputs):
-            if self._joins:
+        if not isinstance(pixel_values, VisionInputs):
+            if self._paths_joined:
                 raise ValueError(
-                    f"pixel_values is a {type(inputs).__name__}, but this encoder has the paths "
-                    f"{', '.join(self._wanted)}: pass the whole result of encoder.preprocess(...)"
+                    f"pixel_values is a {type(pixel_values).__name__}, but this encoder has the "
+                    f"paths {', '.join(self._wanted)}: pass the whole result of "
+                    "encoder.preprocess(...)"
                 )
-            return self._run({ONLY: (inputs, grid_thw)}, out)[ONLY]
-        if grid_thw is not None or out is not None or inputs.paths.keys() != self._wanted.keys():
+            return self._run({"image": (pixel_values, grid_thw)}, out)["image"]
+        if grid_thw is not None or out is not None:
             raise ValueError(
-                f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
-                f"{', '.join(self._wanted)}: pass what its own preprocess returned, without "
-                "grid_thw and out"
+                "the result of preprocess was given with grid_thw or out: pass it alone, or pass "
+                "inputs.pixel_values and inputs.grid_thw"
             )
-        used = {name: path for name, path in inputs.paths.items() if len(path.grid_thw)}
-        outputs = self._run(used if self._joins else inputs.paths)
+        check_paths(pixel_values, self._wanted)
+        pixel_values.check_items()
+        used = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
+        outputs = self._run(used)
         with guards.settled(self.device):
-            if self._joins:
-                return cast(MultiPathEncoder, self.encoder).join(outputs, inputs)
-            return cast(GraphableEncoder, self.encoder).split(outputs[ONLY], inputs.grid_thw)
+            return self.join(outputs, pixel_values)
+
+    def join(
+        self, outputs: Mapping[str, PartialOutput], inputs: VisionInputs
+    ) -> list[PartialOutput]:
+        """Return one output per item from the outputs of the paths.
+
+        Args:
+            outputs: by the names of the encoder's paths; paths without entries are left out.
+            inputs: what ``preprocess`` returned.
+        """
+        return [PartialOutput(*item) for item in self._whole.join(outputs, inputs)]
 
     def _run(
-        self, inputs: Mapping[str, Inputs], out: EncoderOutput | None = None
-    ) -> dict[str, EncoderOutput]:
+        self, inputs: Mapping[str, Inputs], out: Out | None = None
+    ) -> dict[str, PartialOutput]:
         """Return the output of each path that has inputs; ``out`` is for the only one."""
         guards.check_alone(self._lock, self.device)
         with self._lock:
@@ -325,18 +331,48 @@ class GraphedEncoder(EncodesItems):
             with guards.settled(self.device):
                 return captured.run(inputs, out, refuses=self.on_overflow == "raise")
 
-    def encoding(self) -> Encoding:
+    def encoding(self) -> Encoding[PartialOutput]:
         """This encoder, and how ``encode`` and ``encode_many`` call it."""
         fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
         guards.require_members(self.encoder, ("preprocess",), fix)
         inner = self.encoder.encoding() if isinstance(self.encoder, EncodesItems) else None
         stager = inner.stager if inner else None
-        calls = {name: partial(self._call_path, name) for name in self._wanted}
-        encoder = cast(ItemEncoder, self.encoder)
-        return Encoding(encoder, calls, self.device, self.outputs, stager, self.clone)
+        paths = self._whole.paths
+        calls = {name: partial(self._call_path, name) for name in paths}
+        return Encoding(self, paths, calls, self.device, self.outputs, stager, self.clone)
 
-    def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput:
+    def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
         return self._run({name: (pixel_values, grid_thw)})[name]
+
+    @property
+    def config(self) -> Any:
+        """The config of the encoder."""
+        return self._inner.config
+
+    @property
+    def num_features(self) -> int:
+        """Columns of ``last_hidden_state``."""
+        return self._inner.num_features
+
+    @property
+    def out_features(self) -> int:
+        """Columns of ``pooler_output``."""
+        return self._inner.out_features
+
+    @property
+    def preprocess(self) -> Callable[..., VisionInputs]:
+        """The ``preprocess`` of the encoder."""
+        return self._inner.preprocess
+
+    @property
+    def feature_maps(self) -> Callable[..., Any]:
+        """The ``feature_maps`` of the encoder; they need ``outputs`` with the field to lay out."""
+        return self._inner.feature_maps
+
+    @property
+    def _inner(self) -> Any:
+        """The wrapped encoder, whose members beyond the contract are passed on."""
+        return self.encoder
 
     def stats(self) -> GraphStats:
         """Return a copy of the counters; it prints as a table, ``.to_dict()`` is plain data."""

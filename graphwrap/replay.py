@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GridLike, Metadata
+from encoders.contract import EncoderOutput, GridLike, Metadata, PartialOutput
 from encoders.inputs.grids import read_grid
 
 from .budgets import Batch, Budget, read_specs
@@ -23,6 +23,8 @@ from .stats import BudgetStats, GraphStats
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 """The pixels and the grid of one path, as a :class:`PathInputs` has them."""
+Out: TypeAlias = EncoderOutput | PartialOutput
+"""Tensors of the caller to write results into, None for a field that is not returned."""
 PLAN_ITEMS = 200_000
 """Items of all plans kept: a call with a grid seen before costs one look-up."""
 METADATA_BYTES = 128 * 2**20
@@ -88,7 +90,7 @@ class Executor:
         self.plans.put(key, plan, max(len(key), 1))
         return plan
 
-    def run(self, plan: Plan, pixels: Tensor, out: EncoderOutput | None) -> dict[str, Tensor]:
+    def run(self, plan: Plan, pixels: Tensor, out: Out | None) -> dict[str, Tensor]:
         """Run every group of a plan; return the wanted fields by name, in the caller's order."""
         lent = [] if self.clone else list(self.graphs.arena.outputs.values())
         results = self._read_out(plan, pixels, lent, out) if out is not None else {}
@@ -109,7 +111,7 @@ class Executor:
         return results
 
     def _read_out(
-        self, plan: Plan, pixels: Tensor, lent: list[Tensor], out: EncoderOutput
+        self, plan: Plan, pixels: Tensor, lent: list[Tensor], out: Out
     ) -> dict[str, Tensor]:
         """Return the caller's tensors, checked before anything runs."""
         for runner in self.graphs.runners.values():
@@ -206,8 +208,8 @@ class Captured:
     """Whether results are views of the memory, which others may still be reading."""
 
     def run(
-        self, inputs: Mapping[str, Inputs], out: EncoderOutput | None, *, refuses: bool
-    ) -> dict[str, EncoderOutput]:
+        self, inputs: Mapping[str, Inputs], out: Out | None, *, refuses: bool
+    ) -> dict[str, PartialOutput]:
         """Return the outputs of the paths that have inputs."""
         plans = {
             k: self.paths[k].plan(grid, pixels.shape[0]) for k, (pixels, grid) in inputs.items()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from encoders.contract import EncoderOutput
+from encoders.contract import EncoderOutput, PartialOutput
 
 FIELDS = EncoderOutput._fields
 
@@ -17,9 +17,11 @@ def is_per_row(name: str) -> bool:
     return name == "last_hidden_state"
 
 
-def output_fields(output: EncoderOutput, wanted: Sequence[str] = FIELDS) -> dict[str, Tensor]:
+def output_fields(
+    output: EncoderOutput | PartialOutput, wanted: Sequence[str] = FIELDS
+) -> dict[str, Tensor]:
     """Return the wanted tensors of an output by name; DeepStack layers are numbered."""
-    if not isinstance(output, EncoderOutput):
+    if not isinstance(output, EncoderOutput | PartialOutput):
         raise TypeError(
             f"the encoder returned a {type(output).__name__}: a forward returns "
             "encoders.contract.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
@@ -34,12 +36,12 @@ def output_fields(output: EncoderOutput, wanted: Sequence[str] = FIELDS) -> dict
     return fields
 
 
-def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> EncoderOutput:
+def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOutput:
     """Return the output that :func:`output_fields` took apart, in its order of layers."""
     hidden, pooled, deepstack = FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
     layers_wanted = layers if deepstack in wanted else None
-    return EncoderOutput(fields.get(hidden), fields.get(pooled), layers_wanted)
+    return PartialOutput(fields.get(hidden), fields.get(pooled), layers_wanted)
 
 
 def owned(
@@ -55,7 +57,11 @@ def owned(
 
 
 def read_out(
-    out: EncoderOutput, like: Mapping[str, Tensor], rows: int, tokens: int, lent: Sequence[Tensor]
+    out: EncoderOutput | PartialOutput,
+    like: Mapping[str, Tensor],
+    rows: int,
+    tokens: int,
+    lent: Sequence[Tensor],
 ) -> dict[str, Tensor]:
     """Return the caller's tensors by field name, checked before anything runs.
 
@@ -63,9 +69,9 @@ def read_out(
     ``lent``, such as pixels and buffers, must not be written over. It is a ValueError if a tensor
     is missing, superfluous, does not fit, or shares its storage with another one.
     """
-    if not isinstance(out, EncoderOutput):
+    if not isinstance(out, EncoderOutput | PartialOutput):
         raise ValueError(
-            f"out is a {type(out).__name__}: pass EncoderOutput(last_hidden_state, pooler_output, "
+            f"out is a {type(out).__name__}: pass PartialOutput(last_hidden_state, pooler_output, "
             "deepstack_features), None for what is not returned"
         )
     given: dict[str, Any] = output_fields(out)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from encoders.contract import (
     Grid,
     Metadata,
     MultiPathEncoder,
+    Output,
+    VisionInputs,
 )
 
 from .budgets import Budget
@@ -24,8 +26,6 @@ from .buffers import PADDING, Arena, Layout, Memory
 from .guards import MEMBERS, require_members
 from .results import output_fields
 
-ONLY = "image"
-"""The name of the path of an encoder that has one."""
 Forward: TypeAlias = Callable[..., EncoderOutput]
 
 
@@ -60,12 +60,38 @@ class Target:
         return self.backend == "cudagraph"
 
 
-def paths_of(encoder: nn.Module) -> dict[str, GraphableEncoder]:
-    """Return the paths of an encoder by name; an encoder that has none is its own only path."""
-    paths = dict(encoder.paths) if isinstance(encoder, MultiPathEncoder) else {ONLY: encoder}
-    for path in paths.values():
-        require_members(path, MEMBERS, "see encoders.contract.GraphableEncoder")
-    return cast(dict[str, GraphableEncoder], paths)
+class OnePath(NamedTuple):
+    """An encoder that names no paths, as the only path of an encoder."""
+
+    encoder: GraphableEncoder
+
+    @property
+    def paths(self) -> Mapping[str, GraphableEncoder]:
+        """The encoder by the name of the only path."""
+        return {"image": self.encoder}
+
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
+        """Return one output per item: those of the only path, split."""
+        return self.encoder.split(outputs["image"], inputs.grid_thw) if outputs else []
+
+
+def with_paths(encoder: nn.Module) -> MultiPathEncoder:
+    """Return the encoder by its paths; a module that names none is its own only path.
+
+    A wrapper that passes on the attributes of an encoder of one path is its own path, too: the path
+    of its module would leave out what the wrapper's own forward adds.
+
+    Raises:
+        TypeError: a path without the contract's members.
+    """
+    whole: MultiPathEncoder = OnePath(cast(Any, encoder))
+    if isinstance(encoder, MultiPathEncoder):
+        owner = getattr(encoder.join, "__self__", encoder)
+        if owner is encoder or encoder.paths["image"] is not owner:
+            whole = encoder
+    for path in whole.paths.values():
+        require_members(cast(nn.Module, path), MEMBERS, "see encoders.contract.GraphableEncoder")
+    return whole
 
 
 def choose_form(

@@ -146,8 +146,9 @@ def draw_inputs(
         pixels = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
         _, h, w = path.grid_for(1)
         grids = [(count, h, w) for count in counts if count]
-        paths[name] = PathInputs(pixels, torch.tensor(grids).view(-1, 3))
-    return VisionInputs(*paths.pop("image"), tiles, paths)
+        users = tuple(item for item, count in enumerate(counts) if count)
+        paths[name] = PathInputs(pixels, torch.tensor(grids).view(-1, 3), users)
+    return VisionInputs(*paths.pop("image")[:2], tiles, paths)
 
 
 def _views(path: str, tiling: tuple[int, int, bool], paths: int) -> int:

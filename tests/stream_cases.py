@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,7 +51,8 @@ class NumberEncoder(EncodesItems):
         self.lock = threading.Lock()
 
     def encoding(self) -> Encoding:
-        return Encoding(self, self, torch.device("cpu"))
+        paths = {"image": self}
+        return Encoding(self, paths, paths, torch.device("cpu"))
 
     def preprocess(
         self, images: Sequence[Any] = (), videos: Sequence[Any] = (), **limits: Any
@@ -79,6 +80,11 @@ class NumberEncoder(EncodesItems):
             raise self.error
         self.calls.append(len(pixel_values))
         return EncoderOutput(pixel_values, pixel_values, ())
+
+    def join(
+        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
+    ) -> list[EncoderOutput]:
+        return self.split(outputs["image"], inputs.grid_thw)
 
     def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]:
         sizes = [spec.output_tokens for spec in self.item_specs(grid_thw)]

@@ -124,9 +124,10 @@ def test_values_that_are_no_tensor_of_rows_are_named(name: str, kind: str) -> No
 def test_what_preprocess_gives_is_not_pixels_and_it_says_what_is(name: str) -> None:
     encoder = tiny(name)
     inputs: Any = encoder.preprocess([torch.zeros(3, 56, 56, dtype=torch.uint8)])
-    for wrong in (lambda: encoder(inputs), lambda: encoder(inputs, inputs.grid_thw)):
-        with pytest.raises(ValueError, match=r"VisionInputs.*inputs\.pixel_values, inputs\.grid"):
-            wrong()
+    with pytest.raises(ValueError, match=r"VisionInputs.*inputs\.pixel_values, inputs\.grid"):
+        encoder.forward(inputs, inputs.grid_thw)
+    with pytest.raises(ValueError, match="was given with grid_thw or encoder_metadata"):
+        encoder(inputs, inputs.grid_thw)
     with pytest.raises(ValueError, match=r"of type list.*call encoder\.preprocess"):
         encoder([inputs.pixel_values])
 

@@ -143,7 +143,7 @@ def test_out_is_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(ValueError, match=message):
                 graphed(pixels, grids, out=bad)
         for bad in (tuple(good), pooled):
-            with pytest.raises(ValueError, match=r"out is a (tuple|Tensor): pass EncoderOutput\("):
+            with pytest.raises(ValueError, match=r"out is a (tuple|Tensor): pass PartialOutput\("):
                 graphed(pixels, grids, out=bad)
 
 

@@ -44,7 +44,7 @@ def test_an_image_is_cut_into_the_published_number_of_tiles(size: tuple[int, int
     inputs = OURS([blank(size)])
     columns, rows = COUNTS[size] or (0, 0)
     assert inputs.tiles == [(columns, rows, True) if columns else (1, 1, False)]
-    pixels, grids = inputs.paths["tiles"]
+    pixels, grids, _ = inputs.paths["tiles"]
     assert pixels.shape == (columns * rows, 3, 504, 504)
     assert grids.tolist() == ([[columns * rows, 36, 36]] if columns else [])
     assert inputs.pixel_values.shape == (1, 3, 728, 728)
@@ -150,13 +150,13 @@ def test_items_with_and_without_tiles_keep_their_order() -> None:
     inputs = OURS([blank((300, 200)), blank((1000, 600)), blank((100, 100)), blank((728, 728))])
     assert inputs.tiles == [(1, 1, False), (2, 1, True), (1, 1, False), (2, 2, True)]
     assert inputs.paths["tiles"].grid_thw.tolist() == [[2, 36, 36], [4, 36, 36]]
-    assert inputs.users("tiles") == [False, True, False, True]
-    assert inputs.users("image") == [True] * 4
+    assert inputs.paths["tiles"].items == (1, 3)
+    assert inputs.paths["image"].items == (0, 1, 2, 3)
 
 
 def test_no_images_make_empty_paths() -> None:
-    for pixels, grids in OURS().paths.values():
-        assert len(pixels) == len(grids) == 0
+    for path in OURS().paths.values():
+        assert len(path.pixel_values) == len(path.grid_thw) == len(path.items) == 0
 
 
 def test_tiling_can_be_off() -> None:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, PathsEncoder, Step3VLEncoder
-from encoders.contract import EncoderOutput, MultiPathEncoder, PathInputs, VisionInputs
+from encoders.contract import (
+    EncoderOutput,
+    MultiPathEncoder,
+    PartialOutput,
+    PathInputs,
+    VisionInputs,
+)
 from encoders.streams import ItemResults
 from encoders.streams.calls import FIELDS
 from graphwrap import GraphedEncoder
@@ -62,7 +68,7 @@ def test_paths_follow_casts_copies_and_new_weights(name: str) -> None:
 def test_an_item_is_its_tiles_then_the_whole_image(name: str) -> None:
     encoder = shared(name)
     inputs = encoder.preprocess(IMAGES)
-    whole, tiles = (encoder.paths[path](*inputs.paths[path]) for path in ("image", "tiles"))
+    whole, tiles = (encoder.paths[path](*inputs.paths[path][:2]) for path in ("image", "tiles"))
     outputs = encoder(inputs)
     assert [len(tokens(output)) for output in outputs] == [4 * (count + 1) for count in COUNTS]
     start = 0
@@ -154,7 +160,7 @@ def test_fields_that_were_left_out_stay_out() -> None:
     encoder = shared("step3_vl")
     inputs = encoder.preprocess(IMAGES[:1])
     outputs = {
-        name: encoder.paths[name](*path)._replace(last_hidden_state=None, deepstack_features=None)
+        name: PartialOutput(None, encoder.paths[name](*path[:2]).pooler_output, None)
         for name, path in inputs.paths.items()
     }
     (joined,) = encoder.join(outputs, inputs)
@@ -180,4 +186,4 @@ def gradient(encoder: PathsEncoder, inputs: VisionInputs) -> Tensor:
 
 
 def nothing() -> PathInputs:
-    return PathInputs(torch.zeros(0, 3, 84, 84), torch.zeros(0, 3, dtype=torch.int64))
+    return PathInputs(torch.zeros(0, 3, 84, 84), torch.zeros(0, 3, dtype=torch.int64), ())

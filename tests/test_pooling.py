@@ -12,6 +12,7 @@ from encoders.pooling import pool
 from encoders.streams import Encoding, ItemResults
 from encoders.streams.calls import plan_calls
 from graphwrap import GraphedEncoder
+from graphwrap.runner import OnePath
 from photographs import china, flower, hopper, panning_clip
 from stream_cases import TOWERS, NumberEncoder, tower
 from toy_encoder import ToyEncoder
@@ -207,8 +208,8 @@ def test_another_runtime_error_stays_as_it_is() -> None:
 
 
 def test_an_encoding_needs_no_encoder_of_ours() -> None:
-    encoder = ToyEncoder()
-    encoding = Encoding(encoder, encoder, torch.device("cpu"))  # type: ignore[arg-type]
+    paths = {"image": ToyEncoder()}
+    encoding = Encoding(OnePath(paths["image"]), paths, paths, torch.device("cpu"))  # type: ignore[arg-type]
     pixels = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 3))).float()
     grid = torch.tensor([[5, 1, 6], [1, 1, 10]])
     inputs = VisionInputs(pixels, grid)

@@ -48,9 +48,10 @@ ALLOWED = {
 }
 # The base classes; files that they and an encoder file may import, which may import one another.
 BASE = "vision_encoder"
-BASES = {BASE, "block_runner", "patch_encoder", "paths", "tile_encoder"}
+BASES = {"encoder", BASE, "block_runner", "patch_encoder", "paths", "tile_encoder"}
 SHARED = {
     "contract",
+    "block_parts",
     "attention",
     "hf_config",
     "inputs",
@@ -63,7 +64,7 @@ SHARED = {
     "streams",
 }
 # All of ``encoders`` that the accelerated towers know.
-ACCELERATED_KNOWS = {"accelerated", "contract", "layers", "attention"}
+ACCELERATED_KNOWS = {"accelerated", "block_parts", "contract", "layers", "attention"}
 # The only files of ``encoders`` that know what an image, an array or a video file is.
 INTAKE = {
     "image_files": {"PIL", "pillow_heif"},

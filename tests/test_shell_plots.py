@@ -281,3 +281,14 @@ def test_file_of_another_kind_is_not_read_as_features(tmp_path: Path) -> None:
 def test_numbers_stand_to_the_right_in_a_table() -> None:
     lines = format_table(["name", "tokens"], [["a", "7"], ["bcdef", "1,234"]]).splitlines()
     assert lines == ["name   tokens", "-----  ------", "a           7", "bcdef   1,234"]
+
+
+def test_maps_by_path_are_drawn_as_the_map_of_the_image() -> None:
+    maps = [torch.rand(1, 4, 4, 8), torch.rand(1, 3, 5, 8)]
+    photographs = [torch.zeros(3, 8, 8, dtype=torch.uint8)] * 2
+    by_path = [{"image": maps[0], "tiles": torch.rand(1, 8, 8, 8)}, {"image": maps[1]}]
+    drawn, wanted = (plot_feature_maps(photographs, given) for given in (by_path, maps))
+    for axes, other in zip(drawn.axes, wanted.axes, strict=True):
+        assert [image.get_array().tolist() for image in axes.images] == [
+            image.get_array().tolist() for image in other.images
+        ]

@@ -69,14 +69,17 @@ def inputs_of(items: Sequence[Item], seed: int = 0) -> VisionInputs:
     """Random pixels for items, as ``preprocess`` would return them."""
     generator = torch.Generator().manual_seed(seed)
 
-    def path(grids: Sequence[Grid]) -> PathInputs:
-        rows = sum(t * h * w for t, h, w in grids)
-        grid_thw = torch.tensor(grids, dtype=torch.int64).reshape(-1, 3)
-        return PathInputs(torch.randn(rows, WIDTH, generator=generator), grid_thw)
+    def path(grids: Sequence[Grid | None]) -> PathInputs:
+        used = [grid for grid in grids if grid is not None]
+        rows = sum(t * h * w for t, h, w in used)
+        grid_thw = torch.tensor(used, dtype=torch.int64).reshape(-1, 3)
+        users = [number for number, grid in enumerate(grids) if grid is not None]
+        pixels = torch.randn(rows, WIDTH, generator=generator)
+        return PathInputs(pixels, grid_thw, tuple(users))
 
-    pixels, grid_thw = path([whole for whole, _ in items])
+    pixels, grid_thw, _ = path([whole for whole, _ in items])
     tiles = [(1, 1, pieces is not None) for _, pieces in items]
-    pieces = path([pieces for _, pieces in items if pieces is not None])
+    pieces = path([pieces for _, pieces in items])
     return VisionInputs(pixels, grid_thw, tiles, {"tiles": pieces})
 
 

@@ -32,7 +32,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from encoders.contract import EncoderOutput
+from encoders.contract import EncoderOutput, PartialOutput
 
 from . import __version__
 
@@ -60,7 +60,7 @@ class Features(NamedTuple):
     revision: str | None
     encoder: str
     items: list[Item]
-    outputs: list[EncoderOutput]
+    outputs: list[PartialOutput]
     """One per item; none in a file of vectors."""
     pool: str = "none"
     """"mean", "max" or "cls" in a file of vectors."""
@@ -92,7 +92,7 @@ def save_features(path: str | Path, features: Features) -> None:
     """
     source = features.repo, features.revision, features.encoder
     recipe = Recipe(features.pool, features.normalize)
-    results: list[EncoderOutput | Tensor] = [*features.outputs, *features.vectors]
+    results: list[EncoderOutput | PartialOutput | Tensor] = [*features.outputs, *features.vectors]
     with writing_features(path, *source, recipe) as add:
         for item, result in zip(features.items, results, strict=True):
             add(item, result)
@@ -105,7 +105,7 @@ def writing_features(
     revision: str | None,
     encoder: str,
     recipe: Recipe = Recipe(),  # noqa: B008  # a tuple
-) -> Iterator[Callable[[Item, EncoderOutput | Tensor], None]]:
+) -> Iterator[Callable[[Item, EncoderOutput | PartialOutput | Tensor], None]]:
     """Write a features file one item at a time, without holding the items in memory.
 
     The file appears under its name when the block ends without an error. Until then the tensors lie
@@ -129,7 +129,7 @@ def writing_features(
     with ExitStack() as stack:
         spool = _Spool(path.parent, stack)
 
-        def add(item: Item, result: EncoderOutput | Tensor) -> None:
+        def add(item: Item, result: EncoderOutput | PartialOutput | Tensor) -> None:
             spool.add(f"item{len(items)}.grid_thw", torch.tensor(item.grid_thw))
             for name, tensor in _named(result):
                 cast = _cast(tensor, recipe.dtype, item.name)
@@ -153,7 +153,7 @@ def writing_features(
         temporary.replace(path)  # a reader sees the old file or the new one, never half of one
 
 
-def _named(result: EncoderOutput | Tensor) -> list[tuple[str, Tensor]]:
+def _named(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
     """Return the tensors of a result, by their names in the file."""
     if isinstance(result, Tensor):
         return [("vector", result)]
@@ -289,9 +289,9 @@ def _read_item(fields: dict[str, object]) -> Item:
     return Item(**lists)  # type: ignore[arg-type]
 
 
-def _read_output(tensors: dict[str, Tensor], item: str) -> EncoderOutput:
+def _read_output(tensors: dict[str, Tensor], item: str) -> PartialOutput:
     deepstack = [tensors[name] for name in _deepstack_names(tensors, item)]
-    return EncoderOutput(
+    return PartialOutput(
         tensors.get(f"{item}.last_hidden_state"),
         tensors.get(f"{item}.pooler_output"),
         tuple(deepstack),

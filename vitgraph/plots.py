@@ -3,8 +3,7 @@
 From photographs to a figure::
 
     inputs = encoder.preprocess(images=photos)
-    output = encoder(inputs.pixel_values, inputs.grid_thw)
-    maps = encoder.feature_maps(output.last_hidden_state, inputs.grid_thw, inputs.tiles)
+    maps = encoder.feature_maps(encoder(inputs), inputs)
     plot_feature_maps(photos, maps).savefig("maps.png")
 
 Figures are made without pyplot: nothing global is touched, and no display is needed.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
+"""One map [t, h, w, D] per image, or one dict of maps by path per image."""
 MOST_COLUMNS = 5
 """Encoders beside a photograph; more go into further blocks of rows below."""
 COLUMN_WIDTH = 2.0
@@ -66,7 +67,7 @@ def check_plot(path: Path) -> None:
 
 def plot_feature_maps(
     images: Sequence[Any],
-    maps: Sequence[Tensor] | Mapping[str, Sequence[Tensor]],
+    maps: Maps | Mapping[str, Maps],
     *,
     titles: Sequence[str] | None = None,
     title: str | None = None,
@@ -78,8 +79,9 @@ def plot_feature_maps(
 
     Args:
         images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.
-        maps: one map [t, h, w, D] per image; to compare encoders, one such list per name. Of a
-            video the middle time step is shown. Each encoder fills a column; more than five are
+        maps: one map [t, h, w, D] per image, or one dict by path as ``feature_maps`` returns it,
+            of which "image" is drawn; to compare encoders, one such list per name. Of a video the
+            middle time step is shown. Each encoder fills a column; more than five are
             wrapped into further blocks of rows.
         titles: one per image, written beside it.
         title: the title of the whole figure.
@@ -121,18 +123,17 @@ def plot_feature_maps(
     return figure
 
 
-def _read_columns(
-    maps: Sequence[Tensor] | Mapping[str, Sequence[Tensor]],
-) -> Mapping[str, Sequence[Tensor]]:
+def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tensor]]:
     """Return the lists of maps by name; the check finds swapped images and maps."""
-    columns = maps if isinstance(maps, Mapping) else {"feature map": maps}
-    for name, column in columns.items():
+    columns: dict[str, Sequence[Tensor]] = {}
+    for name, column in (maps if isinstance(maps, Mapping) else {"feature map": maps}).items():
         if not isinstance(column, Sequence):
             raise ValueError(
                 f"{name}: is one {type(column).__name__}, not a list of maps; pass the images "
                 "first, then their maps, in a list also for one"
             )
-        for features in column:
+        columns[name] = [one["image"] if isinstance(one, Mapping) else one for one in column]
+        for features in columns[name]:
             require_map(features)
     return columns
 

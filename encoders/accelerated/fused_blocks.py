@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import check_equal_segments
-from ..contract import BlockParts, BlockTower, Metadata, PartNorm, RelativePositions
+from ..block_parts import BlockParts, PartNorm, RelativePositions
+from ..contract import BlockTower, Metadata
 from ..layers import is_plain, is_untouched
 from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors
 from .choices import KernelChoices

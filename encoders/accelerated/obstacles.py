@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from ..contract import BlockParts, NamesItsParts
+from ..block_parts import BlockParts, NamesItsParts
 from ..layers import is_untouched
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"

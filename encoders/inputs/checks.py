@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..contract import EncoderOutput, Grid
+from ..contract import EncoderOutput, Grid, PartialOutput
 
 
 @runtime_checkable
@@ -38,7 +38,10 @@ def require_tensor(pixel_values: object) -> None:
         return
     fix = "call encoder.preprocess on the images, or encoder.encode"
     if isinstance(pixel_values, tuple):
-        fix = "of inputs = encoder.preprocess(..) pass inputs.pixel_values, inputs.grid_thw"
+        fix = (
+            "call encoder(inputs) with what preprocess returned; forward takes "
+            "inputs.pixel_values, inputs.grid_thw"
+        )
     raise ValueError(
         f"pixel_values is of type {type(pixel_values).__name__}: the tower takes a tensor of "
         f"normalised pixels; {fix}"
@@ -56,7 +59,7 @@ def require_features(features: object) -> None:
 
 def require_output(output: object) -> None:
     """Raise a ValueError unless ``output``, the argument of ``split``, is an EncoderOutput."""
-    if not isinstance(output, EncoderOutput):
+    if not isinstance(output, EncoderOutput | PartialOutput):
         raise ValueError(
             f"output is of type {type(output).__name__}: split takes the EncoderOutput that the "
             "encoder returned; a tensor of it can be split by the rows that item_specs returns"

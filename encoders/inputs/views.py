@@ -144,8 +144,8 @@ class ViewPreprocessor(ABC):
         check_keywords({"max_tiles": max_tiles})
         items = [self.views(image, max_tiles) for image in read_images(images)]
         paths = {name: self._path(name, items) for name in self.sides}
-        image = paths.pop("image")
-        return VisionInputs(*image, [item.tiles for item in items], paths)
+        pixels, grid_thw, _ = paths.pop("image")
+        return VisionInputs(pixels, grid_thw, [item.tiles for item in items], paths)
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
         """Normalise the views of one path; an image without such views has no entry in the grid."""
@@ -156,7 +156,8 @@ class ViewPreprocessor(ABC):
         views = (view for item in items for view in item.paths.get(name, ()))
         for view, target in zip(views, pixels, strict=True):
             target.copy_(view).sub_(low).div_(scale)
-        return PathInputs(pixels, grid_tensor([(n, patches, patches) for n in counts if n]))
+        grids = grid_tensor([(n, patches, patches) for n in counts if n])
+        return PathInputs(pixels, grids, tuple(item for item, n in enumerate(counts) if n))
 
 
 @dataclass(frozen=True)

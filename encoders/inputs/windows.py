@@ -171,23 +171,24 @@ class WindowPreprocessor:
                 cut.append(self._cut(image))
         wholes = [whole for whole, _, _ in cut]
         parts = [tile for _, tiles, _ in cut for tile in tiles]
-        counts = [len(tiles) for _, tiles, _ in cut if tiles]
+        counts = [len(tiles) for _, tiles, _ in cut]
         tilings = [
             (windows.columns, windows.rows, True) if windows.side else (1, 1, False)
             for _, _, windows in cut
         ]
-        pixels, grids = self._path(wholes, self.image_size, [1] * len(wholes))
+        pixels, grids, _ = self._path(wholes, self.image_size, [1] * len(wholes))
         tiles = self._path(parts, self.tile_size, counts)
         return VisionInputs(pixels, grids, tilings, {"tiles": tiles})
 
     def _path(self, views: Sequence[Tensor], side: int, counts: Sequence[int]) -> PathInputs:
-        """Normalise views of one size; ``counts`` says how many each entry has."""
+        """Normalise views of one size; ``counts`` says how many each item has."""
         mean, std = folded_stats(self.mean, self.std)
         pixels = torch.empty(len(views), 3, side, side, dtype=torch.float32, device="cpu")
         for view, target in zip(views, pixels, strict=True):
             target.copy_(view).sub_(mean).div_(std)
         patches = side // self.patch_size
-        return PathInputs(pixels, grid_tensor([(count, patches, patches) for count in counts]))
+        grids = grid_tensor([(count, patches, patches) for count in counts if count])
+        return PathInputs(pixels, grids, tuple(item for item, count in enumerate(counts) if count))
 
     def _cut(self, image: Tensor) -> tuple[Tensor, list[Tensor], Windows]:
         """Return the whole view, the tiles and how they lie, all uint8."""

@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..attention import TileSegments, attention
-from ..contract import BlockParts
+from ..block_parts import BlockParts
 from ..hf_config import require_divisible
 
 

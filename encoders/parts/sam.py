@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..contract import BlockParts, RelativePositions
+from ..block_parts import BlockParts, RelativePositions
 from ..hf_config import read_blocks, read_ratio, read_size, require_divisible, require_value
 from ..layers import convolve
 from .blocks import MLP, resize_table

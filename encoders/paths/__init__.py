@@ -4,7 +4,7 @@
 - ``tiles_then_image``: one tower for whole images and their tiles
 """
 
-from .paths_encoder import PathPreprocessor, PathsEncoder
+from .paths_encoder import PathPreprocessor, PathsEncoder, tilings_of
 from .tiles_then_image import TilesThenImage
 
-__all__ = ["PathPreprocessor", "PathsEncoder", "TilesThenImage"]
+__all__ = ["PathPreprocessor", "PathsEncoder", "TilesThenImage", "tilings_of"]

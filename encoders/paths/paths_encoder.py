@@ -9,15 +9,16 @@ Shapes: D tower width.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, overload
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ..contract import EncoderOutput, VisionInputs
+from ..contract import EncoderOutput, GridLike, Metadata, Output, VisionInputs
+from ..encoder import Encoder
 from ..streams import Encoding
-from ..vision_encoder import Encoder, VisionEncoder
+from ..vision_encoder import VisionEncoder
 
 Self = TypeVar("Self", bound="PathsEncoder")
 
@@ -55,107 +56,59 @@ class PathsEncoder(Encoder):
     Subclasses set ``config``, ``preprocessor`` and ``paths``, and say how outputs are joined.
     """
 
-    paths: Mapping[str, VisionEncoder]
+    paths: Mapping[str, VisionEncoder] = MappingProxyType({})
     """The paths by name, "image" first. Each is an encoder of its own: ``paths[name](pixel_values,
     grid_thw)`` takes what ``preprocess(...).paths[name]`` holds, and CUDA graphs capture a path."""
 
-    @abstractmethod
-    def join(
-        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
-    ) -> list[EncoderOutput]:
-        """Return one output per item from the outputs of the paths.
-
-        Args:
-            outputs: by the names of ``paths``; paths without entries in ``inputs`` are left out.
-            inputs: what ``preprocess`` returned.
-
-        Raises:
-            ValueError: entries that cannot be assigned to items.
-        """
-
-    @abstractmethod
-    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Arrange features in space: the maps [t, h, w, D] of each item by the name of the path.
-
-        Args:
-            features: ``last_hidden_state`` or ``pooler_output`` of all items, one after another.
-            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read.
-
-        Returns:
-            For each item one map of the whole image and one that is stitched from its tiles.
-
-        Raises:
-            ValueError: no tensor, or features that are not of these inputs.
-        """
-
-    def forward(self, inputs: VisionInputs) -> list[EncoderOutput]:
-        """Encode items: every path that has entries runs once, then the outputs are joined.
-
-        Args:
-            inputs: what ``preprocess`` returned.
-
-        Returns:
-            One output per item.
-
-        Raises:
-            ValueError: inputs of other paths, and what the paths raise.
-        """
-        self._check(inputs)
-        outputs = {
-            name: self.paths[name](*path)
-            for name, path in inputs.paths.items()
-            if len(path.grid_thw)
-        }
-        return self.join(outputs, inputs)
-
-    @overload
-    def forward_intermediates(
+    def forward(
         self,
-        inputs: VisionInputs,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: Literal["NLC"] = "NLC",
-    ) -> dict[str, list[Tensor]]: ...
-
-    @overload
-    def forward_intermediates(
-        self,
-        inputs: VisionInputs,
-        indices: int | Sequence[int] | None = None,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
         *,
-        output_fmt: Literal["NCHW"],
-    ) -> dict[str, list[list[Tensor]]]: ...
-
-    def forward_intermediates(
-        self,
-        inputs: VisionInputs,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: Literal["NLC", "NCHW"] = "NLC",
-    ) -> dict[str, Any]:
-        """Outputs of inner blocks of every path that has entries, before any merger.
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Raise a ValueError: tensors belong to one path, and a call takes whole inputs.
 
         Args:
-            inputs: what ``preprocess`` returned.
-            indices: n for the last n blocks, block numbers (negatives from the end), None for all.
-            output_fmt: "NLC" for the rows of the paths, "NCHW" for maps in raster order.
-
-        Returns:
-            By the name of the path, one entry per block, in the order of ``indices``, as the
-            ``forward_intermediates`` of the path returns it: a tensor, or with "NCHW" a list of
-            maps [t, D, h, w], one per item that uses the path.
+            pixel_values: of one path.
+            grid_thw: of one path.
+            encoder_metadata: of one path.
 
         Raises:
-            ValueError: a block or format that does not exist, and the errors of ``forward``.
+            ValueError: always.
         """
-        self._check(inputs)
-        return {
-            name: self.paths[name].forward_intermediates(*path, indices, output_fmt=output_fmt)
-            for name, path in inputs.paths.items()
-            if len(path.grid_thw)
-        }
+        raise self._one_path_is_meant("encoder", "forward")
+
+    def _maps_of_grids(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        raise self._one_path_is_meant("encoder.feature_maps", "feature_maps")
+
+    def _states_of_blocks(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None,
+        output_fmt: str,
+    ) -> list[Tensor] | list[list[Tensor]]:
+        raise self._one_path_is_meant("encoder.forward_intermediates", "forward_intermediates")
+
+    def _one_path_is_meant(self, call: str, method: str) -> ValueError:
+        """The error for tensors or a grid, which belong to one path."""
+        given = "features, inputs" if method == "feature_maps" else "inputs"
+        one = "" if method == "forward" else f".{method}"
+        return ValueError(
+            f"{type(self).__name__} has the paths {', '.join(self.paths)}, and tensors do not say "
+            f"which is meant: call {call}({given}) with inputs = encoder.preprocess(..), or one "
+            f"path: encoder.paths[name]{one}(..)"
+        )
 
     def split_paths(
-        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
-    ) -> list[dict[str, EncoderOutput]]:
+        self, outputs: Mapping[str, Output], inputs: VisionInputs
+    ) -> list[dict[str, Output]]:
         """Cut the outputs of the paths into those of each item, as views.
 
         Args:
@@ -168,33 +121,17 @@ class PathsEncoder(Encoder):
         Raises:
             ValueError: entries that cannot be assigned to items.
         """
-        items: list[dict[str, EncoderOutput]] = [{} for _ in inputs.grid_thw]
-        users = {name: inputs.users(name) for name in inputs.paths}  # of paths left out, too
+        items: list[dict[str, Output]] = [{} for _ in inputs.grid_thw]
         for name, output in outputs.items():
-            entries = iter(self.paths[name].split(output, inputs.paths[name].grid_thw))
-            for item, used in zip(items, users[name], strict=True):
-                if used:
-                    item[name] = next(entries)
+            _, grid_thw, numbers = inputs.paths[name]
+            entries = self.paths[name].split(output, grid_thw)
+            for item, entry in zip(numbers, entries, strict=True):
+                items[item][name] = entry
         return items
 
-    def _check(self, inputs: object) -> None:
-        if not isinstance(inputs, VisionInputs):
-            raise ValueError(
-                f"inputs is of type {type(inputs).__name__}: this encoder has the paths "
-                f"{', '.join(self.paths)}, so pass the whole inputs = encoder.preprocess(..), or "
-                "call one path: encoder.paths[name](pixel_values, grid_thw)"
-            )
-        if inputs.paths.keys() != self.paths.keys():
-            raise ValueError(
-                f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
-                f"{', '.join(self.paths)}: pass what its own preprocess returns"
-            )
-        for name in self.paths:
-            inputs.users(name)  # before a path runs
-
-    def encoding(self) -> Encoding:
+    def encoding(self) -> Encoding[EncoderOutput]:
         """This encoder, and how ``encode`` and ``encode_many`` call its paths."""
-        return Encoding(self, self.paths, self.device)
+        return Encoding(self, self.paths, self.paths, self.device)
 
     def share(self, tower: VisionEncoder) -> None:
         """Have the parameters and modules of ``tower`` under the same names, each of them once.
@@ -210,51 +147,39 @@ class PathsEncoder(Encoder):
         return self.paths["image"].blocks
 
     def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
-        """A faster form of this encoder for inference on a GPU, over the same weights.
-
-        Args:
-            kernels: as ``VisionEncoder.accelerated`` takes it.
-            precision: as ``VisionEncoder.accelerated`` takes it.
-
-        Returns:
-            An encoder whose paths are accelerated, each with kernels for its own shapes.
-
-        Raises:
-            ValueError: an unknown kernel or precision, or this encoder is accelerated already.
-        """
+        """See :meth:`encoders.Encoder.accelerated`: each path has kernels for its own shapes."""
         view = copy.copy(self)
         view.paths = {
             name: path.accelerated(kernels, precision) for name, path in self.paths.items()
         }
         return view
 
-    def kernel_choices(self) -> dict[str, Any]:
-        """Return the kernels that each path chose, and why, by the name of the path."""
-        return {name: path.kernel_choices() for name, path in self.paths.items()}
 
-    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
-        """Use the kernels that another process chose, instead of timing them here.
+def tilings_of(inputs: VisionInputs) -> list[tuple[int, int]]:
+    """Return how the views of the path "tiles" lie, as (columns, rows) of each item.
 
-        Args:
-            choices: the result of ``kernel_choices()`` in that process.
+    The path "image" has one view of every item.
 
-        Raises:
-            ValueError: choices of other paths, and what a path raises.
-        """
-        if choices.keys() != self.paths.keys():
+    Raises:
+        ValueError: ``tiles`` says something else of an item than the path "tiles" holds of it, or
+            the path "image" has several views of an item.
+    """
+    if any(count != 1 for count in inputs.grid_thw[:, 0].tolist()):
+        raise ValueError(
+            f"grid_thw {inputs.grid_thw.tolist()} has items of several views in path 'image', "
+            "which takes one view of each: pass what preprocess returned"
+        )
+    counts = [0] * len(inputs.grid_thw)
+    if "tiles" in inputs.paths:
+        _, grid_thw, items = inputs.paths["tiles"]
+        for item, (count, _, _) in zip(items, grid_thw.tolist(), strict=True):
+            counts[item] = count
+    tilings = [tuple(tiling) for tiling in inputs.tiles or [(1, 1, False)] * len(counts)]
+    for item, (count, (columns, rows, tiled)) in enumerate(zip(counts, tilings, strict=True)):
+        if count != (columns * rows if tiled else 0):
+            said = f"{columns}x{rows} tiles" if tiled else "no tiles"
             raise ValueError(
-                f"kernel choices for {', '.join(map(str, choices))}: this encoder has the paths "
-                f"{', '.join(self.paths)}"
+                f"item {item} has {count} views in path 'tiles', of which tiles says {said}: pass "
+                "what preprocess returned, in its order"
             )
-        for name, path in self.paths.items():
-            path.load_kernel_choices(choices[name])
-
-    def gradient_checkpointing_enable(self) -> None:
-        """Recompute blocks in the backward instead of keeping their activations."""
-        for path in self.paths.values():
-            path.gradient_checkpointing_enable()
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Keep the activations of blocks for the backward."""
-        for path in self.paths.values():
-            path.gradient_checkpointing_disable()
+    return [(columns, rows) for columns, rows, _ in tilings]

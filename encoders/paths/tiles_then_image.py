@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import EncoderOutput, Grid, VisionInputs
-from ..inputs import Preprocessor, require_features
+from ..contract import Grid, Output, VisionInputs, output_like
+from ..inputs import Preprocessor
 from ..tile_encoder import TileEncoder
-from .paths_encoder import PathsEncoder
+from .paths_encoder import PathsEncoder, tilings_of
 
 LARGEST_BATCH = {"image": 8, "tiles": 36}
 """Views of the largest default graph. One whole image of Step3-VL is 10 TFLOP of work: 2,704
@@ -42,9 +42,7 @@ class TilesThenImage(PathsEncoder):
             "tiles": tower.at(self.config.tile_size, LARGEST_BATCH["tiles"]),
         }
 
-    def join(
-        self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs
-    ) -> list[EncoderOutput]:
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Return one output per item: the rows of its tiles, then those of the whole image.
 
         Args:
@@ -58,6 +56,7 @@ class TilesThenImage(PathsEncoder):
         Raises:
             ValueError: entries that cannot be assigned to items.
         """
+        tilings_of(inputs)
         joined = []
         for parts in self.split_paths(outputs, inputs):
             ordered = [parts[name] for name in ("tiles", "image") if name in parts]
@@ -65,7 +64,8 @@ class TilesThenImage(PathsEncoder):
             first = self.paths["image"].rows_before
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
             joined.append(
-                EncoderOutput(
+                output_like(
+                    ordered[0],
                     torch.cat([x[:, first:].flatten(0, 1) for x in hidden]) if hidden else None,
                     torch.cat(pooled) if pooled else None,
                     ordered[0].deepstack_features,
@@ -73,23 +73,12 @@ class TilesThenImage(PathsEncoder):
             )
         return joined
 
-    def feature_maps(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Arrange features in space, as maps "image" and "tiles" per item.
+    def _check_inputs(self, inputs: VisionInputs) -> None:
+        super()._check_inputs(inputs)
+        tilings_of(inputs)
 
-        Args:
-            features: ``last_hidden_state`` [P, D] or ``pooler_output`` [N, out] of all items, one
-                after another.
-            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read.
-
-        Returns:
-            Per item "image" [1, h, w, D] and, if the item has tiles, "tiles"
-            [1, rows*h, columns*w, D], stitched.
-
-        Raises:
-            ValueError: no tensor, or features that are not of these inputs.
-        """
-        self._check(inputs)
-        require_features(features)
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Maps "image" [1, h, w, D] and, of items with tiles, "tiles" [1, rows*h, columns*w, D]."""
         pieces = self._pieces(inputs)
         patches, tokens = (sum(piece.sizes[n] for piece in pieces) for n in (0, 1))
         if len(features) not in (patches, tokens):
@@ -109,14 +98,16 @@ class TilesThenImage(PathsEncoder):
 
     def _pieces(self, inputs: VisionInputs) -> list[Piece]:
         """The entries of all items, in the order in which ``join`` puts their rows."""
-        entries = {name: iter(path.grid_thw.tolist()) for name, path in inputs.paths.items()}
-        users = {name: inputs.users(name) for name in entries}
+        tilings = tilings_of(inputs)
+        entries = {
+            name: dict(zip(path.items, path.grid_thw.tolist(), strict=True))
+            for name, path in inputs.paths.items()
+        }
         pieces = []
-        for item in range(len(inputs.grid_thw)):
-            columns, rows, _ = inputs.tiles[item] if inputs.tiles else (1, 1, False)
+        for item, (columns, rows) in enumerate(tilings):
             for name, layout in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
-                if users[name][item]:
-                    t, h, w = next(entries[name])
+                if item in entries[name]:
+                    t, h, w = entries[name][item]
                     (spec,) = self.paths[name].item_specs([(t, h, w)])
                     sizes = t * h * w, spec.output_tokens
                     pieces.append(Piece(item, name, (t, h, w), sizes, layout))

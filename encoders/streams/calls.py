@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from itertools import accumulate
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..contract import (
     EncoderItemSpec,
-    EncoderOutput,
     Grid,
     GridLike,
-    MultiPathEncoder,
+    Output,
     PathInputs,
     VisionInputs,
+    output_like,
 )
 from ..inputs import StagedPreprocessor, read_grid
 from ..pooling import check_fields, check_pool, pool
@@ -36,7 +37,7 @@ class ItemPath(Protocol):
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]: ...
 
-    def split(self, output: EncoderOutput, grid_thw: GridLike) -> list[EncoderOutput]: ...
+    def split(self, output: Output, grid_thw: GridLike) -> list[Output]: ...
 
 
 class Preprocesses(Protocol):
@@ -55,15 +56,13 @@ class Preprocesses(Protocol):
     ) -> VisionInputs: ...
 
 
-class ItemEncoder(Preprocesses, ItemPath, Protocol):
-    """What must be known of an encoder of one path, besides a call, to encode items with it."""
+class ItemEncoder(Preprocesses, Protocol[Output]):
+    """What must be known of an encoder, besides its paths, to encode items with it."""
+
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]: ...
 
 
-class PathsItemEncoder(Preprocesses, MultiPathEncoder, Protocol):
-    """What must be known of an encoder of several paths, besides the calls of its paths."""
-
-
-PathCall: TypeAlias = Callable[[Tensor, GridLike], EncoderOutput]
+PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
 
 
 class ItemResults(NamedTuple):
@@ -75,12 +74,14 @@ class ItemResults(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Encoding:
-    """An encoder, and how it is called."""
+class Encoding(Generic[Output]):
+    """An encoder, its paths, and how they are called."""
 
-    encoder: ItemEncoder | PathsItemEncoder
-    call: PathCall | Mapping[str, PathCall]
-    """The call of the only path, or of each path by its name."""
+    encoder: ItemEncoder[Output]
+    """Preprocesses items, and joins the outputs of the paths."""
+    paths: Mapping[str, ItemPath]
+    calls: Mapping[str, PathCall[Output]]
+    """The call of each path by its name."""
     device: torch.device
     fields: tuple[str, ...] = FIELDS
     """The fields that the call returns."""
@@ -88,12 +89,6 @@ class Encoding:
     """What leaves normalising and cutting to the device, where ``preprocess`` allows that."""
     owned: bool = True
     """Whether a result stays as it is when the next call runs."""
-
-    @property
-    def paths(self) -> Mapping[str, ItemPath]:
-        """Every path by its name; the only one is called "image"."""
-        encoder = self.encoder
-        return encoder.paths if isinstance(encoder, MultiPathEncoder) else {"image": encoder}
 
     def check(self, results: ItemResults) -> None:
         """Raise unless these results can be had from this encoder.
@@ -144,24 +139,21 @@ class Encoding:
             for output, grid in zip(outputs, grids, strict=True)
         ]
 
-    def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[EncoderOutput]:
+    def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
         """The output of each item, made when it is asked for; it may be a view."""
-        encoder, paths = self.encoder, inputs.paths
-        entries = {name: self._entries(name, path, limit) for name, path in paths.items()}
-        if not isinstance(encoder, MultiPathEncoder):
-            yield from entries["image"]
-            return
-        for item in split_inputs(inputs, encoder.paths):
-            used = [name for name, path in item.paths.items() if len(path.grid_thw)]
-            yield encoder.join({name: next(entries[name]) for name in used}, item)[0]
+        paths = inputs.paths.items()
+        entries = {name: self._entries(name, path, limit) for name, path in paths}
+        for item in split_inputs(inputs, self.paths):
+            used = [name for name, path in item.paths.items() if path.items]
+            yield self.encoder.join({name: next(entries[name]) for name in used}, item)[0]
 
-    def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[EncoderOutput]:
+    def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
         """The output of each entry of a path."""
-        path, call = self.paths[name], self._call(name)
+        path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
         calls = plan_calls(grids, path.item_specs(grids), limit)
         lasting = self.owned or (len(calls) == 1 and len(self.paths) == 1)
-        held: list[EncoderOutput] = []
+        held: list[Output] = []
         row = 0
         for parts in calls:
             rows, part_grids = sum(part.rows for part in parts), [part.grid for part in parts]
@@ -174,19 +166,16 @@ class Encoding:
                     held = []
             row += rows
 
-    def _call(self, name: str) -> PathCall:
-        return self.call[name] if isinstance(self.call, Mapping) else self.call
 
-
-def _in_own_memory(output: EncoderOutput) -> EncoderOutput:
+def _in_own_memory(output: Output) -> Output:
     """The output, copied if one of its tensors is a part of a larger one."""
-    hidden, pooled, deepstack = output
-    tensors = [x for x in (hidden, pooled, *(deepstack or ())) if x is not None]
+    rows = (output.last_hidden_state, output.pooler_output, *(output.deepstack_features or ()))
+    tensors = [x for x in rows if x is not None]
     whole = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
     return output if whole else output.clone()
 
 
-def check_paths(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> None:
+def check_paths(inputs: VisionInputs, paths: Mapping[str, object]) -> None:
     """Raise a ValueError unless inputs have the paths of an encoder."""
     if inputs.paths.keys() != paths.keys():
         raise ValueError(
@@ -205,20 +194,22 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
     Raises:
         ValueError: entries of a path that cannot be assigned to items, or pixels of other entries.
     """
+    inputs.check_items()
     alone: dict[str, list[PathInputs]] = {}
-    for name, (pixels, grid_thw) in inputs.paths.items():
+    for name, (pixels, grid_thw, items) in inputs.paths.items():
         sizes = [spec.input_size for spec in paths[name].item_specs(read_grid(grid_thw))]
         if len(pixels) != sum(sizes):
             raise ValueError(
                 f"path {name!r} has {len(pixels)} rows of pixels, its grid_thw describes "
                 f"{sum(sizes)}: pass what preprocess returned"
             )
-        entries = map(PathInputs, pixels.split(sizes), grid_thw.split(1)) if sizes else iter(())
-        nothing = PathInputs(pixels[:0], grid_thw[:0])
-        alone[name] = [next(entries) if used else nothing for used in inputs.users(name)]
+        alone[name] = [PathInputs(pixels[:0], grid_thw[:0], ()) for _ in inputs.grid_thw]
+        parts = zip(items, pixels.split(sizes), grid_thw.split(1), strict=True) if sizes else ()
+        for item, rows, grid in parts:
+            alone[name][item] = PathInputs(rows, grid, (0,))
     return [
         VisionInputs(
-            *alone["image"][item],
+            *alone["image"][item][:2],
             inputs.tiles and inputs.tiles[item : item + 1],
             {name: parts[item] for name, parts in alone.items() if name != "image"},
         )
@@ -244,8 +235,11 @@ def select_items(
         return inputs
     if items:
         return join_inputs([alone[item] for item in items])
-    nothing = {name: PathInputs(*(x[:0] for x in path)) for name, path in inputs.paths.items()}
-    return VisionInputs(*nothing.pop("image"), None, nothing)
+    nothing = {
+        name: PathInputs(pixels[:0], grid_thw[:0], ())
+        for name, (pixels, grid_thw, _) in inputs.paths.items()
+    }
+    return VisionInputs(*nothing.pop("image")[:2], None, nothing)
 
 
 def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
@@ -256,14 +250,14 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
     """
     if len(parts) == 1:
         return parts[0]
-    joined = {
-        name: PathInputs(
-            *(torch.cat(tensors) for tensors in zip(*(p.paths[name] for p in parts), strict=True))
-        )
-        for name in parts[0].paths
-    }
+    starts = [0, *accumulate(len(part.grid_thw) for part in parts)]
+    joined = {}
+    for name in parts[0].paths:
+        pixels, grids, numbers = zip(*(part.paths[name] for part in parts), strict=True)
+        items = [start + item for start, own in zip(starts, numbers, strict=False) for item in own]
+        joined[name] = PathInputs(torch.cat(pixels), torch.cat(grids), tuple(items))
     tiles = [tiling for part in parts for tiling in part.tiles or ()]
-    return VisionInputs(*joined.pop("image"), tiles or None, joined)
+    return VisionInputs(*joined.pop("image")[:2], tiles or None, joined)
 
 
 class Part(NamedTuple):
@@ -310,12 +304,13 @@ def plan_calls(
     return calls
 
 
-def join_outputs(parts: Sequence[EncoderOutput]) -> EncoderOutput:
+def join_outputs(parts: Sequence[Output]) -> Output:
     """The output of an item from the outputs of its parts, in order."""
     if len(parts) == 1:
         return parts[0]
     hidden, pooled, deepstack = zip(*parts, strict=True)
-    return EncoderOutput(
+    return output_like(
+        parts[0],
         None if hidden[0] is None else torch.cat(hidden),
         None if pooled[0] is None else torch.cat(pooled),
         None if deepstack[0] is None else tuple(map(torch.cat, zip(*deepstack, strict=True))),

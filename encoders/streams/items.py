@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Literal, overload
+from typing import Any, Generic, Literal, overload
 
 from torch import Tensor
 
-from ..contract import EncoderOutput
+from ..contract import Output
 from .calls import Encoding, ItemResults
 from .stream import ItemError, ItemResult, StreamOptions, stream_items
 
 
-class EncodesItems:
+class EncodesItems(Generic[Output]):
     """``encode`` and ``encode_many`` for whatever says how it is called."""
 
-    def encoding(self) -> Encoding:
+    def encoding(self) -> Encoding[Output]:
         """The encoder, and how it is called."""
         raise NotImplementedError
 
@@ -37,7 +37,7 @@ class EncodesItems:
         max_tiles: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
-    ) -> list[EncoderOutput]: ...
+    ) -> list[Output]: ...
 
     @overload
     def encode(
@@ -68,7 +68,7 @@ class EncodesItems:
         max_tiles: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
-    ) -> list[EncoderOutput] | list[Tensor]:
+    ) -> list[Output] | list[Tensor]:
         """Encode images and videos: one result per item, images first, then videos.
 
         All items run in one call unless ``max_tokens_per_call`` bounds it, so memory grows with

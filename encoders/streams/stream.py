@@ -78,7 +78,7 @@ class StreamOptions(NamedTuple):
 
 
 def stream_items(
-    encoding: Encoding,
+    encoding: Encoding[Any],
     items: Iterable[Any],
     limits: Mapping[str, Any],
     wanted: ItemResults,
@@ -145,7 +145,7 @@ class _Stream:
 
     def __init__(
         self,
-        encoding: Encoding,
+        encoding: Encoding[Any],
         limits: Mapping[str, Any],
         wanted: ItemResults,
         batch_tokens: int,

@@ -22,7 +22,7 @@ from encoders.accelerated.attention_kernels import (
     AttentionShape,
     is_installed,
 )
-from encoders.contract import BlockParts, NamesItsParts
+from encoders.block_parts import BlockParts, NamesItsParts
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig

@@ -20,7 +20,8 @@ from ..terminal import format_table
 if TYPE_CHECKING:
     import torch
 
-    from encoders.vision_encoder import Encoder, VisionEncoder
+    from encoders.encoder import Encoder
+    from encoders.vision_encoder import VisionEncoder
     from graphwrap import GraphedEncoder, GraphStats
 
 SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from encoders.encoder import Encoder
 from encoders.pooling import check_pool
 from encoders.streams import ItemError
-from encoders.vision_encoder import Encoder
 from graphwrap import GraphedEncoder
 
 VECTORS, ERRORS = "embedding", "error"

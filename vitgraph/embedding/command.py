@@ -229,7 +229,7 @@ def _state_of(folder: Path) -> str:
     return "files " + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
-def _load(options: argparse.Namespace, fields: tuple[str, ...], worker: Worker) -> Encoding:
+def _load(options: argparse.Namespace, fields: tuple[str, ...], worker: Worker) -> Encoding[Any]:
     """Load the encoder, and capture its graphs if that is wanted."""
     from graphwrap import GraphedEncoder
     from weights import load_encoder

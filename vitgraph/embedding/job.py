@@ -72,7 +72,7 @@ class Job:
 
     def run(
         self,
-        encoding: Encoding,
+        encoding: Encoding[Any],
         limits: Mapping[str, Any],
         wanted: ItemResults,
         options: StreamOptions,
@@ -97,7 +97,7 @@ class Job:
             for number in self.todo:
                 self._run_shard(number, results)
 
-    def _announce(self, encoding: Encoding, limits: Mapping[str, Any]) -> None:
+    def _announce(self, encoding: Encoding[Any], limits: Mapping[str, Any]) -> None:
         """Print how much there is to do, and how large the result will be."""
         encoder = cast(VisionEncoder | PathsEncoder, encoding.encoder)
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
@@ -142,7 +142,7 @@ class Job:
                 "float16"
             )
 
-    def _estimate(self, encoding: Encoding, limits: Mapping[str, Any]) -> tuple[float, str]:
+    def _estimate(self, encoding: Encoding[Any], limits: Mapping[str, Any]) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
         for file in self.files[:: -(-len(self.files) // SAMPLED)]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from encoders import Encoder
-    from encoders.contract import EncoderOutput
+    from encoders.contract import EncoderOutput, PartialOutput
 
     from ..features import Item
     from .items import Encoded
@@ -152,7 +152,7 @@ def _with_bar(encoded: Iterator[Encoded], options: argparse.Namespace) -> Iterat
 
 def _writing(
     options: argparse.Namespace, encoder: Encoder
-) -> AbstractContextManager[Callable[[Item, EncoderOutput | Tensor], None]]:
+) -> AbstractContextManager[Callable[[Item, EncoderOutput | PartialOutput | Tensor], None]]:
     from ..devices import DTYPES
     from ..features import Recipe, writing_features
 

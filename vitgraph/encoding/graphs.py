@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from encoders.encoder import Encoder
 from encoders.paths import PathsEncoder
 from encoders.streams import ItemResults, join_inputs
-from encoders.vision_encoder import Encoder
 from graphwrap import GraphedEncoder, GraphStats
 
 from .items import WHOLE, Encoded, describe, prepare, to_cpu, whole

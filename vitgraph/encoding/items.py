@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.paths import PathsEncoder
+from encoders.encoder import Encoder
 from encoders.pooling import pool
 from encoders.streams import ItemResults
-from encoders.vision_encoder import Encoder, VisionEncoder
 
 from ..features import Item
 from .media import Media, named
@@ -111,10 +110,7 @@ def map_of(encoder: Encoder, inputs: VisionInputs, output: EncoderOutput) -> Ten
     """Return ``last_hidden_state`` of one item laid out in space; of several paths, of "image"."""
     hidden = output.last_hidden_state
     assert hidden is not None
-    if isinstance(encoder, PathsEncoder):
-        return encoder.feature_maps(hidden, inputs)[0]["image"]
-    assert isinstance(encoder, VisionEncoder)
-    return encoder.feature_maps(hidden, inputs.grid_thw, inputs.tiles)[0]
+    return encoder.feature_maps(hidden, inputs)[0]["image"]
 
 
 def to_cpu(output: EncoderOutput) -> EncoderOutput:

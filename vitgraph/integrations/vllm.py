@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoders import EncoderOutput, InternViT, Qwen3VLEncoder, VisionEncoder
+from encoders import EncoderOutput, InternViT, PartialOutput, Qwen3VLEncoder, VisionEncoder
 from graphwrap import GraphedEncoder
 
 __all__ = ["multi_modal_data"]
@@ -85,11 +85,10 @@ def multi_modal_data(
             fps=fps,
             num_frames=num_frames,
         )
-        output = encoder(inputs.pixel_values, inputs.grid_thw)
         if isinstance(inner, InternViT):
-            parts = inner.split(output, inputs.grid_thw)
-            data[kind] = [_packed(part) for part in parts]
+            data[kind] = [_packed(output) for output in encoder(inputs)]
             continue
+        output = encoder(inputs.pixel_values, inputs.grid_thw)
         data[kind] = {f"{kind}_embeds": _packed(output), f"{kind}_grid_thw": inputs.grid_thw}
         if kind == "video" and isinstance(inner, Qwen3VLEncoder):
             frames = inputs.grid_thw[:, 0].tolist()
@@ -97,7 +96,7 @@ def multi_modal_data(
     return data
 
 
-def _packed(output: EncoderOutput) -> Tensor:
+def _packed(output: EncoderOutput | PartialOutput) -> Tensor:
     """Merged tokens, then each DeepStack layer, side by side on the channels."""
     if output.pooler_output is None or output.deepstack_features is None:
         raise ValueError(

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from encoders.contract import (
     EncoderItemSpec,
-    EncoderOutput,
-    GraphableEncoder,
     Grid,
     GridLike,
-    MultiPathEncoder,
+    PartialOutput,
     VisionInputs,
 )
 from encoders.inputs.grids import read_grid
@@ -27,6 +25,7 @@ from encoders.streams import EncodesItems, ItemResults, select_items
 from encoders.streams.calls import ItemPath, check_paths, join_outputs
 from graphwrap import GraphedEncoder
 from graphwrap.guards import read_outputs, require_choice
+from graphwrap.runner import with_paths
 
 from .parts import Part, complete
 from .rows import RowExchange, find_channel
@@ -50,7 +49,7 @@ class DataParallelEncoder:
         group: None takes the default group.
         scatter: True if every rank passes the same items. False if each rank passes items of its
             own and wants their results alone: nothing but errors is exchanged.
-        outputs: fields of :class:`EncoderOutput` to return. The others are None, and no bytes are
+        outputs: fields of :class:`PartialOutput` to return. The others are None, and no bytes are
             exchanged for them.
 
     Attributes:
@@ -87,12 +86,8 @@ class DataParallelEncoder:
             for name in self.outputs:
                 if name not in encoder.outputs:
                     raise ValueError(f"outputs: the graphs leave out {name}; name it there, too")
-        self._several = isinstance(module, MultiPathEncoder)
-        self._paths: Mapping[str, ItemPath] = (
-            module.paths
-            if isinstance(module, MultiPathEncoder)
-            else {"image": cast(GraphableEncoder, module)}
-        )
+        self._paths: Mapping[str, ItemPath] = with_paths(module).paths
+        self._several = self._paths["image"] is not cast(object, module)
         self._lock = threading.Lock()
         self._device = next(module.parameters()).device
         config = dist.get_backend_config(group).split(",")
@@ -102,14 +97,14 @@ class DataParallelEncoder:
         self._rows = RowExchange(group, channel, self._status)
 
     @overload
-    def __call__(self, pixel_values: VisionInputs) -> list[EncoderOutput]: ...
+    def __call__(self, pixel_values: VisionInputs) -> list[PartialOutput]: ...
 
     @overload
-    def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput: ...
+    def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput: ...
 
     def __call__(
         self, pixel_values: Tensor | VisionInputs, grid_thw: GridLike | None = None
-    ) -> EncoderOutput | list[EncoderOutput]:
+    ) -> PartialOutput | list[PartialOutput]:
         """Encode a batch of items.
 
         Args:
@@ -119,7 +114,7 @@ class DataParallelEncoder:
             grid_thw: [items, 3], as the encoder takes it; not with the result of ``preprocess``.
 
         Returns:
-            :class:`EncoderOutput` on the encoder's device, items in the caller's order; fields not
+            :class:`PartialOutput` on the encoder's device, items in the caller's order; fields not
             in ``outputs`` are None. From the result of ``preprocess``, a list with one output per
             item, which are views of the tensors of all items.
 
@@ -134,7 +129,7 @@ class DataParallelEncoder:
         def work() -> Part:
             self._check_form(inputs, grid_thw)
             if self._several:
-                items = cast(Callable[[VisionInputs], list[EncoderOutput]], self.encoder)
+                items = cast(Callable[[VisionInputs], list[PartialOutput]], self.encoder)
                 return self._part_of_items(cast(VisionInputs, inputs), items)
             rows, grids = inputs[:2] if isinstance(inputs, VisionInputs) else (inputs, grid_thw)
             shares = self._share(cast(GridLike, grids))
@@ -160,7 +155,7 @@ class DataParallelEncoder:
         max_tiles: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
-    ) -> list[EncoderOutput] | list[Tensor]:
+    ) -> list[PartialOutput] | list[Tensor]:
         """Encode images and videos: one result per item, images first, then videos.
 
         With ``scatter=True`` every rank decodes all items, because shares follow from their sizes.
@@ -179,7 +174,7 @@ class DataParallelEncoder:
             num_frames: as ``preprocess`` takes it.
 
         Returns:
-            One :class:`EncoderOutput` per item or, with a pool, one tensor [D] per item; each has
+            One :class:`PartialOutput` per item or, with a pool, one tensor [D] per item; each has
             memory of its own.
 
         Raises:
@@ -256,8 +251,8 @@ class DataParallelEncoder:
         of_ranks = share_out(costs, self.size)
         return Shares(grids, specs, of_ranks, of_ranks[self.rank])
 
-    def _encode(self, pixel_values: Tensor, grids: list[Grid]) -> EncoderOutput:
-        call = cast(Callable[[Tensor, list[Grid]], EncoderOutput], self.encoder)
+    def _encode(self, pixel_values: Tensor, grids: list[Grid]) -> PartialOutput:
+        call = cast(Callable[[Tensor, list[Grid]], PartialOutput], self.encoder)
         return call(pixel_values, grids)
 
     def _part_of_items(
@@ -280,7 +275,7 @@ class DataParallelEncoder:
         about = repr((everything, inputs.tiles, self.outputs))
         return Part(shares, fields, counts, about, self._device)
 
-    def _fields(self, output: EncoderOutput) -> list[tuple[str, Tensor]]:
+    def _fields(self, output: PartialOutput) -> list[tuple[str, Tensor]]:
         """The fields of an output that are wanted, DeepStack features last."""
         fields: list[tuple[str, Tensor]] = []
         for name in ("last_hidden_state", "pooler_output", "deepstack_features"):
@@ -290,7 +285,7 @@ class DataParallelEncoder:
                 fields += [(name, layer) for layer in layers]
         return fields
 
-    def _part(self, shares: Shares, output: EncoderOutput) -> Part:
+    def _part(self, shares: Shares, output: PartialOutput) -> Part:
         return self._new_part(shares, self._fields(output))
 
     def _new_part(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> Part:
@@ -299,7 +294,7 @@ class DataParallelEncoder:
         part = Part(shares, fields, counts, "", self._device)
         return part._replace(about=repr((shares.grids, part.layout)))
 
-    def _nothing(self, shares: Shares, empty: EncoderOutput, pool: str) -> Part:
+    def _nothing(self, shares: Shares, empty: PartialOutput, pool: str) -> Part:
         """The part of a rank without items, which has the widths and dtypes of the others."""
         if pool == "none":
             return self._part(shares, empty)
@@ -324,7 +319,7 @@ class DataParallelEncoder:
             return [rows for _, rows in part.fields]
         return self._rows.gather(part)
 
-    def _split(self, gathered: list[Tensor], part: Part) -> list[EncoderOutput]:
+    def _split(self, gathered: list[Tensor], part: Part) -> list[PartialOutput]:
         """The output of each item, as views."""
         pairs = zip(gathered, part.counts, strict=True)
         fields = [rows.split(counts) for rows, counts in pairs]
@@ -332,10 +327,10 @@ class DataParallelEncoder:
             self._whole([field[item] for field in fields]) for item in range(len(part.shares.grids))
         ]
 
-    def _whole(self, gathered: list[Tensor]) -> EncoderOutput:
+    def _whole(self, gathered: list[Tensor]) -> PartialOutput:
         """The output with the fields that are wanted, from tensors in the order of ``_part``."""
         left = list(gathered)
         hidden = left.pop(0) if "last_hidden_state" in self.outputs else None
         pooled = left.pop(0) if "pooler_output" in self.outputs else None
         deepstack = tuple(left) if "deepstack_features" in self.outputs else None
-        return EncoderOutput(hidden, pooled, deepstack)
+        return PartialOutput(hidden, pooled, deepstack)

@@ -40,10 +40,10 @@ def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[
         ValueError: entries of a path that cannot be assigned to items.
     """
     costs = [0.0] * len(inputs.grid_thw)
-    for name, (_, grid_thw) in inputs.paths.items():
-        specs = iter(paths[name].item_specs(read_grid(grid_thw)))
-        for item, used in enumerate(inputs.users(name)):
-            costs[item] += cost_of(next(specs)) if used else 0
+    inputs.check_items()
+    for name, (_, grid_thw, items) in inputs.paths.items():
+        for item, spec in zip(items, paths[name].item_specs(read_grid(grid_thw)), strict=True):
+            costs[item] += cost_of(spec)
     return costs
 
 

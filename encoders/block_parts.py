@@ -1,0 +1,72 @@
+"""The layers of a block by role: what an accelerator asks of the blocks of an encoder.
+
+Shapes: D tower width, B views of h*w patches, K width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from torch import Tensor, nn
+
+PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
+
+
+class RelativePositions(NamedTuple):
+    """How a block over views [B, h, w, D] attends by learned relative positions (SAM)."""
+
+    tables: Callable[[int, int], tuple[Tensor, Tensor]]
+    """Takes height and width of what attends to itself; returns the tables [2*height - 1, K] and
+    [2*width - 1, K] for the distances ``1 - size`` to ``size - 1`` between query and key."""
+    window: int
+    """Side of the windows that attention stays inside of; 0: it covers the whole view.
+
+    Windows at the right and lower edges reach beyond the view. The rows that they miss are zeros
+    before ``qkv``, and take part in the softmax."""
+
+
+class BlockParts(NamedTuple):
+    """The layers of one pre-norm block by role, for code that runs its steps in another way.
+
+    Each layer has the type given here, or is a module that replaces it (LoRA, quantised).
+
+    A block computes ``x += scale1 * proj(attention(qkv(norm1(x))))`` and then
+    ``x += scale2 * down(activation(up(norm2(x))))``, the activation of ``gate`` times ``up`` where
+    there is a gate.
+    """
+
+    containers: tuple[nn.Module, ...]
+    """The block, its attention and its MLP: the modules on which a hook could be registered."""
+    norm1: PartNorm
+    qkv: nn.Linear
+    """Rows are [Q; K; V], each head-major."""
+    proj: nn.Linear
+    norm2: PartNorm
+    up: nn.Linear
+    down: nn.Linear
+    num_heads: int
+    activation: str
+    """"gelu", "gelu_tanh", "quick_gelu" or "silu"."""
+    gate: nn.Linear | None = None
+    scale1: Tensor | None = None
+    """[D], multiplies the attention branch (layer scale)."""
+    scale2: Tensor | None = None
+    q_norm: PartNorm | None = None
+    """Norm over the query rows, all heads together."""
+    k_norm: PartNorm | None = None
+    num_key_value_heads: int | None = None
+    """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
+    windows: bool = False
+    """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
+    interleaved: bool = False
+    """Whether rotary positions turn pairs (2i, 2i + 1) of a head instead of (i, i + K/2)."""
+    relative: RelativePositions | None = None
+    """Relative positions, of a block whose views each attend to themselves alone."""
+
+
+@runtime_checkable
+class NamesItsParts(Protocol):
+    """A block that lists its layers by role."""
+
+    def parts(self) -> BlockParts | None: ...
