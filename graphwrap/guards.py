@@ -74,15 +74,27 @@ class WeightGuard:
         # Other tensors of one element may compare equal to these: each is compared by identity.
         self._alone = [place for place in tensors if place[2].numel() == 1] + plain
         self._tensors = [value for _, _, value in tensors + plain]
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        # Another view of the same memory keeps its address. Of those, a cut one has fewer entries,
+        # and only a square one can be transposed and still fit its module: strides take longest.
+        self._squares = [t for t in self._tensors if t.ndim == 2 and t.shape[0] == t.shape[1]]
+        self._addresses, self._counts, self._strides = self._places()
         read = [slots.get(name) for slots, name, _ in attributes]
         self._held = [t.detach() for t in (*self._tensors, *read) if isinstance(t, Tensor)]
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
         """Where weights lie: a result there would not be the caller's own."""
         self._parameters = [t for t in self._tensors if isinstance(t, nn.Parameter)]
 
+    def _places(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+        """Where weights lie: addresses, numbers of entries, and the strides of square ones."""
+        tensors = self._tensors
+        return (
+            list(map(Tensor.data_ptr, tensors)),
+            list(map(Tensor.numel, tensors)),
+            list(map(Tensor.stride, self._squares)),
+        )
+
     def holds(self) -> bool:
-        """Return whether every weight is where it was, in tens of microseconds for thirty blocks.
+        """Return whether every weight is where it was, in some 65 microseconds for 32 blocks.
 
         All slots are compared at once: ``dict`` takes the same object for equal, and a tensor that
         is another one has no truth value.
@@ -93,7 +105,7 @@ class WeightGuard:
             return False
         return (
             same
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and self._places() == (self._addresses, self._counts, self._strides)
             and all(slots.get(name) is value for slots, name, value in self._alone)
         )
 
@@ -109,8 +121,10 @@ class WeightGuard:
 
     def _changed(self) -> str:
         """Return the first thing that is not as it was, in words."""
-        now = zip(self._tensors, self._addresses, strict=True)
-        moved = {id(tensor) for tensor, address in now if tensor.data_ptr() != address}
+        was = zip(self._tensors, self._addresses, self._counts, strict=True)
+        moved = {id(x) for x, *place in was if [x.data_ptr(), x.numel()] != place}
+        turned = zip(self._squares, self._strides, strict=True)
+        moved |= {id(x) for x, stride in turned if x.stride() != stride}
         for (path, kind), slots, kept in zip(self._names, self._slots, self._kept, strict=True):
             for name in {**kept, **slots}:
                 new, old = slots.get(name), kept.get(name)

@@ -74,6 +74,14 @@ REBINDINGS: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     ".to('meta')": (lambda e: e.to("meta"), "weight"),
     ".double()": (lambda e: e.double(), "weight"),
+    "a square weight transposed where it is": (
+        lambda e: setattr(e.inner[0].weight, "data", e.inner[0].weight.data.t()),
+        "weight 'inner.0.weight'",
+    ),
+    "a weight cut where it is": (
+        lambda e: setattr(e.inner[0].weight, "data", e.inner[0].weight.data[:1]),
+        "weight 'inner.0.weight'",
+    ),
 }
 
 
@@ -131,7 +139,7 @@ def test_old_weights_stay_while_a_checked_replay_may_run() -> None:
 
 
 @pytest.mark.slow
-def test_checking_thirty_two_blocks_costs_some_tens_of_microseconds() -> None:
+def test_checking_thirty_two_blocks_costs_less_than_a_tenth_of_a_millisecond() -> None:
     with torch.device("meta"):
         encoder = Qwen2_5VLEncoder(
             Qwen2_5VLConfig.from_hf(
@@ -150,7 +158,7 @@ def test_checking_thirty_two_blocks_costs_some_tens_of_microseconds() -> None:
         began = time.perf_counter()
         guard.check()
         best = min(best, time.perf_counter() - began)
-    assert best < 75e-6
+    assert best < 100e-6
 
 
 # --- hooks ----------------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ class FusedBlocks:
             return add_weighted_rows(rows, table, index, weight)
         from .positions import add_table_rows  # it needs Triton
 
-        return add_table_rows(rows.contiguous(), table.weight.contiguous(), index, weight)
+        entries = (rows, table.weight, index, weight)
+        return add_table_rows(*(entry.contiguous() for entry in entries))
 
 
 def _is_elsewhere(rows: Tensor) -> bool:

@@ -13,10 +13,11 @@ STEP, SAMPLED = 8, 32
 @triton.jit
 def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.constexpr):
     kind: tl.constexpr = tl.int32 if WIDE else tl.int16
-    row = table + tl.program_id(0) * 5
+    row = table + tl.program_id(0) * 7
     source = tl.load(row).to(tl.pointer_type(kind))
     copy = tl.load(row + 1).to(tl.pointer_type(kind))
     rows, columns, stride = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
+    down, across = tl.load(row + 5), tl.load(row + 6)
     begin = tl.program_id(1).to(tl.int64) * (SAMPLED * STEP)
     if begin >= rows:
         return
@@ -26,7 +27,7 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
     ) * 16  # a different group of columns in every row
     column = start + tl.arange(0, 16)[None, :]
     inside = (at < rows) & (column < columns)
-    mine = tl.load(source + at * columns + column, mask=inside, other=0)
+    mine = tl.load(source + at * down + column * across, mask=inside, other=0)
     theirs = tl.load(copy + at * stride + column, mask=inside, other=0)
     if tl.max(tl.max((mine != theirs).to(tl.int32), 1), 0) > 0:
         for part in range(STEP):
@@ -34,7 +35,7 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
             for first in range(0, columns, 128):
                 place = first + tl.arange(0, 128)[None, :]
                 there = (line < rows) & (place < columns)
-                values = tl.load(source + line * columns + place, mask=there, other=0)
+                values = tl.load(source + line * down + place * across, mask=there, other=0)
                 tl.store(copy + line * stride + place, values, mask=there)
 
 
@@ -42,7 +43,8 @@ def copy_differences(table: Tensor, rows: int, size: int) -> None:
     """Compare 16 entries of every eighth row with the copy, and copy the rows near a difference.
 
     Args:
-        table: int64 [pairs, 5]: addresses of source and copy, rows, columns, the copy's row stride.
+        table: int64 [pairs, 7]: addresses of source and copy, rows, columns, the copy's row stride,
+            and the source's strides from row to row and from column to column.
         rows: the largest number of rows of any pair.
         size: bytes of one entry, 2 or 4.
     """

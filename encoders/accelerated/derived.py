@@ -9,6 +9,7 @@ one to a few rows or entries alone.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,15 +32,19 @@ class _Entry:
 class DerivedWeights:
     """The derived tensors of each module.
 
-    CUDA graphs read them at fixed addresses, so a changed source is copied in place.
+    CUDA graphs read them at fixed addresses, so a changed source is copied in place. Threads may
+    call the same encoder, each on a stream of its own.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
         self._sources: list[Tensor] | None = None
-        """All sources whose writes torch counts; None after an entry was added or replaced."""
+        """All sources; None after an entry was added or replaced."""
+        self._counted: list[Tensor] = []
+        """The sources whose writes torch counts."""
         self._versions: list[int] = []
-        self._addresses: list[int] = []
+        self._places: list[object] = []
         self._table: Tensor | None = None
         self._captured: list[Tensor] = []
         """Tables that CUDA graphs read."""
@@ -61,13 +66,15 @@ class DerivedWeights:
             make: allocates the derived tensors (zero where no source goes) and returns them with
                 the pairs of source and copy.
         """
-        entry = self._entries.get(owner)
-        if entry is None or [id(x) for x, _ in entry.pairs] != [id(x) for x in sources]:
-            entry = self._new_entry(make)
-            self._entries[owner] = entry
-            self._sources = None
-            self._on_cuda = entry.tensors[0].is_cuda
-        return entry.tensors
+        with self._lock:
+            entry = self._entries.get(owner)
+            if entry is None or [id(x) for x, _ in entry.pairs] != [id(x) for x in sources]:
+                entry = self._new_entry(make)
+                self._entries[owner] = entry
+                self._sources = None
+                self._on_cuda = entry.tensors[0].is_cuda
+                self._finish()
+            return entry.tensors
 
     def refresh(self) -> bool:
         """Copy, in place and on the current stream, every source with a write that torch counts.
@@ -78,47 +85,56 @@ class DerivedWeights:
         Returns:
             Whether there was such a write since the last time.
         """
-        if not self._entries or self._capturing():
-            return False
-        written = self._sources is None or [x._version for x in self._sources] != self._versions
-        if written:
-            self._update()
-        return written
+        with self._lock:
+            if not self._entries or self._capturing():
+                return False
+            written = self._sources is None or [x._version for x in self._counted] != self._versions
+            if written:
+                self._update()
+            return written
 
     def follow(self) -> None:
         """Copy every source that has changed, at the head of a forward, captured or not."""
-        if not self._entries:
-            return
-        if self._capturing():
-            assert self._table is not None  # the warm-up that comes before every capture made it
-            self._captured.append(self._table)
-        else:
-            gone = len(self._entries) != self._count  # because a module was replaced
-            if gone or self._sources is None or _addresses(self._sources) != self._addresses:
-                self._update()
+        with self._lock:
+            if not self._entries:
+                return
+            if self._capturing():
+                assert self._table is not None  # the warm-up before every capture made it
+                self._captured.append(self._table)
             else:
-                self.refresh()
-        self._compare()
+                gone = len(self._entries) != self._count  # because a module was replaced
+                if gone or self._sources is None or _places(self._sources) != self._places:
+                    self._update()
+                else:
+                    self.refresh()
+            self._compare()
 
     def _capturing(self) -> bool:
         return self._on_cuda and torch.cuda.is_current_stream_capturing()
 
     def _update(self) -> None:
-        """Copy all sources, and record their addresses and versions."""
+        """Copy all sources, and record their places and versions."""
         for owner, entry in list(self._entries.items()):
             if all(_alike(source, copy) for source, copy in entry.pairs):
                 _fill(entry.pairs)
             else:  # the source was cast or moved, so no captured graph reads this copy any more
                 self._entries[owner] = self._new_entry(entry.make)
         self._count, pairs = len(self._entries), self._pairs()
-        self._sources = [source for source, _ in pairs if not source.is_inference()]
-        self._versions = [source._version for source in self._sources]
-        self._addresses = _addresses(self._sources)
+        self._sources = [source for source, _ in pairs]
+        self._counted = [source for source in self._sources if not source.is_inference()]
+        self._versions = [source._version for source in self._counted]
+        self._places = _places(self._sources)
         rows = [_row_of(*pair) for pair in pairs]
         self._rows = max(row[2] for row in rows)
         self._on_cuda = pairs[0][0].is_cuda
         host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=self._on_cuda)
         self._table = host.to(pairs[0][0].device, non_blocking=True)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait for the copies, which are rare: the next call may run on another stream."""
+        if self._on_cuda and not self._capturing():
+            torch.cuda.current_stream(self._pairs()[0][0].device).synchronize()
 
     def _pairs(self) -> list[Pair]:
         return [pair for entry in self._entries.values() for pair in entry.pairs]
@@ -149,11 +165,17 @@ def _alike(source: Tensor, copy: Tensor) -> bool:
 
 
 def _row_of(source: Tensor, copy: Tensor) -> list[int]:
-    """Addresses, rows, columns and row stride of the copy; a vector counts as one row."""
-    columns = source.shape[-1]
-    stride = copy.stride(0) if copy.ndim == 2 else columns
-    return [source.data_ptr(), copy.data_ptr(), source.numel() // columns, columns, stride]
+    """What the kernel reads of a pair; a vector counts as one row.
+
+    That is both addresses, rows, columns, the copy's row stride, and the source's two strides: a
+    source may be transposed, expanded, or every second column of something larger.
+    """
+    shape, strides = (1, *source.shape)[-2:], (0, *source.stride())[-2:]
+    stride, one = (0, *copy.stride())[-2:]
+    assert one == 1
+    return [source.data_ptr(), copy.data_ptr(), *shape, stride, *strides]
 
 
-def _addresses(sources: Sequence[Tensor]) -> list[int]:
-    return list(map(Tensor.data_ptr, sources))
+def _places(sources: Sequence[Tensor]) -> list[object]:
+    """Where the entries of each source lie: a transposed or a cut weight may keep its address."""
+    return [f(source) for f in (Tensor.data_ptr, Tensor.stride, Tensor.numel) for source in sources]

@@ -68,7 +68,8 @@ class Forward:
 
         self.activations, self.norms, self.rotary = activations, norms, rotary
         self.attention, self.derived = attention, derived
-        self.encoder, self.metadata = encoder, metadata
+        self.encoder = encoder
+        self.metadata = {name: entry.contiguous() for name, entry in metadata.items()}
         self.shape = hidden.shape
         self.tile_rows = prod(hidden.shape[1:-1]) if hidden.ndim > 2 else 0
         angles = metadata.get("rotary_pos_emb_cos")
@@ -271,7 +272,7 @@ class Forward:
         self, parts: BlockParts, gate: nn.Linear, rows: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         up, down, kind = parts.up, parts.down, parts.activation
-        if is_plain(gate, up, down) and down.in_features % 8:
+        if is_plain(gate, up, down) and down.weight.shape[1] % 8:
             both, bias, weight = self._aligned(parts.containers[-1], gate, up, down)
             gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)
             return self.activations.activate(gated, kind, upped, in_place=True), weight
@@ -286,19 +287,25 @@ class Forward:
         A width such as 3,420 is no multiple of 8, and cuBLAS has no fast kernel for it: 6,272 rows
         take 283 us on an H200, and 82 us with a width of 3,456.
         """
-        width, pad = gate.out_features, -gate.out_features % ALIGNED
         biases = [layer.bias for layer in (gate, up)]
+        sources = [gate.weight, up.weight, down.weight, *(x for x in biases if x is not None)]
 
         def make() -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-            both = gate.weight.new_zeros(2, width + pad, gate.in_features)
+            if len(dtypes := sorted({str(x.dtype) for x in sources})) > 1:
+                raise ValueError(
+                    f"the weights of an MLP are {' and '.join(dtypes)}: cast the encoder to one of "
+                    "them, encoder.to(dtype)"
+                )
+            width, columns = gate.weight.shape
+            pad = -width % ALIGNED
+            both = gate.weight.new_zeros(2, width + pad, columns)
             bias = gate.weight.new_zeros(2, width + pad)
-            wide = down.weight.new_zeros(down.out_features, width + pad)
+            wide = down.weight.new_zeros(len(down.weight), width + pad)
             pairs = [(layer.weight, both[n, :width]) for n, layer in enumerate((gate, up))]
             pairs += [(down.weight, wide[:, :width])]
             pairs += [(x, bias[n, :width]) for n, x in enumerate(biases) if x is not None]
             return (both.flatten(0, 1), bias.flatten(), wide), pairs
 
-        sources = [gate.weight, up.weight, down.weight, *(x for x in biases if x is not None)]
         return self.derived.get(owner, sources, make)
 
     def _linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:

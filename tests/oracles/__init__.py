@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .configs import Config, edited
 from .drawn import (
+    add_noise,
     build_encoder,
     build_pair,
     distance,
@@ -50,6 +51,7 @@ __all__ = [
     "Family",
     "Grids",
     "LiftFloat32",
+    "add_noise",
     "build_encoder",
     "build_pair",
     "distance",

@@ -95,6 +95,18 @@ def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
     return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
 
 
+def add_noise(*weights: Tensor, share: float = 0.1, seed: int = 1) -> None:
+    """Change weights in place by noise of ``share`` of their own size.
+
+    A factor in its place could be lost: a norm behind the layer divides it out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        size = weight.detach().double().square().mean().sqrt()
+        weight.add_((share * size * noise.to(weight.device)).to(weight.dtype))
+
+
 def draw_pixels(
     encoder: VisionEncoder, grids: Grids, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
