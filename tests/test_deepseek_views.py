@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,14 @@ from transformers.models.deepseek_vl import DeepseekVLImageProcessor
 from transformers.models.deepseek_vl_hybrid import DeepseekVLHybridImageProcessor
 from transformers.models.unlimited_ocr import UnlimitedOcrImageProcessor
 
+from encoders.deepseek_vl2 import DeepseekVL2Config
 from encoders.inputs import (
     CandidatePreprocessor,
     HybridPreprocessor,
     OcrPreprocessor,
     SquarePreprocessor,
     ViewPreprocessor,
+    WindowPreprocessor,
 )
 from photographs import china
 from weights import FAMILIES
@@ -282,6 +286,62 @@ def test_a_file_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         ours.with_files({"preprocessor_config": section})
+
+
+LARGE = {  # the most views that an image may be cut into, and one size more on each side
+    384: ([32 * 384, 32 * 384], [33 * 384, 32 * 384], [64 * 384, 64 * 384]),
+    4096: ([4 * 4096, 4 * 4096], [5 * 4096, 4 * 4096], [4096, 17 * 4096]),
+}
+
+
+@pytest.mark.parametrize("side", LARGE)
+@pytest.mark.parametrize("where", ["config", "file", "argument"])
+def test_candidates_over_the_limit_of_pixels_or_views_are_refused(side: int, where: str) -> None:
+    largest, *over = LARGE[side]
+    preprocessor = CandidatePreprocessor(14, image_size=side, candidates=((side, side),))
+
+    def make(sizes: list[list[int]]) -> Any:
+        if where == "config":
+            vision = {"width": 64, "layers": 1, "image_size": side, "patch_size": 14}
+            config = {"vision_config": vision, "candidate_resolutions": sizes}
+            return DeepseekVL2Config.from_hf(config).candidate_resolutions
+        if where == "file":
+            files = {"processor_config": {"candidate_resolutions": sizes}}
+            return preprocessor.with_files(files).candidates
+        return replace(preprocessor, candidates=tuple(map(tuple, sizes))).candidates
+
+    assert make([[side, side], largest]) == ((side, side), tuple(largest))
+    for size in over:
+        with pytest.raises(ValueError, match=r"of at most \d+ pixels each \(1024 views, and 268"):
+            make([[side, side], size])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda side: SquarePreprocessor(16, image_size=side),
+        lambda side: HybridPreprocessor(16, image_size=side),
+        lambda side: HybridPreprocessor(16, low_size=side),
+        lambda side: CandidatePreprocessor(14, image_size=side, candidates=((side, side),)),
+        lambda side: OcrPreprocessor(16, base_size=side),
+        lambda side: OcrPreprocessor(16, tile_size=side),
+        lambda side: WindowPreprocessor(image_size=side),
+        lambda side: WindowPreprocessor(tile_size=side),
+    ],
+)
+def test_views_over_the_limit_of_pixels_are_refused(make: Callable[[int], object]) -> None:
+    make(16384)
+    with pytest.raises(ValueError, match=r"at most 268435456"):
+        make(16385)
+
+
+def test_tiles_over_the_limit_of_pixels_together_are_refused() -> None:
+    image = Image.new("RGB", (660, 620))
+    with pytest.raises(ValueError, match=r"1023 tiles of 640x640 pixels .* at most 268435456"):
+        OCR([image], max_tiles=1024)
+    thin = Image.new("RGB", (3000, 33))
+    with pytest.raises(ValueError, match=r"91 tiles of 2000x2000 pixels .* at most 268435456"):
+        WindowPreprocessor(tile_size=2000)([thin])
 
 
 @pytest.mark.parametrize("ours", [VL, HYBRID, VL2, OCR], ids=lambda ours: type(ours).__name__)

@@ -159,6 +159,15 @@ def best_tiling(
     return best
 
 
+def check_area(tiles: int, side: int) -> None:
+    """Raise a ValueError if an image would be resized to more pixels than fit the limit."""
+    if tiles * side * side > MOST_PIXELS:
+        raise ValueError(
+            f"{tiles} tiles of {side}x{side} pixels are {tiles * side * side} pixels: an image "
+            f"may be resized to at most {MOST_PIXELS}; lower max_tiles or the size of a tile"
+        )
+
+
 @lru_cache(maxsize=64)
 def _tile_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
     grids = [
@@ -204,18 +213,21 @@ def read_candidates(where: str, sizes: Any, side: int) -> tuple[tuple[int, int],
         The widths and heights.
 
     Raises:
-        ValueError: anything but pairs of multiples of ``side``.
+        ValueError: anything but pairs of multiples of ``side``, or a size over the limits.
     """
+    most = min(MOST_TILES * side * side, MOST_PIXELS)
     if (
         not isinstance(sizes, list | tuple)
         or not 0 < len(sizes) <= MOST_TILES
         or any(not isinstance(size, list | tuple) or len(size) != 2 for size in sizes)
-        or any(type(n) is not int or n <= 0 or n % side or n > 64 * side for s in sizes for n in s)
+        or any(type(n) is not int or n <= 0 or n % side for size in sizes for n in size)
+        or any(width * height > most for width, height in sizes)
         or tuple(sizes[0]) != (side, side)
     ):
         raise ValueError(
             f"{where}: candidate_resolutions={sizes!r} must be pairs of multiples of {side}, "
-            f"[{side}, {side}] first"
+            f"[{side}, {side}] first, of at most {most} pixels each ({MOST_TILES} views, and "
+            f"{MOST_PIXELS} pixels)"
         )
     return tuple((width, height) for width, height in sizes)
 

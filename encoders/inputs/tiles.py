@@ -43,7 +43,7 @@ from .processor_files import (
     tile_image_rules,
     tile_video_rules,
 )
-from .sizes import MOST_PIXELS, MOST_TILES, best_tiling, sample_frames
+from .sizes import MOST_TILES, best_tiling, check_area, sample_frames
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TilePreprocessor:
                 f"min_tiles={self.min_tiles}, max_tiles={self.max_tiles}: must be from 1 to "
                 f"{MOST_TILES}, and min_tiles at most max_tiles"
             )
-        self._check_area(self.max_tiles if self.dynamic else 1)
+        check_area(self.max_tiles if self.dynamic else 1, self.image_size)
 
     def with_files(
         self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
@@ -232,16 +232,8 @@ class TilePreprocessor:
         most = self.max_tiles if max_tiles is None else max_tiles
         height, width = image.shape[1:]
         columns, rows = best_tiling(width, height, self.min_tiles, most, self.image_size)
-        self._check_area(columns * rows)
+        check_area(columns * rows, self.image_size)
         return columns, rows, self.use_thumbnail and columns * rows > 1
-
-    def _check_area(self, tiles: int) -> None:
-        side = self.image_size
-        if tiles * side * side > MOST_PIXELS:
-            raise ValueError(
-                f"{tiles} tiles of {side}x{side} pixels are {tiles * side * side} pixels: an image "
-                f"may be resized to at most {MOST_PIXELS}; lower max_tiles or the size of a tile"
-            )
 
 
 def _count(tiling: tuple[int, int, bool]) -> int:

@@ -48,7 +48,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import best_candidate, best_tiling, read_candidates
+from .sizes import best_candidate, best_tiling, check_area, read_candidates
 
 Own = TypeVar("Own", bound="ViewPreprocessor")
 
@@ -69,6 +69,10 @@ class ViewPreprocessor(ABC):
     patch_size: int
     mean: Stats = HALF
     std: Stats = HALF
+
+    def __post_init__(self) -> None:
+        for side in self.sides.values():
+            check_area(1, side)
 
     @property
     @abstractmethod
@@ -288,6 +292,10 @@ class CandidatePreprocessor(ViewPreprocessor):
     candidates: tuple[tuple[int, int], ...] = ((384, 384),)
     """Widths and heights in pixels that an image may be resized to, multiples of S."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_candidates(type(self).__name__, self.candidates, self.image_size)
+
     @property
     def sides(self) -> dict[str, int]:
         """One path: the whole image and the tiles have one size, cut to whole patches."""
@@ -352,6 +360,7 @@ class OcrPreprocessor(ViewPreprocessor):
         if not self.tiled or max(image.shape[1:]) <= side or most < 2:
             return Views({"image": [whole]})
         columns, rows = best_tiling(image.shape[2], image.shape[1], 2, most, side)
+        check_area(columns * rows, side)
         canvas = resize(image, rows * side, columns * side)
         tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
         return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))

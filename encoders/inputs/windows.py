@@ -45,7 +45,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import MOST_PIXELS, MOST_TILES
+from .sizes import MOST_PIXELS, MOST_TILES, check_area
 
 LARGEST = 3024
 """Longest side in pixels before an image is cut."""
@@ -113,6 +113,10 @@ class WindowPreprocessor:
     """Whether images are cut into tiles at all."""
     mean: Stats = CLIP_MEAN
     std: Stats = CLIP_STD
+
+    def __post_init__(self) -> None:
+        for side in (self.image_size, self.tile_size):
+            check_area(1, side)
 
     def with_files(
         self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
@@ -206,6 +210,7 @@ class WindowPreprocessor:
                 f"is {width}x{height} pixels after scaling, which makes {columns * rows} tiles: at "
                 f"most {MOST_TILES}; crop it"
             )
+        check_area(columns * rows, self.tile_size)
         sized = resize(image, windows.height, windows.width, "bilinear")
         beyond = (
             0,

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from encoders import InternViT, Qwen3VLEncoder, VisionEncoder
+from encoders import PathsEncoder, Qwen3VLEncoder, VisionEncoder
 from encoders.contract import GridLike, Metadata
 from encoders.inputs.grids import read_grid
+from encoders.tile_encoder import TileEncoder
 
 __all__ = ["export_onnx", "export_program"]
 
@@ -33,11 +34,12 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
     """Trace an encoder into operators that every torch has.
 
     Args:
-        encoder: as ``load_encoder`` returns it.
+        encoder: as ``load_encoder`` returns it, or one of its ``paths`` where it has several.
         grid_thw: [items, 3], the grids that every call will have. None takes items of any number
             and size: Qwen families then take the metadata as an input, too, and attend under a mask
-            of [P, P], whose memory grows with the square of P; InternViT takes any number of tiles
-            of its own size and needs neither. Items have at least two tokens.
+            of [P, P], whose memory grows with the square of P; towers over tiles (InternViT, the
+            paths of Step's and DeepSeek's) take any number of tiles of their own size and need
+            neither. Items have at least two tokens.
 
     Returns:
         A program over ``(pixel_values,)`` or, for a Qwen tower without ``grid_thw``,
@@ -47,14 +49,15 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
         ``deepstack_features_0`` and so on.
 
     Raises:
-        ValueError: an empty or bad grid, or an accelerated encoder.
+        ValueError: an empty or bad grid, an accelerated encoder, or one of several paths.
     """
+    _check_exportable(encoder)
     if encoder.accelerator is not None:
         raise ValueError(
             "this encoder is accelerated, and its kernels cannot be exported: export the encoder "
             "that it was made from"
         )
-    dynamic, tiled = grid_thw is None, isinstance(encoder, InternViT)
+    dynamic, tiled = grid_thw is None, isinstance(encoder, TileEncoder)
     grids = [encoder.grid_for(6), encoder.grid_for(600)] if grid_thw is None else grid_thw
     pixels = _example_pixels(encoder, grids)
     metadata = encoder.prepare_encoder_metadata(grids)
@@ -102,13 +105,29 @@ def export_onnx(
     )
 
 
+def _check_exportable(encoder: object) -> None:
+    if isinstance(encoder, VisionEncoder):
+        return
+    name = type(encoder).__name__
+    if isinstance(encoder, PathsEncoder):
+        calls = " and ".join(f"export_program(encoder.paths[{path!r}])" for path in encoder.paths)
+        raise ValueError(
+            f"{name} runs several towers or joins their tokens, which is no single program: "
+            f"call {calls}, and encoder.join on what they return"
+        )
+    raise ValueError(
+        f"encoder is of type {name}: export_program takes what load_encoder returns; of a "
+        "GraphedEncoder pass its encoder, graphed.encoder"
+    )
+
+
 def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
     """Zeros of the shape that these grids make."""
     specs, weight = encoder.item_specs(grids), next(encoder.parameters())
     if not specs:
         raise ValueError("grid_thw is empty: pass the grid of one item or more")
     shape = encoder.row_shape
-    if isinstance(encoder, InternViT):
+    if isinstance(encoder, TileEncoder):
         _, h, w = read_grid(grids)[0]
         patch = encoder.config.patch_size
         shape = (shape[0], h * patch, w * patch)
@@ -147,7 +166,7 @@ def _without_unread(metadata: Metadata) -> Metadata:
 
 def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[Any, ...]:
     """Tiles vary freely; patches come in whole tokens, segments and windows in any number."""
-    if isinstance(encoder, InternViT):
+    if isinstance(encoder, TileEncoder):
         return ({0: Dim("tiles")},)
     unit = encoder.config.spatial_merge_size**2
     tokens = Dim("tokens")

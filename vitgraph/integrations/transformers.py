@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders import EncoderOutput, InternViT, VisionEncoder
+from encoders.patch_encoder import PatchEncoder
 from graphwrap import GraphedEncoder
 
 try:
@@ -44,8 +45,8 @@ class VisionTower(nn.Module):
         spatial_merge_size: patches per side of one output token.
 
     Raises:
-        ValueError: the encoder is an InternViT, or a :class:`GraphedEncoder` whose ``outputs`` lack
-            ``pooler_output`` or ``deepstack_features``.
+        ValueError: the encoder is of no Qwen family, or a :class:`GraphedEncoder` whose
+            ``outputs`` lack ``pooler_output`` or ``deepstack_features``.
     """
 
     encoder: VisionEncoder | GraphedEncoder
@@ -53,10 +54,16 @@ class VisionTower(nn.Module):
     def __init__(self, encoder: VisionEncoder | GraphedEncoder) -> None:
         super().__init__()
         inner = _unwrap(encoder)
-        if isinstance(inner, InternViT):
+        if not isinstance(inner, PatchEncoder):
+            other = "call encoder.encode(images) for the features of each image"
+            if isinstance(inner, InternViT):
+                other = (
+                    "its tower and projector lie apart in transformers; pass mm_encoder_outputs to "
+                    "generate"
+                )
             raise ValueError(
-                "as_vision_tower takes encoders of the Qwen families, not InternViT, whose tower "
-                "and projector lie apart in transformers: pass mm_encoder_outputs to generate"
+                f"as_vision_tower takes encoders of the Qwen families, not {type(inner).__name__}: "
+                f"{other}"
             )
         # The dictionaries themselves are shared: a layer that peft replaces is replaced in both,
         # and the keys are those of the encoder, which are the published ones. The encoder is not

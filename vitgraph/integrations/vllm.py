@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from encoders import EncoderOutput, InternViT, PartialOutput, Qwen3VLEncoder, VisionEncoder
+from encoders.patch_encoder import PatchEncoder
 from graphwrap import GraphedEncoder
 
 __all__ = ["multi_modal_data"]
@@ -64,11 +65,17 @@ def multi_modal_data(
         of the table above.
 
     Raises:
-        ValueError: what ``preprocess`` raises, videos for InternVL, timestamps that are missing or
-            too many, or a :class:`GraphedEncoder` without ``pooler_output`` or
-            ``deepstack_features`` among its outputs.
+        ValueError: an encoder of another family, what ``preprocess`` raises, videos for InternVL,
+            timestamps that are missing or too many, or a :class:`GraphedEncoder` without
+            ``pooler_output`` or ``deepstack_features`` among its outputs.
     """
     inner: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+    if not isinstance(inner, PatchEncoder | InternViT):
+        raise ValueError(
+            "multi_modal_data makes what vLLM takes for the Qwen families and InternVL, not for "
+            f"{type(inner).__name__}: pass the images themselves to vLLM, or call "
+            "encoder.encode(images) for the features of each"
+        )
     data: dict[str, Any] = {}
     for kind, items in (("image", images), ("video", videos)):
         if isinstance(items, Sequence) and len(items) == 0:
