@@ -87,7 +87,7 @@ def test_a_program_of_a_graphed_encoder_is_refused_with_what_to_pass() -> None:
 @pytest.mark.parametrize(
     ("name", "path"),
     [
-        case if case[0] == "step3_vl" else pytest.param(*case, marks=pytest.mark.slow)
+        case if case == ("step3_vl", "image") else pytest.param(*case, marks=pytest.mark.slow)
         for case in PATHS
     ],
 )
