@@ -32,6 +32,23 @@ def test_text_is_not_an_image(cli: Cli, checkpoint: Path, tmp_path: Path) -> Non
     assert_one_line(run, tmp_path / "photo.jpg", "cannot be read as an image")
 
 
+def test_a_url_names_what_reads_it(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    run = cli("encode", checkpoint, "https://x.org/a.png", "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, "x.org/a.png: is a URL", "pass vitgraph.load_image(url), or download it")
+
+
+def test_a_decompression_bomb_and_half_a_file_are_named(
+    cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = tmp_path / "half.jpg"
+    half.write_bytes(photo.read_bytes()[:-500])
+    run = cli("encode", checkpoint, half, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, half, "damaged, truncated")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    run = cli("encode", checkpoint, photo, "--out", tmp_path / "f.safetensors")
+    assert_one_line(run, photo, "is larger than PIL opens")
+
+
 def test_image_of_a_kind_that_has_no_rgb_form_is_named(
     cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
 ) -> None:
