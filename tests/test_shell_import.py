@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,44 @@ import weights
 def test_every_public_name_is_there(name: str) -> None:
     assert vars(vitgraph).get(name) is not None or getattr(vitgraph, name) is not None
     assert name in dir(vitgraph)
+
+
+def test_completion_offers_the_public_names_alone() -> None:
+    assert dir(vitgraph) == vitgraph.__all__
+    assert vitgraph.__all__ == sorted(set(vitgraph.__all__))
+    assert {"features", "integrations", "video", "load_features"} <= set(vitgraph.__all__)
+    assert not [name for name in vitgraph.__all__ if name.startswith("_") if name != "__version__"]
+
+
+def run(code: str) -> list[str]:
+    """The words that a program prints which imports nothing but ``vitgraph``."""
+    command = [sys.executable, "-c", f"import sys, vitgraph; {code}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "features.load_features",
+        "features.load_embeddings",
+        "video.write_video",
+        "integrations.export.export_program",
+        "integrations.vllm",
+    ],
+)
+def test_modules_are_there_after_importing_vitgraph_alone(name: str) -> None:
+    before, found = run(f"print('torch' in sys.modules, vitgraph.{name}.__name__)")
+    assert before == "False"
+    assert found.rpartition(".")[2] == name.rpartition(".")[2]
+
+
+def test_what_integrations_has_is_offered_without_importing_it() -> None:
+    folder = Path(vitgraph.integrations.__file__ or "").parent
+    modules = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    assert dir(vitgraph.integrations) == vitgraph.integrations.__all__ == modules
+    assert run("vitgraph.integrations; print('torch' in sys.modules)") == ["False"]
+    with pytest.raises(AttributeError, match=r"'vitgraph.integrations' has no attribute 'onnx'"):
+        vitgraph.integrations.onnx  # noqa: B018
 
 
 def test_names_are_those_of_the_packages() -> None:

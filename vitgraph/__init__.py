@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from .shadows import refuse_shadows
 
 if TYPE_CHECKING:
     from encoders import *  # noqa: F403
@@ -17,7 +20,12 @@ if TYPE_CHECKING:
     from weights import inspect_checkpoint as inspect_checkpoint
     from weights import load_encoder as load_encoder
 
+    from . import features as features
+    from . import integrations as integrations
+    from . import video as video
     from .embedding.batch import EmbedBatch as EmbedBatch
+    from .features import load_embeddings as load_embeddings
+    from .features import load_features as load_features
     from .fetching import load_image as load_image
     from .models import list_models as list_models
     from .parallel import DataParallelEncoder as DataParallelEncoder
@@ -33,27 +41,45 @@ _MODULES = {
     "extract_encoder": "weights",
     "inspect_checkpoint": "weights",
     "list_models": "vitgraph.models",
+    "load_embeddings": "vitgraph.features",
     "load_encoder": "weights",
+    "load_features": "vitgraph.features",
     "load_image": "vitgraph.fetching",
     "plot_feature_maps": "vitgraph.plots",
     "prune_video_tokens": "encoders",
     "read_video": "encoders.inputs",
 }
 """The module of each name beside the classes of ``encoders``, all of which are offered, too."""
+_SUBMODULES = ("features", "integrations", "video")
+"""The modules whose other names users call."""
+
+refuse_shadows()
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used (PEP 562)."""
     if name == "__all__":
-        return sorted({"__version__", *_MODULES, *import_module("encoders").__all__})
-    offered = name in _MODULES or (name[:1].isupper() and name in import_module("encoders").__all__)
-    if not offered:
+        return sorted({"__version__", *_MODULES, *_SUBMODULES, *_import("encoders").__all__})
+    if name in _SUBMODULES:
+        return _import(f"{__name__}.{name}")
+    if name not in _MODULES and not _is_of_encoders(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES.get(name, "encoders")), name)
+    value = getattr(_import(_MODULES.get(name, "encoders")), name)
     globals()[name] = value
     return value
 
 
+def _is_of_encoders(name: str) -> bool:
+    return name[:1].isupper() and name in _import("encoders").__all__
+
+
+def _import(module: str) -> ModuleType:
+    """Import a module; where Python looks may have changed since ``import vitgraph``."""
+    refuse_shadows()
+    return import_module(module)
+
+
 def __dir__() -> list[str]:
-    """Offer the names that are not imported yet, too."""
-    return sorted({*globals(), *__getattr__("__all__")})
+    """Offer the public names, also those that are not imported yet."""
+    names: list[str] = __getattr__("__all__")
+    return names

@@ -1,5 +1,23 @@
 """Encoders inside other libraries: one module per library, which alone imports it.
 
-See ``docs/integrations.md``. Nothing is imported here, so that no library is needed before its
-module is.
+See ``docs/integrations.md``. A module is imported when it is first used, so that no library is
+needed before.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["export", "sentence_transformers", "transformers", "vllm"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a module when it is first used (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return __all__

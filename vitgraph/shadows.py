@@ -1,0 +1,46 @@
+"""Files and folders of the user's that hide a package of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+
+PACKAGES = ("encoders", "graphwrap", "weights")
+"""The packages that are installed beside ``vitgraph``, and whose names others use, too."""
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def refuse_shadows() -> None:
+    """Raise if Python finds something else under the name of a package of ours.
+
+    Only the places of the packages are looked up; nothing is imported.
+
+    Raises:
+        ImportError: for example, an ``encoders.py`` lies beside the script that runs.
+    """
+    for name in PACKAGES:
+        place = _place_of(_spec_of(name))
+        ours = os.path.join(_ROOT, name)
+        if place and os.path.realpath(place) != os.path.realpath(ours):
+            raise ImportError(
+                f"{place} hides the package {name!r} of vitgraph, which is {ours}: rename yours, "
+                "or move it into a package, so that it is imported by another name; if it is not "
+                "imported at all, start Python in another folder",
+                name=name,
+                path=place,
+            )
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    module = sys.modules.get(name)
+    return find_spec(name) if module is None else module.__spec__
+
+
+def _place_of(spec: ModuleSpec | None) -> str | None:
+    """The folder of a package, or the file of a module; None if there is neither."""
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    return folders[0] if folders else spec.origin
