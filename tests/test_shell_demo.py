@@ -13,6 +13,7 @@ from PIL import Image
 
 from encoders.inputs import to_rgb
 from vitgraph.cli import main
+from vitgraph.commands.demo import check_demo
 from vitgraph.demo import (
     FAMILIES,
     README_TOWERS,
@@ -70,7 +71,13 @@ def test_demo_draws_checkpoints_in_place_of_the_seeded_ones(
 
 def test_demo_refuses_two_checkpoints_of_one_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="whose last parts differ"):
-        run_demo(tmp_path / "demo", ["one/tower", "other/tower"])
+        check_demo(tmp_path / "demo", ["one/tower", "other/tower"])
+
+
+def test_demo_refuses_a_file_in_place_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text("")
+    with pytest.raises(ValueError, match="demo: is a file; give a folder for the pictures"):
+        check_demo(tmp_path / "demo", [])
 
 
 def test_picture_of_the_readme_shows_two_photographs_and_four_towers() -> None:
@@ -118,5 +125,5 @@ def test_demo_without_matplotlib_says_so_before_any_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"vitgraph\[plots\]"):
-        run_demo(tmp_path / "demo")
+        check_demo(tmp_path / "demo", [])
     assert not (tmp_path / "demo").exists()

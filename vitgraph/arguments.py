@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from weights.snapshot import Snapshot
 
 _GROUPS = {
     "features": ("encode", "embed"),
@@ -125,35 +129,77 @@ def add_sizes(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
 
 
-_REPO_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+"""Names that ``--dtype`` takes beside auto."""
+_DEVICES = frozenset(
+    (
+        *("auto", "cpu", "cuda", "fpga", "hip", "hpu", "ideep", "ipu", "lazy", "maia", "meta"),
+        *("mkldnn", "mps", "mtia", "opencl", "opengl", "privateuseone", "ve", "vulkan", "xla"),
+        "xpu",
+    )
+)
+"""The kinds of device that torch knows without further packages."""
+
+
+def check_names(dtype: str | None, device: str | None) -> None:
+    """Check what ``--dtype`` and ``--device`` name, without torch.
+
+    Raises:
+        ValueError: no such dtype, or nothing that names a device.
+    """
+    if dtype not in (None, "auto", *DTYPES):
+        raise ValueError(f"--dtype {dtype}: must be one of auto, {', '.join(DTYPES)}")
+    named = re.fullmatch(r"(\w+)(:\d+)?", device or "cpu")
+    # A package may bring torch a kind of device of its own.
+    if named is None or not (named[1] in _DEVICES or entry_points(group="torch.backends")):
+        raise ValueError(f"--device {device}: must be auto, cpu, cuda, cuda:0, mps, ...")
 
 
 def check_source(options: argparse.Namespace) -> None:
-    """Ask for a repo that is not known before torch is imported, which takes seconds.
+    """Look for the checkpoint that a command names, as :func:`check_repo` does."""
+    if options.repo is not None:
+        check_repo(options.repo, read_source(options))
+
+
+def check_repo(repo: str, source: Mapping[str, Any]) -> None:
+    """Look for a checkpoint before torch is imported, which takes seconds.
+
+    The Hub is not asked for the main branch of a published repo, which is there.
 
     Args:
-        options: of a command; nothing is asked if the checkpoint is on this disk or published.
+        repo: a repo id, or a path.
+        source: keywords of ``weights.load_encoder`` that say where it comes from.
 
     Raises:
-        CheckpointError: there is no such repo, or the Hub cannot be reached.
+        CheckpointError: there is no such repo, the Hub cannot be reached, or a folder holds no
+            checkpoint.
+        ValueError: an option that makes no sense, or an unknown family.
     """
-    if not _REPO_ID.fullmatch(options.repo or ""):
-        return
-    from weights.published import PUBLISHED
-
-    published = any(model.repo_id == options.repo for model in PUBLISHED)
-    if published or Path(options.repo).exists():
-        return
     from weights.hub.repo import HubOptions
+    from weights.published import PUBLISHED, check_family
     from weights.source import with_checkpoint
 
-    source = read_source(options)
-    del source["family"]  # says how a checkpoint is read, not where it is
-    with_checkpoint(options.repo, HubOptions(**source), lambda _: None)
+    check_family(source.get("family"))
+    hub = HubOptions(**{name: value for name, value in source.items() if name != "family"})
+    published = any(model.repo_id == repo for model in PUBLISHED)
+    if published and not (hub.revision or hub.subfolder or Path(repo).exists()):
+        return
+    with_checkpoint(repo, hub, _look)
 
 
-def check_checkpoint(repo: str) -> None:
+def _look(snapshot: Snapshot) -> None:
+    from weights.contents import read_contents
+
+    if snapshot.commit is None:  # a folder; of a repo, loading will read the index
+        read_contents(snapshot)
+
+
+def check_checkpoint(repo: str, right: str) -> None:
     """Raise if the first argument is a file to encode, because the checkpoint was forgotten.
+
+    Args:
+        repo: the first argument.
+        right: the command line that is right.
 
     Raises:
         ValueError: a file that cannot be a checkpoint.
@@ -162,7 +208,7 @@ def check_checkpoint(repo: str) -> None:
     if path.is_file() and path.suffix.lower() != ".safetensors":
         raise ValueError(
             f"{repo}: is no checkpoint; the first argument is a repo id or the folder of a "
-            "checkpoint, and the images come after it"
+            f"checkpoint: {right}"
         )
 
 

@@ -149,7 +149,7 @@ def _add_extract(commands: Any) -> None:
 
 
 def _add_cache(commands: Any) -> None:
-    from .cache_command import add_cache
+    from .commands.cache import add_cache
 
     summary = "List, verify or remove the towers that were fetched and kept."
     add_cache(_add_parser(commands, "cache", summary))
@@ -163,15 +163,10 @@ def _add_bench(commands: Any) -> None:
 
 
 def _add_demo(commands: Any) -> None:
+    from .commands.demo import add_demo, demo
+
     summary = "Encode sample photographs with a small seeded checkpoint of every family."
-    parser = _add_command(commands, "demo", demo, summary)
-    parser.add_argument(
-        "repos",
-        metavar="REPO",
-        nargs="*",
-        help="checkpoints to draw in place of the seeded ones: repo ids or folders",
-    )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures")
+    add_demo(_add_command(commands, "demo", demo, summary))
 
 
 def embed(options: argparse.Namespace) -> int:
@@ -184,7 +179,6 @@ def embed(options: argparse.Namespace) -> int:
 
 def encode(options: argparse.Namespace) -> None:
     """Encode images and videos into a file."""
-    check_source(options)
     from .encoding.command import encode as run
 
     run(options)
@@ -231,10 +225,3 @@ def extract(options: argparse.Namespace) -> None:
 
     extract_encoder(options.repo, options.out, overwrite=options.force, **read_source(options))
     print(f"wrote {options.out}")
-
-
-def demo(options: argparse.Namespace) -> None:
-    """Run the demo."""
-    from .demo import run_demo
-
-    run_demo(options.out, options.repos)

@@ -24,10 +24,10 @@ from weights.published import NO_VIDEO
 
 from .encoding.items import HEADER, Encoded, encode_media, row
 from .encoding.media import Media, image_medium
-from .plots import plot_feature_maps, plot_nearest_patches, require_matplotlib
+from .plots import plot_feature_maps, plot_nearest_patches, write_figure
 from .seeded import write_seeded_checkpoint
 from .terminal import format_table
-from .video import read_video, require_av, write_video
+from .video import read_video, write_video
 
 FAMILIES = {
     small.title: name
@@ -109,14 +109,9 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         The path of ``feature_maps.png``.
 
     Raises:
-        ValueError: an optional package is missing, a checkpoint cannot be loaded, or two have the
-            same name.
+        ValueError: an optional package is missing, or a checkpoint cannot be loaded.
     """
-    require_matplotlib()
-    require_av()
     names = [Path(repo).name for repo in repos]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{', '.join(repos)}: pass checkpoints whose last parts differ")
     start = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
@@ -135,7 +130,7 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         four = {title: encoded[title][:2] for title in README_TOWERS}
         draw(media[:2], four, heading, out / "readme.jpg", dpi=130)
         draw_nearest(out / "nearest_patches.jpg")
-    draw(media, encoded, heading, picture, dpi=150)
+    draw(media, encoded, heading, picture)
     print(f"\n{len(encoded)} towers in {time.perf_counter() - start:.0f} s; wrote {picture}")
     return picture
 
@@ -187,7 +182,7 @@ def draw(
     heading: str,
     picture: Path,
     *,
-    dpi: int,
+    dpi: int = 200,
 ) -> None:
     """Draw the items beside their feature maps, one column per name of ``encoded``."""
     figure = plot_feature_maps(
@@ -196,4 +191,4 @@ def draw(
         titles=[medium.name for medium in media],
         title=heading,
     )
-    figure.savefig(picture, dpi=dpi)
+    write_figure(figure, picture, dpi)

@@ -1,13 +1,17 @@
-"""Where encoders run and in which dtype, as options name it, and the error if memory runs out."""
+"""Where encoders run and in which dtype, as options name it; errors if memory or disk runs out."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from weights.load import accelerator
+
+from .arguments import check_names
 
 DTYPES = {
     "float32": torch.float32,
@@ -23,11 +27,8 @@ def read_dtype(name: str | None) -> torch.dtype | None:
     Raises:
         ValueError: the name is unknown.
     """
-    if name is None or name == "auto":
-        return None
-    if name not in DTYPES:
-        raise ValueError(f"--dtype {name}: must be one of auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    check_names(name, None)
+    return None if name is None or name == "auto" else DTYPES[name]
 
 
 def read_device(name: str | None) -> torch.device:
@@ -36,6 +37,7 @@ def read_device(name: str | None) -> torch.device:
     Raises:
         ValueError: the name is no device, or this machine does not have the device.
     """
+    check_names(None, name)
     try:
         device = accelerator() if name == "auto" else torch.device(name or "cpu")
     except RuntimeError:
@@ -80,3 +82,19 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
         else:
             raise
         raise ValueError(f"{what}: {place} ran out of memory; {fix}") from error
+
+
+@contextmanager
+def enough_disk(path: Path, fix: str = "") -> Iterator[None]:
+    """Turn a full disk in the block into an error that names the file and the ``fix``.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        said = f"the disk is full: free some space, or write to another one{fix}"
+        raise OSError(error.errno, said, str(path)) from error

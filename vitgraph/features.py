@@ -35,6 +35,7 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, PartialOutput
 
 from . import __version__
+from .devices import enough_disk
 
 
 class Item(NamedTuple):
@@ -126,7 +127,8 @@ def writing_features(
         OSError: the folder cannot be written to, or the disk is full.
     """
     path, items = Path(path), list[Item]()
-    with ExitStack() as stack:
+    fix = "; one vector per item (--pool mean) takes much less"
+    with enough_disk(path, fix), ExitStack() as stack:
         spool = _Spool(path.parent, stack)
 
         def add(item: Item, result: EncoderOutput | PartialOutput | Tensor) -> None:
@@ -273,15 +275,6 @@ def load_embeddings(
     from .embedding.shards import read_embeddings
 
     return read_embeddings(Path(folder), field)
-
-
-def is_features_file(path: Path) -> bool:
-    """Return whether ``path`` is a features file; only its header is read."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            return "vitgraph" in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
 
 
 def _read_item(fields: dict[str, object]) -> Item:

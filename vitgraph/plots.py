@@ -21,6 +21,8 @@ from torch import Tensor
 from encoders.inputs import read_images, to_rgb
 
 from .colours import feature_rgb, require_map
+from .devices import enough_disk
+from .extras import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,35 +36,6 @@ COLUMN_WIDTH = 2.0
 """Inches per column."""
 _NOTE = "Red, green and blue are the three principal components of an encoder's features"
 _NOTE_ROTATED = ",\nrotated to agree with the colours of the first encoder."
-
-
-def require_matplotlib() -> None:
-    """Raise unless matplotlib is installed.
-
-    Raises:
-        ValueError: matplotlib is not installed; the message says how to install it.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "plots need matplotlib: pip install 'vitgraph[plots]', or in a clone pip install "
-            "'.[plots]'"
-        ) from None
-
-
-def check_plot(path: Path) -> None:
-    """Raise unless a figure can be written to ``path``.
-
-    Raises:
-        ValueError: matplotlib is missing, or knows no such file format.
-    """
-    require_matplotlib()
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise ValueError(f"{path}: the suffix must name a picture format: {', '.join(known)}")
 
 
 def plot_feature_maps(
@@ -121,6 +94,21 @@ def plot_feature_maps(
     note = _NOTE + (_NOTE_ROTATED if len(columns) > 1 else ".")
     figure.supxlabel(note, fontsize=8, color="dimgrey", wrap=True)
     return figure
+
+
+def write_figure(figure: Figure, path: Path, dpi: int = 200) -> None:
+    """Write a figure as a picture.
+
+    Args:
+        figure: for example of :func:`plot_feature_maps`.
+        path: the file to write; its suffix names the format.
+        dpi: pixels per inch.
+
+    Raises:
+        OSError: the file cannot be written, or the disk is full.
+    """
+    with enough_disk(path):
+        figure.savefig(path, dpi=dpi)
 
 
 def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tensor]]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import add_source, check_checkpoint, read_source
+from ..arguments import add_source, check_checkpoint, check_names, check_source, read_source
 from ..terminal import format_table
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
 """Images, and the tokens of each in multiples of the encoder's smallest budget."""
 SIZES_WITHOUT_GPU = ((1, 1), (2, 1))
 RUNS, RUNS_WITHOUT_GPU = 15, 3
+KERNELS = ("auto", "torch", "triton", "flash2", "cudnn", "flash4")
+"""What ``accelerated`` takes."""
 
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
@@ -53,18 +55,15 @@ def print_speed(options: argparse.Namespace) -> None:
     Raises:
         ValueError: options that make no sense, or a checkpoint that cannot be loaded.
     """
+    check_options(options)
     import torch
 
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device, read_dtype
 
-    check_kernels(options.kernels)
-    if options.runs is not None and options.runs < 1:
-        raise ValueError(f"--runs {options.runs}: must be a positive integer")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype, place = read_dtype(options.dtype), read_device(device)
-    check_checkpoint(options.repo)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
     body = measure(options.repo, tower_of(encoder), options.kernels, options.runs)
@@ -81,17 +80,20 @@ def tower_of(encoder: Encoder) -> VisionEncoder:
     return encoder
 
 
-def check_kernels(names: Sequence[str]) -> None:
-    """Before anything is fetched: every name is one that ``accelerated`` takes.
+def check_options(options: argparse.Namespace) -> None:
+    """Check the arguments and look for the checkpoint, without torch.
 
     Raises:
-        ValueError: a name that it does not take.
+        ValueError: options that make no sense, or a checkpoint that is not there.
     """
-    from encoders.accelerated import CHOICES
-
-    for name in names:
-        if name not in CHOICES:
-            raise ValueError(f"--kernels {name}: must be one of {', '.join(CHOICES)}")
+    for name in options.kernels:
+        if name not in KERNELS:
+            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNELS)}")
+    if options.runs is not None and options.runs < 1:
+        raise ValueError(f"--runs {options.runs}: must be a positive integer")
+    check_names(options.dtype, options.device)
+    check_checkpoint(options.repo, "vitgraph bench speed REPO_OR_FOLDER")
+    check_source(options)
 
 
 def measure(

@@ -198,7 +198,8 @@ def _settings(options: argparse.Namespace, fields: Sequence[str]) -> dict[str, A
 
     from ..devices import read_dtype
 
-    check_checkpoint(options.repo)
+    right = f"vitgraph embed REPO_OR_FOLDER {options.repo} --out {options.out}"
+    check_checkpoint(options.repo, right)
     read_dtype(options.dtype)
     info = inspect_checkpoint(options.repo, **read_source(options))
     folder = Path(options.repo)

@@ -1,17 +1,64 @@
-"""What ``vitgraph encode`` checks before anything is read or fetched."""
+"""What ``vitgraph encode`` checks before anything is fetched, and before torch is imported."""
 
 from __future__ import annotations
 
+import argparse
+import re
+import shlex
+import warnings
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 from PIL import Image
+from safetensors import SafetensorError, safe_open
 
-from encoders.inputs import to_rgb
-from encoders.streams import ItemResults
+from ..arguments import check_checkpoint, check_names
+from ..extras import require_av, require_matplotlib
+from .command import LIMITS
 
-from ..features import is_features_file
-from ..video import read_video, require_av
+_VIDEOS = frozenset(
+    [
+        *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg"),
+        *(".mts", ".ogv", ".webm", ".wmv"),
+    ]
+)
+"""Suffixes of files that PIL never reads."""
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Check what needs no file.
+
+    Raises:
+        ValueError: options that make no sense, or a file where the checkpoint belongs.
+    """
+    check_names(options.dtype, options.device)
+    for name in (*LIMITS, "max_tokens_per_call"):
+        value, option = getattr(options, name), f"--{name.replace('_', '-')}"
+        if value is not None and not value > 0:
+            raise ValueError(f"{option} {value}: must be positive")
+        if value is not None and name in ("fps", "num_frames") and not options.video:
+            raise ValueError(f"{option} samples videos: pass one with --video")
+    if options.normalize and options.pool == "none":
+        raise ValueError("--normalize: needs one vector per item; add --pool mean, max or cls")
+    first = Path(options.repo)
+    check_checkpoint(options.repo, _command(options, "REPO_OR_FOLDER", first))
+    if first.is_dir() and not (options.images or options.video or any(first.glob("*.json"))):
+        raise ValueError(
+            f"{first}: is a folder without a checkpoint, and nothing else is named; its images are "
+            f"encoded by `{shlex.join(['vitgraph', 'embed', 'REPO_OR_FOLDER', str(first)])} --out "
+            "DIR`"
+        )
+
+
+def _command(options: argparse.Namespace, repo: str, path: Path) -> str:
+    """The command line that encodes a file, as an image or a video."""
+    item = ["--video"] * _is_video(path) + [str(path)]
+    return shlex.join(["vitgraph", "encode", repo, *item, "--out", str(options.out)])
+
+
+def _is_video(path: Path) -> bool:
+    return path.suffix.lower() in _VIDEOS
 
 
 def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
@@ -28,7 +75,7 @@ def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
     for path in filter(None, (out, plot)):
         if path.is_dir() or not path.parent.is_dir():
             raise ValueError(f"{path}: must be a file in a folder that exists")
-    if out.is_file() and out.stat().st_size and not is_features_file(out):
+    if out.is_file() and out.stat().st_size and not _is_features_file(out):
         raise ValueError(f"--out {out}: exists and is no features file; give another name")
     if out.suffix.lower() != ".safetensors":
         raise ValueError(
@@ -39,54 +86,85 @@ def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
         _check_plot(plot, (*inputs, out))
 
 
-def _check_plot(plot: Path, others: Sequence[Path]) -> None:
-    from ..plots import check_plot
+def _is_features_file(path: Path) -> bool:
+    """Whether the header of a file says that it holds features."""
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return "vitgraph" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
-    check_plot(plot)
+
+def _check_plot(plot: Path, others: Sequence[Path]) -> None:
+    require_matplotlib()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if plot.suffix[1:].lower() not in known:
+        raise ValueError(f"{plot}: the suffix must name a picture format: {', '.join(known)}")
     for path in others:
         if path.resolve() == plot.resolve():
             raise ValueError(f"--plot {plot}: would replace {path}; give another name")
 
 
-def check_media(images: Sequence[Path], videos: Sequence[Path]) -> None:
-    """Look at every file without decoding it, before anything is fetched.
-
-    Args:
-        images: image files; the header of each is read.
-        videos: video files; each must exist.
+def check_media(options: argparse.Namespace) -> None:
+    """Look at every file without decoding it: the header of an image, and whether a video exists.
 
     Raises:
-        ValueError: there is no file at all, or one is missing, a folder or not an image, or videos
-            are given and PyAV is not installed.
+        ValueError: there is no file at all, or one is missing, a folder, a URL or of another kind,
+            or videos are given and PyAV is not installed.
     """
-    if not images and not videos:
+    if not options.images and not options.video:
         raise ValueError("nothing to encode: name at least one image, or a --video")
-    for path in images:
-        if not _has_image_header(path):
-            to_rgb(path)  # raises the error that says what is wrong
-    if videos:
+    for path in options.images:
+        _check_image(path, options)
+    if options.video:
         require_av()
-    for path in videos:
-        if not path.is_file():
-            read_video(path)  # raises the error that says what is wrong
+    for path in options.video:
+        _check_file(path, "", "name the clips in it")
 
 
-def _has_image_header(path: Path) -> bool:
+def _check_image(path: Path, options: argparse.Namespace) -> None:
+    folder = shlex.join(["vitgraph", "embed", options.repo, str(path), "--out", "DIR"])
+    _check_file(
+        path,
+        "; in Python, encoder.encode(images=[vitgraph.load_image(URL)]) reads it",
+        f"pass the paths of the images in it, or encode all of them: `{folder}`",
+    )
+    if _is_video(path):
+        raise ValueError(f"{path}: is a video: `{_command(options, options.repo, path)}`")
     try:
-        with Image.open(path):
-            return True
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return False
+        size = _read_size(path)
+    except Image.DecompressionBombError as error:
+        raise ValueError(
+            f"{path}: is larger than PIL opens ({error}): make it smaller beforehand; if you trust "
+            "it, set PIL.Image.MAX_IMAGE_PIXELS = None in Python, and call encoder.encode there"
+        ) from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ValueError(
+            f"{path}: cannot be read as an image ({error}); it is damaged, truncated or of a "
+            "format that PIL does not know: replace it or convert it"
+        ) from error
+    if prod(size) > (Image.MAX_IMAGE_PIXELS or prod(size)):
+        warnings.warn(f"{path}: is very large, {size[0]} x {size[1]} pixels", stacklevel=2)
 
 
-def read_results(pool: str, normalize: bool, max_tokens_per_call: int | None) -> ItemResults:
-    """Check the options of the command line before anything is read or fetched.
+def _read_size(path: Path) -> tuple[int, int]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it does not name the file
+        with Image.open(path) as image:
+            return image.size
 
-    Raises:
-        ValueError: ``--normalize`` without a pool, or a limit that is no positive number.
-    """
-    if normalize and pool == "none":
-        raise ValueError("--normalize: needs one vector per item; add --pool mean, max or cls")
-    if max_tokens_per_call is not None and max_tokens_per_call < 1:
-        raise ValueError(f"--max-tokens-per-call {max_tokens_per_call}: must be positive")
-    return ItemResults(pool, normalize, max_tokens_per_call)
+
+def _check_file(path: Path, of_url: str, of_folder: str) -> None:
+    """Raise unless ``path`` is a file; what to do otherwise is said by the other arguments."""
+    # `Path` has taken a slash from an address.
+    if match := re.fullmatch(r"(\w{2,}):/+(.+)", str(path)):
+        raise ValueError(
+            f"{match[1]}://{match[2]}: is a URL, and files are encoded here: download it and give "
+            f"the path{of_url}"
+        )
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; {of_folder}")
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file; check the path")

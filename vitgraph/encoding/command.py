@@ -1,18 +1,21 @@
 """``vitgraph encode``: from images and videos to a features file.
 
-Torch and the packages are imported inside the functions, so that ``--help`` answers at once.
+Torch and the packages are imported inside the functions, so that ``--help`` and mistakes are
+answered at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import add_sizes, add_source, check_checkpoint, read_source
+from ..arguments import add_sizes, add_source, check_source, read_source
 from ..terminal import format_table, printable
+from .graph_options import GraphOptions, read_graph_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from ..features import Item
     from .items import Encoded
 
+LIMITS = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
+"""The options that are keywords of ``preprocess``."""
 MOST_PLOTTED = 16
 """Items that ``vitgraph encode --plot`` draws; their pictures are in memory together."""
 
@@ -86,18 +91,19 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def encode(options: argparse.Namespace) -> None:
-    """Check everything, load the encoder, encode item by item, write, draw and print the table."""
-    from weights import load_encoder
+def check(options: argparse.Namespace) -> GraphOptions | None:
+    """Check everything that can be checked without torch.
 
-    from ..devices import enough_memory, read_device, read_dtype
-    from .checks import check_media, check_targets, read_results
-    from .graphs import encode_graphed, graph_encoder, read_graph_options, summary
-    from .items import HEADER, encode_media, row
-    from .media import open_media
+    Returns:
+        What to capture, or None without ``--graph``.
 
-    limits = _limits(options)
-    wanted = read_results(options.pool, options.normalize, options.max_tokens_per_call)
+    Raises:
+        ValueError: a mistake in the arguments, or a file that is none of the right kind.
+        CheckpointError: there is no such checkpoint.
+    """
+    from .checks import check_media, check_options, check_targets
+
+    check_options(options)
     graphs = read_graph_options(
         graph=options.graph,
         budgets=options.budgets,
@@ -106,10 +112,29 @@ def encode(options: argparse.Namespace) -> None:
         images=options.images,
         videos=options.video,
     )
-    dtype, device = read_dtype(options.dtype), read_device(options.device)
-    check_checkpoint(options.repo)
     check_targets(options.out, options.plot, inputs=(*options.images, *options.video))
-    check_media(options.images, options.video)
+    check_source(options)
+    check_media(options)
+    return graphs
+
+
+def encode(options: argparse.Namespace) -> None:
+    """Check everything, load the encoder, encode item by item, write, draw and print the table."""
+    graphs = check(options)
+    from PIL import Image
+
+    from encoders.streams import ItemResults
+    from weights import load_encoder
+
+    from ..devices import enough_memory, read_device, read_dtype
+    from .graphs import encode_graphed, graph_encoder, summary
+    from .items import HEADER, encode_media, row
+    from .media import open_media
+
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check` named the file
+    limits = _limits(options)
+    wanted = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
+    dtype, device = read_dtype(options.dtype), read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         # The log names an idle GPU if the device is None.
         place = device if options.device else None
@@ -167,10 +192,10 @@ def _plot(
     maps: Sequence[Tensor],
     titles: Sequence[str],
 ) -> None:
-    from ..plots import plot_feature_maps
+    from ..plots import plot_feature_maps, write_figure
 
     figure = plot_feature_maps(stills, maps, titles=titles, title=_plot_text(options.repo))
-    figure.savefig(options.plot, dpi=150)
+    write_figure(figure, options.plot)
 
 
 def _plot_text(name: str) -> str:
@@ -180,9 +205,4 @@ def _plot_text(name: str) -> str:
 
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
     """Return the keywords of ``preprocess`` that the options give."""
-    names = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    for name in ("fps", "num_frames"):
-        if name in given and not options.video:
-            raise ValueError(f"--{name.replace('_', '-')} samples videos: pass one with --video")
-    return given
+    return {name: value for name in LIMITS if (value := getattr(options, name)) is not None}

@@ -1,10 +1,4 @@
-"""``vitgraph encode --graph``: which graphs to capture, and encoding through them.
-
-A modality says what will come, and so which shapes of a token budget are worth a graph. An image is
-one attention segment. A clip has one segment per frame pair, so graphs for clips come in the two
-shapes that :mod:`graphwrap` captures: few long segments, and many short ones. InternViT's segments
-are tiles of one length, in images as in clips: one shape serves both there.
-"""
+"""``vitgraph encode --graph``: capturing graphs, and encoding through them."""
 
 from __future__ import annotations
 
@@ -12,7 +6,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,114 +16,13 @@ from encoders.paths import PathsEncoder
 from encoders.streams import ItemResults, join_inputs
 from graphwrap import GraphedEncoder, GraphStats
 
+from .graph_options import MAX_GRAPHS, GraphOptions
 from .items import WHOLE, Encoded, describe, prepare, to_cpu, whole
 from .media import Media, named
 
-MODALITIES = {"image": 1, "video": 1, "image+video": 2}
-"""What may come, and how many items one replay takes by default."""
-CLIP_SEGMENTS = 64
-"""Frame pairs that a graph for clips holds: 128 frames."""
-MAX_GRAPHS = 48
-"""As many as :class:`GraphedEncoder` captures by default."""
-MOST_ITEMS = 8192
-"""Items per replay at most: the tokens of the largest default budget."""
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """Largest budget and most budgets without CUDA graphs, where each costs a run of the tower."""
 EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
-
-
-@dataclass(frozen=True)
-class GraphOptions:
-    """What ``--graph`` captures."""
-
-    modality: str
-    budgets: tuple[int, ...] | None = None
-    max_batch_size: int | None = None
-
-    @property
-    def items(self) -> int:
-        """Items per replay."""
-        return self.max_batch_size or MODALITIES[self.modality]
-
-    @property
-    def segments(self) -> int:
-        """Attention segments per replay: one per image, or one per frame pair of a clip."""
-        return self.items if self.modality == "image" else max(CLIP_SEGMENTS, self.items)
-
-
-def read_graph_options(
-    *,
-    graph: bool,
-    budgets: str | None = None,
-    max_batch_size: int | None = None,
-    modality: str | None = None,
-    images: Sequence[object] = (),
-    videos: Sequence[object] = (),
-) -> GraphOptions | None:
-    """Check the options of the command line before anything is read or fetched.
-
-    Args:
-        graph: whether to capture at all.
-        budgets: output tokens separated by commas, such as ``"64,256,1024"``.
-        max_batch_size: items per replay.
-        modality: one of :data:`MODALITIES`; by default what ``images`` and ``videos`` are.
-        images: files that will be encoded as images.
-        videos: files that will be encoded as videos.
-
-    Returns:
-        The options, or None without ``graph``.
-
-    Raises:
-        ValueError: an option that is not a number, options without ``graph``, or files of a kind
-            that the modality leaves out.
-    """
-    given = {"budgets": budgets, "max-batch-size": max_batch_size, "modality": modality}
-    if not graph:
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(f"--{name} {value}: says what to capture; it needs --graph")
-        return None
-    if modality is not None and modality not in MODALITIES:
-        raise ValueError(f"--modality {modality}: must be one of {', '.join(MODALITIES)}")
-    if max_batch_size is not None and max_batch_size < 1:
-        raise ValueError(f"--max-batch-size {max_batch_size}: must be a positive integer")
-    if max_batch_size is not None and max_batch_size > MOST_ITEMS:
-        raise ValueError(
-            f"--max-batch-size {max_batch_size}: an item makes at least one token, and graphs are "
-            f"captured for up to {MOST_ITEMS}; give at most that"
-        )
-    if modality is None:
-        modality = "+".join(["image"] * bool(images) + ["video"] * bool(videos)) or "image+video"
-    for kind, files in (("image", images), ("video", videos)):
-        if files and kind not in modality:
-            raise ValueError(
-                f"{files[0]}: is {'an image' if kind == 'image' else 'a video'}, and --modality "
-                f"{modality} captures no graphs for it; use --modality image+video, or leave it out"
-            )
-    tokens = None if budgets is None else read_budgets(budgets)
-    return GraphOptions(modality, tokens, max_batch_size)
-
-
-def read_budgets(text: str) -> tuple[int, ...]:
-    """Return the numbers of a text such as ``"64,256,1024"``.
-
-    Raises:
-        ValueError: an entry that is no positive integer, or more budgets than graphs.
-    """
-    entries = [entry.strip() for entry in text.split(",")]
-    for entry in entries:
-        if not (entry.isascii() and entry.isdigit()) or int(entry) < 1:
-            raise ValueError(
-                f"--budgets {text}: {entry!r} is no positive integer; give output tokens with "
-                "commas between, as 64,256,1024"
-            )
-    tokens = tuple(map(int, entries))
-    if len(set(tokens)) > MAX_GRAPHS:
-        raise ValueError(
-            f"--budgets names {len(set(tokens))}, and at most {MAX_GRAPHS} graphs are captured: "
-            "leave some out"
-        )
-    return tokens
 
 
 def graph_encoder(encoder: Encoder, options: GraphOptions) -> GraphedEncoder:

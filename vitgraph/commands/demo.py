@@ -1,0 +1,50 @@
+"""``vitgraph demo``: its arguments, and what is checked before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..arguments import check_repo
+from ..extras import require_av, require_matplotlib
+
+
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to the parser of the command."""
+    parser.add_argument(
+        "repos",
+        metavar="REPO",
+        nargs="*",
+        help="checkpoints to draw in place of the seeded ones: repo ids or folders",
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures")
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Run the demo.
+
+    Raises:
+        ValueError: what :func:`check_demo` raises, or a checkpoint that cannot be loaded.
+    """
+    check_demo(options.out, options.repos)
+    from ..demo import run_demo
+
+    run_demo(options.out, options.repos)
+
+
+def check_demo(out: Path, repos: Sequence[str]) -> None:
+    """Check the arguments, and look for the checkpoints.
+
+    Raises:
+        ValueError: an optional package is missing, a checkpoint is not there, two have the same
+            name, or ``out`` is a file.
+    """
+    require_matplotlib()
+    require_av()
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out}: is a file; give a folder for the pictures")
+    if len({Path(repo).name for repo in repos}) < len(repos):
+        raise ValueError(f"{', '.join(repos)}: pass checkpoints whose last parts differ")
+    for repo in repos:
+        check_repo(repo, {})
