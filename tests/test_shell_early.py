@@ -157,6 +157,20 @@ def test_a_picture_larger_than_pil_opens_is_named_with_what_helps(
     assert "set PIL.Image.MAX_IMAGE_PIXELS = None in Python" in error
 
 
+def test_a_photograph_of_a_phone_is_encoded_or_the_extra_is_named(
+    cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    path, out = tmp_path / "phone.jpg", tmp_path / "f.safetensors"  # misnamed, as after a transfer
+    pillow_heif.from_pillow(Image.new("RGB", (64, 64))).save(path.with_suffix(".heic"))
+    path.with_suffix(".heic").rename(path)
+    assert cli("encode", checkpoint, path, "--out", out).code == 0
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    error = refusal(cli("encode", checkpoint, path, "--out", out))
+    assert f"{path}: is a HEIF file" in error
+    assert "pip install 'vitgraph[heif]'" in error
+
+
 @pytest.mark.filterwarnings("default")
 def test_a_very_large_picture_is_encoded_with_one_warning_that_names_it(
     cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from vitgraph.arguments import EXAMPLES, parse
 from vitgraph.cli import build_parser, main
 from vitgraph.models import FINE_TUNES
 from weights import FAMILIES, PUBLISHED
+from weights.published import NO_VIDEO
 
 Cli = Callable[..., str]
 
@@ -29,27 +32,55 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return run
 
 
-def rows(table: str) -> list[str]:
-    return table.split("\n\n")[0].splitlines()[2:]
+def towers(text: str) -> list[str]:
+    """Each tower of the list on one line, without the line of its family."""
+    joined: list[str] = []
+    for line in text.split("\n\n")[0].splitlines()[2:]:
+        if line.startswith("   ") and not line[:14].strip():
+            joined[-1] += f" {line.strip()}"
+        elif line.startswith(" "):
+            joined.append(line)
+    return joined
 
 
 def test_each_repo_id_stands_in_one_row(cli: Cli) -> None:
-    cells = [row.rsplit("  ", 1)[1].split(", ") for row in rows(cli("list"))]
-    assert sorted(name for names in cells for name in names) == list_models()
-    assert len(cells) < len(list_models())
+    text, listed = cli("list"), towers(cli("list"))
+    words = [word.strip(",") for word in " ".join(listed).split()]
+    assert sorted(word for word in words if "/" in word) == list_models()
+    assert len(listed) < len(list_models())
+    assert all(len(line) <= 100 for line in text.splitlines())
 
 
 def test_a_row_names_every_repo_id_of_its_tower(cli: Cli) -> None:
-    (row,) = rows(cli("list", "*qwen3-omni*"))
+    (row,) = towers(cli("list", "*qwen3-omni*"))
     assert row.endswith(", Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3-VL-30B-A3B-Instruct")
     assert "538.6" in row
+
+
+def test_each_family_is_headed_by_what_holds_for_it(cli: Cli) -> None:
+    text = cli("list")
+    for family in FAMILIES.values():
+        (heading,) = [line for line in text.splitlines() if line.startswith(f"{family.title}: ")]
+        assert f"graphs of images: {family.replays['image']}" in heading
+        assert (family.video if family.video != NO_VIDEO else "no video") in heading
+
+
+@pytest.mark.parametrize("pattern", ["qwen3*", "nothing"])
+def test_listing_towers_imports_no_torch(pattern: str) -> None:
+    code = (
+        "import sys; from vitgraph.cli import main; code = main(['list', sys.argv[1]]); "
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, pattern]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_the_list_and_the_readme_name_fine_tunes_of_others(cli: Cli) -> None:
     names = FINE_TUNES.split(", ")
     assert len(names) == 7
     readme = Path(__file__).parents[1] / "README.md"
-    for text in (cli("list"), readme.read_text("utf-8")):
+    for text in (" ".join(cli("list").split()), readme.read_text("utf-8")):
         assert [name for name in names if name not in text] == []
 
 
@@ -61,10 +92,10 @@ def test_the_list_says_what_copies_of_timm_leave_out(cli: Cli) -> None:
 
 @pytest.mark.parametrize("pattern", ["qwen3*", "OPENGVLAB/*", "*-2b*", "Qwen/Qwen2-VL-7B-Instruct"])
 def test_the_pattern_is_that_of_list_models(cli: Cli, pattern: str) -> None:
-    towers = json.loads(cli("list", pattern, "--json"))
+    found = json.loads(cli("list", pattern, "--json"))
     wanted = set(list_models(pattern))
-    assert wanted <= {name for tower in towers for name in tower["repo_ids"]}
-    assert all(wanted.intersection(tower["repo_ids"]) for tower in towers)
+    assert wanted <= {name for tower in found for name in tower["repo_ids"]}
+    assert all(wanted.intersection(tower["repo_ids"]) for tower in found)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 
 def require_matplotlib() -> None:
@@ -21,6 +22,19 @@ def require_av() -> None:
         ValueError: PyAV is not installed; the message says how to install it.
     """
     _require("av", "reading video files needs PyAV", "video")
+
+
+def learn_heif(path: Path) -> None:
+    """Let PIL read HEIF, as phones write photographs.
+
+    Args:
+        path: a photograph that needs it; named in the error.
+
+    Raises:
+        ValueError: pillow-heif is not installed; the message says how to install it.
+    """
+    _require("pillow_heif", f"{path}: is a HEIF file (.heic), which needs pillow-heif", "heif")
+    import_module("pillow_heif").register_heif_opener()
 
 
 def _require(module: str, need: str, extra: str) -> None:

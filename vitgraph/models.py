@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import chain, islice, zip_longest
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from .terminal import format_table
 
 if TYPE_CHECKING:
-    from weights import Family, PublishedModel
+    from weights.published import FamilyFacts, PublishedModel
 
-TOWERS_HEADER = (
-    "family",
-    "million parameters",
-    "projector",
-    "video",
-    "image graphs",
-    "video graphs",
-    "layouts",
-    "repo ids",
-)
+TOWERS_HEADER = ("parameters", "projector", "layouts", "repo ids")
+WIDTH = 100
+"""Columns of a terminal that the list needs."""
+_LAYOUTS, _IDS = 23, 52
+"""Columns for the layouts and the repo ids of a tower."""
 FINE_TUNES = "ColQwen3, Cosmos-Reason, Holo, Intern-S1, jina-reranker-m0, MiMo-VL, OpenCUA"
 """Models of others whose configs are those of a known tower; each has a test."""
 
@@ -31,9 +29,7 @@ FINE_TUNES = "ColQwen3, Cosmos-Reason, Holo, Intern-S1, jina-reranker-m0, MiMo-V
 class PublishedTower:
     """One size of a family's tower, and the published checkpoints that have it."""
 
-    family: Family
-    config: Any
-    """The encoder's config."""
+    family: FamilyFacts
     models: tuple[PublishedModel, ...]
 
     @property
@@ -44,40 +40,47 @@ class PublishedTower:
     @property
     def images_only(self) -> bool:
         """Whether the checkpoints encode no videos, as those of timm's Qwen towers."""
-        limits = {layout.name: layout.images_only for layout in self.family.layouts}
-        return all(limits[name] for name in self.layouts)
+        return all(name in self.family.images_only for name in self.layouts)
 
     @property
     def repo_ids(self) -> list[str]:
         """The repo ids of the checkpoints, sorted."""
         return sorted(model.repo_id for model in self.models)
 
-    def row(self) -> tuple[str, ...]:
-        """Return the cells of the tower's row in a table with the titles ``TOWERS_HEADER``."""
-        return (
-            self.family.title,
-            f"{self.models[0].parameters / 1e6:.1f}",
-            f"{self.models[0].projector_parameters / 1e6:.1f}",
-            "no" if self.images_only else self.family.video,
-            self.family.replays["image"],
-            "no" if self.images_only else self.family.replays["video"],
-            ", ".join(self.layouts),
-            ", ".join(self.repo_ids),
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the tower's row in a table with the titles ``TOWERS_HEADER``.
+
+        The row takes several lines where the layouts or the repo ids do not fit into one.
+        """
+        model = self.models[0]
+        counts = (model.parameters, model.projector_parameters)
+        first, *others = zip_longest(
+            _wrapped(self.layouts, _LAYOUTS), _wrapped(self.repo_ids, _IDS), fillvalue=""
         )
+        numbers = tuple(f"{count / 1e6:.1f}" for count in counts)
+        return [(*numbers, *first), *(("", "", *cells) for cells in others)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tower as plain data, for JSON."""
+        """Return the tower as plain data, for JSON; its config is built, which needs torch."""
+        from weights.families import FAMILIES, build_config
+
+        model = self.models[0]
+        config = build_config(FAMILIES[self.family.name], model.config, None, model.repo_id)
         return {
             "family": self.family.name,
             "verified": self.family.verified,
-            "encoder": self.family.encoder.__name__,
-            "parameters": self.models[0].parameters,
-            "projector_parameters": self.models[0].projector_parameters,
+            "encoder": self.family.encoder,
+            "parameters": model.parameters,
+            "projector_parameters": model.projector_parameters,
             "images_only": self.images_only,
             "layouts": self.layouts,
             "repo_ids": self.repo_ids,
-            "config": asdict(self.config),
+            "config": asdict(config),
         }
+
+
+def _wrapped(names: Sequence[str], width: int) -> list[str]:
+    return wrap(", ".join(names), width, break_long_words=False, break_on_hyphens=False)
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -108,19 +111,19 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
         pattern: towers are listed if :func:`list_models` finds one of their repo ids by it.
 
     Returns:
-        One entry per family, number of parameters and config, with every repo id that has it.
+        One entry per family and config, with every repo id that has it.
     """
-    from weights.families import FAMILIES, build_config
-    from weights.published import PUBLISHED
+    from weights.published import PUBLISHED, family_facts
 
     wanted = set(list_models(pattern))
-    towers: dict[tuple[str, int, Any], list[PublishedModel]] = {}
+    towers: dict[tuple[str, int, int], list[PublishedModel]] = {}
     for model in PUBLISHED:
-        config = build_config(FAMILIES[model.family], model.config, None, model.repo_id)
-        towers.setdefault((model.family, model.parameters, config), []).append(model)
+        # The counts tell configs apart; a test holds this.
+        counts = (model.family, model.parameters, model.projector_parameters)
+        towers.setdefault(counts, []).append(model)
     return [
-        PublishedTower(FAMILIES[family], config, tuple(models))
-        for (family, _, config), models in towers.items()
+        PublishedTower(family_facts(family), tuple(models))
+        for (family, _, _), models in towers.items()
         if wanted.intersection(model.repo_id for model in models)
     ]
 
@@ -154,19 +157,45 @@ def list_towers(options: argparse.Namespace) -> None:
             f"{options.pattern}: no published repo id matches{similar_names(options.pattern)}; a "
             "pattern is matched with the whole id and with the part after the slash: 'qwen3*'"
         )
-    print(format_table(TOWERS_HEADER, [tower.row() for tower in towers]))
+    print(_table(towers))
     unverified = sorted({tower.family.title for tower in towers if not tower.family.verified})
     if unverified:
-        print(f"\n{', '.join(unverified)}: not verified against an upstream implementation.")
+        _print(f"{', '.join(unverified)}: not verified against an upstream implementation.")
     limits = {
-        layout.name: layout.images_only
+        name: tower.family.images_only[name]
         for tower in towers
-        for layout in tower.family.layouts
-        if layout.name in tower.layouts and layout.images_only
+        for name in tower.layouts
+        if name in tower.family.images_only
     }
     for name, why in limits.items():
-        print(f"\nLayout {name}: {why}.")
-    print(
-        "\nOthers load too if config and tensors fit: folders, files, base models, and fine-tunes"
+        _print(f"Layout {name}: {why}.")
+    _print(
+        "Parameters are in millions. Others load too if config and tensors fit: folders, files, "
+        f"base models, and fine-tunes such as {FINE_TUNES}."
     )
-    print(f"such as {FINE_TUNES}.")
+
+
+def _print(text: str) -> None:
+    print("\n" + fill(text, WIDTH, break_on_hyphens=False))
+
+
+def _table(towers: Sequence[PublishedTower]) -> str:
+    """One table, with a line before the first tower of each family that says what holds for it."""
+    rows = [tower.rows() for tower in towers]
+    header, rule, *lines = format_table(TOWERS_HEADER, list(chain(*rows))).splitlines()
+    remaining, parts = iter(lines), [header, rule]
+    for number, tower in enumerate(towers):
+        if number == 0 or tower.family.name != towers[number - 1].family.name:
+            parts.append(_heading(tower.family))
+        parts += islice(remaining, len(rows[number]))
+    return "\n".join(parts)
+
+
+def _heading(family: FamilyFacts) -> str:
+    from weights.published import NO_VIDEO
+
+    graphs = f"graphs of images: {family.replays['image']}"
+    if family.video == NO_VIDEO:
+        return f"{family.title}: no video; {graphs}"
+    video = f"of videos: {family.replays['video']}"
+    return f"{family.title}: video as {family.video}; {graphs}; {video}"

@@ -67,7 +67,7 @@ _UNSAFE = ("Cc", "Cs", "Zl", "Zp")
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out a table whose columns are as wide as their widest cell.
 
-    Columns whose cells are all numbers are aligned to the right, the others to the left.
+    Columns whose cells are all numbers or empty are aligned to the right, the others to the left.
 
     Args:
         header: one title per column.
@@ -93,4 +93,4 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 
 def _is_number(cell: str) -> bool:
-    return cell.replace(",", "").replace(".", "", 1).isdigit()
+    return not cell or cell.replace(",", "").replace(".", "", 1).isdigit()

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from ..arguments import check_checkpoint, check_names
-from ..extras import require_av, require_matplotlib
+from ..extras import learn_heif, require_av, require_matplotlib
 from .command import LIMITS
 
 _VIDEOS = frozenset(
@@ -133,6 +133,8 @@ def _check_image(path: Path, options: argparse.Namespace) -> None:
     )
     if _is_video(path):
         raise ValueError(f"{path}: is a video: `{_command(options, options.repo, path)}`")
+    if _is_heif(path):
+        learn_heif(path)
     try:
         size = _read_size(path)
     except Image.DecompressionBombError as error:
@@ -154,6 +156,13 @@ def _read_size(path: Path) -> tuple[int, int]:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it does not name the file
         with Image.open(path) as image:
             return image.size
+
+
+def _is_heif(path: Path) -> bool:
+    """Whether a file begins like the photographs of a phone."""
+    with path.open("rb") as file:
+        head = file.read(32)
+    return head[4:8] == b"ftyp" and any(brand in head for brand in (b"heic", b"heix", b"mif1"))
 
 
 def _check_file(path: Path, of_url: str, of_folder: str) -> None:
