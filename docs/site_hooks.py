@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -57,7 +58,10 @@ def listed(package: str) -> str:
     A name is listed once: encoders on their own page, all others on that of ``vitgraph`` if they
     are attributes of it. The methods that all encoders share are listed with the base classes.
     """
-    names = set(import_module(package).__all__) - {"__version__"}
+    module = import_module(package)
+    offered = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
+    # Modules have entries of their own on the page.
+    names = {name for name, value in offered.items() if not isinstance(value, ModuleType)}
     if package != "encoders":
         names -= set(import_module("encoders").__all__)
     if package in ("graphwrap", "weights"):

@@ -54,8 +54,10 @@ class PublishedTower:
         """
         model = self.models[0]
         counts = (model.parameters, model.projector_parameters)
+        limits = self.family.images_only
+        layouts = [f"{name} (no video)" if name in limits else name for name in self.layouts]
         first, *others = zip_longest(
-            _wrapped(self.layouts, _LAYOUTS), _wrapped(self.repo_ids, _IDS), fillvalue=""
+            _wrapped(layouts, _LAYOUTS), _wrapped(self.repo_ids, _IDS), fillvalue=""
         )
         numbers = tuple(f"{count / 1e6:.1f}" for count in counts)
         return [(*numbers, *first), *(("", "", *cells) for cells in others)]
