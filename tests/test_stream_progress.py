@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
+import tqdm.auto  # noqa: F401  # before a test lets it look for a notebook
 
 from encoders.streams import Progress
 from stream_cases import NumberEncoder
@@ -42,6 +44,16 @@ def test_the_bar_ends_at_100_percent_also_of_an_unknown_number(
     items = range(30) if sized else iter(range(30))
     list(NumberEncoder().encode_many(items, pool="mean"))
     assert "100%" in screen.getvalue().splitlines()[-1]
+
+
+def test_a_notebook_has_a_bar_although_it_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = SimpleNamespace(config={"IPKernelApp": {}})
+    ipython = SimpleNamespace(get_ipython=lambda: kernel)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    list(NumberEncoder().encode_many(range(30), pool="mean"))
+    assert "30/30" in capsys.readouterr().err
 
 
 def test_the_bar_is_full_when_the_last_result_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

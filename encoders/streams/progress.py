@@ -84,11 +84,15 @@ class Progress:
 
 def _new_bar(total: int | None) -> tqdm[Any] | None:
     """A bar where one can move: on a terminal and in a notebook; else None."""
-    # Imported here, so that importing the library stays cheap.
-    from tqdm.asyncio import tqdm_asyncio
-    from tqdm.auto import tqdm
-
-    in_notebook = tqdm is not tqdm_asyncio
-    if not in_notebook and not (sys.stderr is not None and sys.stderr.isatty()):
+    if not _in_notebook() and not (sys.stderr is not None and sys.stderr.isatty()):
         return None
+    from tqdm.auto import tqdm  # here, so that importing the library stays cheap
+
     return tqdm(total=total, desc="encode", unit="item")
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, whose standard error is no terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and "IPKernelApp" in shell.config
