@@ -1,4 +1,4 @@
-"""``vitgraph embed`` again: jobs go on where they were, and copies are encoded once."""
+"""``vitgraph embed`` again: jobs go on where they were, with the files they began with."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from own_processes import start
 from photographs import china, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays
+from vitgraph.embedding.reading import Readable
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
 
@@ -62,7 +63,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     plain = VisionEncoder.preprocess
 
     def noting(self: VisionEncoder, images: Any = (), *rest: Any, **limits: Any) -> Any:
-        names.extend(Path(image).name for image in images if isinstance(image, str))
+        names.extend(image._file.key for image in images if isinstance(image, Readable))
         return plain(self, images, *rest, **limits)
 
     monkeypatch.setattr(VisionEncoder, "preprocess", noting)
@@ -90,7 +91,7 @@ def test_a_job_goes_on_with_the_shards_that_are_missing(
     assert np.array_equal(other, matrix)
     for path in (tmp_path / "out").iterdir():
         rewritten = path.stat().st_mtime_ns != times[path.name]
-        assert rewritten == (path.name.startswith("00002") or path.name == "manifest.json")
+        assert rewritten == path.name.startswith("00002")
 
 
 def test_a_finished_job_loads_no_encoder(
@@ -143,16 +144,33 @@ def test_the_stored_dtype_may_be_named(command: Command) -> None:
     assert main([*command, "--dtype", "bfloat16"]) == 0
 
 
-def test_other_files_are_refused(
-    command: Command, photos: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_that_grows_or_shrinks_does_not_change_the_job(
+    command: Command, photos: Path, tmp_path: Path
 ) -> None:
     assert main(command) == 0
-    shutil.copy(photos / "00.png", photos / "13.png")
-    assert main(command) == 2
-    assert "was begun with 12 files, now there are 13" in capsys.readouterr().err
-    (photos / "13.png").unlink()
-    (photos / "00.png").rename(photos / "99.png")
-    assert main(command) == 2
+    keys, matrix = load_embeddings(tmp_path / "out")
+    (tmp_path / "out" / "00000_stats.json").unlink()
+    shutil.copy(photos / "00.png", photos / "00a.png")
+    (photos / "11.png").unlink()
+    assert main(command) == 0
+    again, other = load_embeddings(tmp_path / "out")
+    assert again == keys
+    assert np.array_equal(other, matrix)
+    (tmp_path / "out" / "00003_stats.json").unlink()
+    assert main(command) == 3
+    assert "11.png" in (tmp_path / "out" / "errors.csv").read_text()
+
+
+def test_a_file_that_changed_since_it_was_listed_is_an_error(
+    command: Command, photos: Path, tmp_path: Path
+) -> None:
+    assert main(command) == 0
+    (tmp_path / "out" / "00001_stats.json").unlink()
+    shutil.copy(photos / "00.png", photos / "04.png")
+    assert main(command) == 3
+    table = (tmp_path / "out" / "errors.csv").read_text()
+    assert "04.png: has changed since the job listed it" in table
+    assert "04.png" not in load_embeddings(tmp_path / "out")[0]
 
 
 def test_weights_that_changed_on_disk_are_refused(
@@ -162,75 +180,6 @@ def test_weights_that_changed_on_disk_are_refused(
     write_seeded_checkpoint(repo, "qwen3_vl", width=64, seed=1)
     assert main(command) == 2
     assert "was begun with commit files" in capsys.readouterr().err
-
-
-# --- copies ------------------------------------------------------------------------------------
-
-
-def test_copies_are_encoded_once_and_keep_their_keys(
-    command: Command, photos: Path, tmp_path: Path, encoded: list[str]
-) -> None:
-    assert main(command) == 0
-    _, alone = load_embeddings(tmp_path / "out")
-    for copy, original in (("01b", "01"), ("10b", "02"), ("10c", "02"), ("11b", "11")):
-        shutil.copy(photos / f"{original}.png", photos / f"{copy}.png")
-    shutil.rmtree(tmp_path / "out")
-    encoded.clear()
-    assert main(command) == 0
-    assert sorted(encoded) == [f"{n:02d}.png" for n in range(12)]
-    keys, matrix = load_embeddings(tmp_path / "out")
-    assert keys == sorted(path.name for path in photos.iterdir())
-    for copy, original in (("01b", 1), ("10b", 2), ("10c", 2), ("11b", 11)):
-        assert np.array_equal(matrix[keys.index(f"{copy}.png")], alone[original])
-    # The third shard is missing: originals of its copies are in shards that are done.
-    (tmp_path / "out" / "00003_stats.json").unlink()
-    encoded.clear()
-    assert main(command) == 0
-    assert "02.png" not in encoded
-    assert np.array_equal(load_embeddings(tmp_path / "out")[1], matrix)
-
-
-@pytest.mark.parametrize("format", ["npy", "safetensors", "parquet"])
-def test_copies_of_whole_outputs_are_equal(
-    command: Command, photos: Path, tmp_path: Path, format: str
-) -> None:
-    if format == "parquet":
-        pytest.importorskip("pyarrow")
-    shutil.copy(photos / "00.png", photos / "11b.png")
-    fields = "pooler_output,last_hidden_state"
-    chosen = ["--pool", "none", "--fields", fields, "--format", format]
-    assert main([*command, *chosen]) == 0
-    # The original of the copy is read from a shard that is done.
-    (tmp_path / "out" / "00004_stats.json").unlink()
-    assert main([*command, *chosen]) == 0
-    assert '"copies": 1' in (tmp_path / "out" / "00004_stats.json").read_text()
-    for field in fields.split(","):
-        _, items = load_embeddings(tmp_path / "out", field)
-        assert len(items[-1]) > 0
-        assert np.array_equal(items[-1], items[0])
-
-
-def test_copies_of_a_bad_file_are_bad_in_every_shard(
-    command: Command, photos: Path, tmp_path: Path
-) -> None:
-    for name in ("00a", "00b", "09a"):
-        (photos / f"{name}.png").write_text("no image")
-    assert main(command) == 3
-    table = (tmp_path / "out" / "errors.csv").read_text()
-    assert table.count("cannot be read as an image") == 3
-    assert len(load_embeddings(tmp_path / "out")[0]) == 12
-
-
-def test_files_of_one_size_that_differ_are_no_copies(
-    command: Command, photos: Path, tmp_path: Path
-) -> None:
-    sizes = [(photos / name).stat().st_size for name in ("00.png", "01.png")]
-    for name, size in zip(("00.png", "01.png"), sizes, strict=True):
-        with (photos / name).open("ab") as file:
-            file.write(b"\0" * (max(sizes) - size))
-    assert main(command) == 0
-    _, matrix = load_embeddings(tmp_path / "out")
-    assert not np.allclose(matrix[0], matrix[1])
 
 
 # --- interruption ------------------------------------------------------------------------------

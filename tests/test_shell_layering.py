@@ -36,6 +36,7 @@ ALLOWED = {
     },
     "vitgraph": {
         "torch",
+        "fsspec",
         "safetensors",
         "numpy",
         "PIL",

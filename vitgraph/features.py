@@ -259,7 +259,7 @@ def load_embeddings(
     """Read all that ``vitgraph embed`` wrote into a folder, in any of its formats.
 
     Args:
-        folder: what ``--out`` named.
+        folder: what ``--out`` named; may be on a remote store.
         field: of a job with ``--pool none``: "pooler_output", "last_hidden_state", "deepstack.0",
             ...; None takes the first that ``--fields`` named.
 
@@ -274,7 +274,7 @@ def load_embeddings(
     """
     from .embedding.shards import read_embeddings
 
-    return read_embeddings(Path(folder), field)
+    return read_embeddings(folder, field)
 
 
 def _read_item(fields: dict[str, object]) -> Item:

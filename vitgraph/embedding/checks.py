@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .manifest import Manifest, checksum, digest_keys
-from .shards import Shard
+from .manifest import Manifest, digest_keys
+from .shards import Shard, missing_of, read_all_stats, shards_of
+from .storage import checksum, open_storage
 
 _MOST_LINES = 20
 """Faults that are printed one by one."""
@@ -18,7 +19,7 @@ _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError)
 """What reading a damaged file raises."""
 
 
-def print_status(folder: Path) -> int:
+def print_status(folder: str) -> int:
     """Print how far a job is.
 
     Returns:
@@ -27,28 +28,41 @@ def print_status(folder: Path) -> int:
     Raises:
         ValueError: the folder holds no job, or the statistics of a shard are damaged.
     """
-    manifest = Manifest.read(folder)
-    done = [shard for shard in _shards(folder, manifest) if shard.is_done]
-    stats = [shard.read_stats() for shard in done]
-    seconds, files, rows, copies = (
-        sum(one[name] for one in stats) for name in ("seconds", "items", "rows", "copies")
+    storage = open_storage(folder)
+    manifest = Manifest.read(storage)
+    shards = shards_of(storage, manifest)
+    missing = set(missing_of(shards))
+    stats = read_all_stats([shard for shard in shards if shard.number not in missing])
+    seconds, files, rows = (
+        sum(one[name] for one in stats) for name in ("seconds", "items", "rows")
     )
     errors = sum(len(one["errors"]) for one in stats)
     print(
-        f"{folder}: {len(done):,} of {manifest.shards:,} shards are written, {files:,} of "
+        f"{folder}: {len(stats):,} of {manifest.shards:,} shards are written, {files:,} of "
         f"{manifest.items:,} files"
     )
-    print(f"{rows:,} rows, {copies:,} of them copies of another; {errors:,} files with errors")
-    if done:
-        newest = max(shard.path("_stats.json").stat().st_mtime for shard in done)
-        print(
-            f"{files / max(seconds, 1e-9):,.1f} files per second and worker; the last shard was "
-            f"written {max(time.time() - newest, 0):,.0f} s ago"
-        )
-    return 0 if len(done) == manifest.shards else 1
+    print(f"{rows:,} rows; {errors:,} files with errors")
+    if stats:
+        print(f"{files / max(seconds, 1e-9):,.1f} files per second and worker")
+    _print_workers(stats)
+    return 1 if missing else 0
 
 
-def print_verdict(folder: Path) -> int:
+def _print_workers(stats: list[dict[str, Any]]) -> None:
+    """Print how many shards each worker has written, and how long ago the last one."""
+    newest: dict[str, float] = {}
+    count: Counter[str] = Counter()
+    for one in stats:
+        if "worker" in one:  # an earlier version did not write it down
+            worker = one["worker"]
+            newest[worker] = max(newest.get(worker, 0.0), one["written"])
+            count[worker] += 1
+    for worker in sorted(newest, key=lambda name: [int(part) for part in name.split("/")]):
+        age = max(time.time() - newest[worker], 0)
+        print(f"worker {worker}: {count[worker]:,} shards, the last one {age:,.0f} s ago")
+
+
+def print_verdict(folder: str) -> int:
     """Read every file of a job, and print what is wrong.
 
     Returns:
@@ -63,12 +77,12 @@ def print_verdict(folder: Path) -> int:
     if len(faults) > _MOST_LINES:
         print(f"... and {len(faults) - _MOST_LINES} more")
     if not faults:
-        manifest = Manifest.read(folder)
+        manifest = Manifest.read(open_storage(folder))
         print(f"{folder}: {manifest.shards:,} shards of {manifest.items:,} files are whole")
     return 1 if faults else 0
 
 
-def find_faults(folder: Path) -> Iterator[str]:
+def find_faults(folder: str) -> Iterator[str]:
     """Yield what is wrong with the files of a job, one line each.
 
     Args:
@@ -77,14 +91,16 @@ def find_faults(folder: Path) -> Iterator[str]:
     Raises:
         ValueError: the folder holds no job.
     """
-    manifest, whole = Manifest.read(folder), True
-    shards = _shards(folder, manifest)
+    storage = open_storage(folder)
+    manifest, whole = Manifest.read(storage), True
+    shards = shards_of(storage, manifest)
+    missing = set(missing_of(shards))
     for shard in shards:
         name = f"shard {shard.number:05d}"
-        if not shard.is_done:
+        if shard.number in missing:
             faults = ["is not written; run the command of the job again"]
         else:
-            again = f"delete {shard.path('_stats.json').name} and run the command of the job again"
+            again = f"delete {shard.stats_name} and run the command of the job again"
             try:
                 faults = [f"{fault}; {again}" for fault in _faults_of(shard, manifest)]
             except _DAMAGED as error:
@@ -99,14 +115,16 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
     try:
         stats, whole = shard.read_stats(), True
     except ValueError:
-        yield f"{shard.path('_stats.json').name} is damaged"
+        yield f"{shard.stats_name} is damaged"
         return
     for name, (size, crc) in stats.get("files", {}).items():
-        path = shard.folder / name
-        if not path.exists():
+        try:
+            with shard.storage.reading(name) as path:
+                same = path.stat().st_size == size and checksum(path) == crc
+        except FileNotFoundError:
             yield f"{name} is missing"
             return
-        if path.stat().st_size != size or checksum(path) != crc:
+        if not same:
             yield f"{name} is not what was written"
             whole = False
     if not whole:
@@ -128,11 +146,3 @@ def _keys_of(shard: Shard) -> list[str]:
     for error in shard.read_stats()["errors"]:  # by ascending place
         keys.insert(error["place"], error["key"])
     return keys
-
-
-def _shards(folder: Path, manifest: Manifest) -> list[Shard]:
-    settings: dict[str, Any] = manifest.settings
-    return [
-        Shard(folder, number, settings["format"], settings["pool"])
-        for number in range(manifest.shards)
-    ]

@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import __version__
 from ..arguments import add_source, check_checkpoint, read_source
 
 if TYPE_CHECKING:
-    from encoders.streams import Encoding
+    from encoders.streams import Encoding, ItemResults, StreamOptions
 
+    from .job import Job
+    from .manifest import Manifest
+    from .reading import ImageReader, SourceOptions
+    from .sources import Source
+    from .storage import Storage
     from .workers import Worker
 
 
@@ -27,9 +33,10 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER|GLOB|LIST.txt|-|hf://datasets/NAME",
         help="images: a folder (with all folders in it), a quoted pattern, a text file with one "
         "path per line (relative to that file), - for such lines on standard input, or a data set "
-        "of the Hub; a pattern or a list may also name .tar files (WebDataset) and .parquet files",
+        "of the Hub; a pattern or a list may also name .tar files (WebDataset) and .parquet files; "
+        "s3://, gs://, https:// and hf://datasets/NAME/PATH name such files elsewhere",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write")
+    parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
     parser.add_argument(
         "--pool",
         choices=("mean", "max", "cls", "none"),
@@ -70,18 +77,17 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="an image above it runs in parts, between its tiles",
     )
-    parser.add_argument(
-        "--dedupe",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="encode images of equal content once; files of one size are read twice for it",
-    )
     group = parser.add_argument_group("images inside other files")
     group.add_argument(
         "--column", metavar="NAME", help="of parquet files and data sets; by default image"
     )
     group.add_argument("--subset", metavar="NAME", help="configuration of the data set")
     group.add_argument("--split", metavar="NAME", help="of the data set; by default train")
+    group.add_argument(
+        "--any-path",
+        action="store_true",
+        help="a list or a cell may name files outside its own folder",
+    )
     group = parser.add_argument_group("several workers")
     group.add_argument(
         "--shard",
@@ -91,13 +97,11 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--status",
-        type=Path,
         metavar="DIR",
         help="say how far the job in this folder is; exit code 1 until it is done",
     )
     group.add_argument(
         "--verify",
-        type=Path,
         metavar="DIR",
         help="read every file of the job in this folder, and say what is wrong with it",
     )
@@ -136,13 +140,10 @@ def run_worker(options: argparse.Namespace) -> int:
         ValueError: arguments that make no sense, or a folder that holds another job.
         OSError: the folder cannot be written to, or the disk is full.
     """
-    from encoders.streams import ItemResults, StreamOptions
-
-    from .containers import Columns
-    from .job import Job
-    from .manifest import Manifest, digest_keys
     from .parquet_files import require_parquet
-    from .sources import find_files
+    from .reading import ImageReader
+    from .sources import Source
+    from .storage import open_storage
     from .workers import read_worker
 
     worker = read_worker(options.shard, os.environ)
@@ -153,21 +154,106 @@ def run_worker(options: argparse.Namespace) -> int:
     if options.shard_items < 1:
         raise ValueError(f"--shard-items {options.shard_items}: must be at least 1")
     fields = _read_fields(options)
-    given = {name: vars(options)[name] for name in Columns._fields if vars(options)[name]}
-    files = find_files(options.files, Columns()._replace(**given))
-    keys = digest_keys(file.key for file in files)
-    manifest = Manifest(_settings(options, fields), len(files), options.shard_items, keys)
-    manifest.check(options.out)
-    job = Job(options.out, files, manifest, worker, find_copies=options.dedupe)
+    read = _source_options(options)
+    command = _Command(
+        options, fields, worker, Source(options.files, read), ImageReader(read), _limits(options)
+    )
+    storage = open_storage(options.out)
+    load = cache(partial(_load, options, fields, worker))
+    job = _open_job(command, storage, load)
     if job.todo:
-        threads = worker.threads() if options.workers is None else options.workers
-        job.run(
-            _load(options, fields, worker),
-            _limits(options),
-            ItemResults(options.pool, options.normalize, options.max_tokens_per_call),
-            StreamOptions(options.batch_tokens, threads, not options.no_progress, on_error="keep"),
-        )
+        job.run(load(job.commit), *command.calls())
     return job.finish()
+
+
+class _Command(NamedTuple):
+    """What one call of the command works with."""
+
+    options: argparse.Namespace
+    fields: tuple[str, ...]
+    worker: Worker
+    source: Source
+    reader: ImageReader
+    limits: dict[str, int | None]
+
+    def calls(self) -> tuple[dict[str, int | None], ItemResults, StreamOptions]:
+        """How the encoder is called: keywords of ``preprocess``, results, stream."""
+        from encoders.streams import ItemResults, StreamOptions
+
+        options = self.options
+        threads = self.worker.threads() if options.workers is None else options.workers
+        results = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
+        progress = not options.no_progress
+        stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
+        return self.limits, results, stream
+
+
+def _open_job(command: _Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
+    """Join the job of a folder, or begin one there.
+
+    Whoever comes first lists the files, and writes the manifest when nothing can go wrong any more
+    but a bad image. Others wait for that, where the storage has locks; elsewhere the first manifest
+    counts.
+
+    Raises:
+        ValueError: arguments that make no sense, or a folder that holds another job.
+    """
+    from .job import Job
+    from .manifest import Manifest
+    from .storage import JOB
+
+    manifest = Manifest.find(storage)
+    if manifest is None:
+        with storage.alone(JOB):
+            manifest = Manifest.find(storage)
+            if manifest is None:
+                return _begin_job(command, storage, load)
+    settings = _settings(command, manifest)
+    manifest.compare(settings, command.options.shard_items, storage.name)
+    storage.tidy()
+    job = Job(storage, manifest, command.worker, command.reader)
+    if job.todo:
+        job.prepare(load(job.commit), *command.calls())
+    return job
+
+
+def _begin_job(command: _Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
+    """List the files of a job, load its encoder, and write its manifest."""
+    from .job import Job
+    from .manifest import Manifest, write_list
+
+    settings, source = _settings(command, None), command.source
+    listed = write_list(storage, source, command.options.shard_items)
+    try:
+        said = [*source.notes, *source.describe_left_out()]
+        for line in said:
+            print(line)
+        listed["files"]["said"] = said
+        mine = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
+        job = Job(storage, mine, command.worker, command.reader)
+        if job.todo:
+            job.prepare(load(job.commit), *command.calls())
+    except BaseException:
+        storage.delete([listed["files"]["name"]])
+        raise
+    manifest = mine.create(storage)
+    if manifest is mine:
+        return job
+    job = Job(storage, manifest, command.worker, command.reader)
+    if job.todo:
+        job.prepare(load(job.commit), *command.calls())
+    return job
+
+
+def _source_options(options: argparse.Namespace) -> SourceOptions:
+    from .reading import SourceOptions
+
+    given = {
+        name: vars(options)[name]
+        for name in SourceOptions._fields
+        if vars(options).get(name) is not None
+    }
+    return SourceOptions(**given)
 
 
 def _read_fields(options: argparse.Namespace) -> tuple[str, ...]:
@@ -192,31 +278,47 @@ def _limits(options: argparse.Namespace) -> dict[str, int | None]:
     return {name: vars(options)[name] for name in ("min_pixels", "max_pixels", "max_tiles")}
 
 
-def _settings(options: argparse.Namespace, fields: Sequence[str]) -> dict[str, Any]:
-    """All that the vectors depend on; no tensor is read or fetched for it."""
+def _settings(command: _Command, manifest: Manifest | None) -> dict[str, Any]:
+    """All that the vectors depend on; no tensor is read or fetched for it.
+
+    The commit of a repo is looked up once per job: whoever joins takes that of the manifest.
+    """
     from weights import inspect_checkpoint
 
     from ..devices import read_dtype
 
+    options = command.options
     right = f"vitgraph embed REPO_OR_FOLDER {options.repo} --out {options.out}"
     check_checkpoint(options.repo, right)
     read_dtype(options.dtype)
-    info = inspect_checkpoint(options.repo, **read_source(options))
-    folder = Path(options.repo)
+    source = read_source(options)
+    known = manifest.settings if manifest is not None else {}
+    if known.get("checkpoint") == options.repo and not known["commit"].startswith(_FILES):
+        source["revision"] = known["commit"]
+    info = inspect_checkpoint(options.repo, **source)
+    folder = Path(options.repo).expanduser()
     is_folder = info.commit is None
     return {
         "version": __version__,
+        "source": command.source.identity(),
+        **command.reader.options._asdict(),
         "checkpoint": str(folder.resolve()) if is_folder else options.repo,
         "subfolder": options.subfolder,
+        "revision": options.revision,
         "commit": _state_of(folder / (options.subfolder or "")) if is_folder else info.commit,
+        "family": options.family,
         "dtype": info.dtype if options.dtype in (None, "auto") else options.dtype,
-        **_limits(options),
+        **command.limits,
         "pool": options.pool,
         "normalize": options.normalize,
-        "fields": list(fields),
+        "fields": list(command.fields),
         "format": options.format,
         "out_dtype": options.out_dtype,
     }
+
+
+_FILES = "files "
+"""How what stands for the commit of a checkpoint on disk begins."""
 
 
 def _state_of(folder: Path) -> str:
@@ -227,24 +329,35 @@ def _state_of(folder: Path) -> str:
         for path in files
         if path.suffix in (".json", ".safetensors")
     ]
-    return "files " + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    return _FILES + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
-def _load(options: argparse.Namespace, fields: tuple[str, ...], worker: Worker) -> Encoding[Any]:
-    """Load the encoder, and capture its graphs if that is wanted."""
+def _load(
+    options: argparse.Namespace, fields: tuple[str, ...], worker: Worker, commit: str
+) -> Encoding[Any]:
+    """Load the encoder at a commit, and capture its graphs if that is wanted.
+
+    Raises:
+        ValueError: the files of a checkpoint on disk are not those that were looked at.
+    """
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device, read_dtype
 
+    is_folder = commit.startswith(_FILES)
+    source = read_source(options) | ({} if is_folder else {"revision": commit})
     device = worker.place(read_device(options.device))
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(
             options.repo,
-            **read_source(options),
+            **source,
             dtype=read_dtype(options.dtype),
             device=device if options.device else None,  # None: the log names an idle GPU
         )
+    folder = Path(options.repo).expanduser() / (options.subfolder or "")
+    if is_folder and _state_of(folder) != commit:
+        raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:
         return encoder.encoding()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,10 +24,10 @@ from encoders.streams import (
 from encoders.vision_encoder import VisionEncoder
 
 from ..devices import DTYPES
-from .manifest import Manifest, writing
-from .plans import Plans
-from .shards import VECTORS, Array, Row, Shard, write_csv
-from .sources import File
+from .manifest import FileList, Manifest
+from .reading import File, ImageReader
+from .shards import VECTORS, Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
+from .storage import JOB, Storage
 from .workers import Worker
 
 SAMPLED = 16
@@ -40,35 +38,26 @@ class Job:
     """One embedding job: which shards are done, and how the others are made.
 
     Args:
-        out: the folder of the job.
-        files: all of them, in order.
+        storage: of the job.
         manifest: of this job.
         worker: which of the processes that work on it; its shards are every ``size``-th.
-        find_copies: whether images of equal content are encoded once, by each worker.
+        reader: of the images.
     """
 
     def __init__(
-        self,
-        out: Path,
-        files: Sequence[File],
-        manifest: Manifest,
-        worker: Worker,
-        find_copies: bool = True,
+        self, storage: Storage, manifest: Manifest, worker: Worker, reader: ImageReader
     ) -> None:
-        self.out, self.files, self.manifest, self.worker = out, files, manifest, worker
+        self.storage, self.manifest, self.worker = storage, manifest, worker
+        self.files, self.reader = FileList(storage, manifest), reader
         settings = manifest.settings
+        self.commit: str = settings["commit"]
         self.pool: str = settings["pool"]
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
-        self.shards = [
-            Shard(out, number, settings["format"], self.pool) for number in range(manifest.shards)
-        ]
-        self.missing = [shard.number for shard in self.shards if not shard.is_done]
+        self.shards = shards_of(storage, manifest)
+        self.missing = missing_of(self.shards)
         self.todo = worker.own(self.missing)
-        # Tables of shards that are done are read only if there is something to plan.
-        self._plans = Plans(
-            files, self.shards, manifest.items_per_shard, find_copies and bool(self.todo)
-        )
-        self._stored = lru_cache(maxsize=2)(self._read_shard)
+        self._plans: dict[int, list[File]] = {}
+        self._planning = threading.Lock()
 
     def run(
         self,
@@ -86,19 +75,31 @@ class Job:
             options: how the stream runs.
 
         Raises:
-            ValueError: arguments that cannot be; nothing is written then.
+            OSError: the folder cannot be written to, or the disk is full.
         """
-        total = sum(len(self._plans.files_of(number)) for number in self.todo)
-        options = options._replace(total=total)
+        last = self.manifest.items - (len(self.shards) - 1) * self.manifest.items_per_shard
+        each = self.manifest.items_per_shard
+        total = sum(last if number == len(self.shards) - 1 else each for number in self.todo)
+        options = options._replace(total=total, per_line=each)
         results = stream_items(encoding, self._tasks(), limits, wanted, options)
         with closing(results):
-            self._announce(encoding, limits)
-            self.manifest.write(self.out)
             for number in self.todo:
                 self._run_shard(number, results)
+            next(results, None)  # the progress comes to its end
 
-    def _announce(self, encoding: Encoding[Any], limits: Mapping[str, Any]) -> None:
-        """Print how much there is to do, and how large the result will be."""
+    def prepare(
+        self,
+        encoding: Encoding[Any],
+        limits: Mapping[str, Any],
+        wanted: ItemResults,
+        options: StreamOptions,
+    ) -> None:
+        """Check what :meth:`run` is going to be given, and print how much there is to do.
+
+        Raises:
+            ValueError: arguments that cannot be, or there is no room for the result.
+        """
+        stream_items(encoding, [], limits, wanted, options).close()
         encoder = cast(VisionEncoder | PathsEncoder, encoding.encoder)
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
         if self.pool == "none":
@@ -115,16 +116,17 @@ class Job:
             encoder.preprocess([blank], **limits)
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
             self.empty = self._arrays(torch.zeros(0, width))
-            total = len(self.files) * width * self.dtype.itemsize
-            what = f"{len(self.files):,} vectors [{width}], about {_readable(total)}"
+            total = self.manifest.items * width * self.dtype.itemsize
+            what = f"{self.manifest.items:,} vectors [{width}], about {_readable(total)}"
         self._require_space(total)
-        read = sum(max(file.size, 0) for file in self.files)
-        count = f"{len(self.files):,} files" + f", {_readable(read)}" * (read > 0)
+        read: int = self.manifest.files["bytes"]
+        count = f"{self.manifest.items:,} files" + f", {_readable(read)}" * (read > 0)
         done = len(self.shards) - len(self.missing)
         print(f"{count}; {len(self.shards)} shards, {done} of them done")
         if self.worker.size > 1:
             print(f"{self.worker} writes {len(self.todo)} shards")
-        print(f"writes {what} of {self.manifest.settings['out_dtype']} to {self.out}", flush=True)
+        dtype = self.manifest.settings["out_dtype"]
+        print(f"writes {what} of {dtype} to {self.storage.name}", flush=True)
 
     def _require_space(self, total: float) -> None:
         """Check that there is room for what all workers have still to write.
@@ -133,22 +135,23 @@ class Job:
             ValueError: there is not.
         """
         needed = total * len(self.missing) / len(self.shards)
-        place = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
-        free = shutil.disk_usage(place).free
-        if needed > free:
+        free = self.storage.free()
+        if free is not None and needed > free:
             raise ValueError(
-                f"--out {self.out}: about {_readable(needed)} are still to be written, and "
-                f"{_readable(free)} are free; free some space, give another folder or --out-dtype "
-                "float16"
+                f"--out {self.storage.name}: about {_readable(needed)} are still to be written, "
+                f"and {_readable(free)} are free; free some space, give another folder or "
+                "--out-dtype float16"
             )
 
     def _estimate(self, encoding: Encoding[Any], limits: Mapping[str, Any]) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
-        for file in self.files[:: -(-len(self.files) // SAMPLED)]:
+        count = self.manifest.items
+        for number in range(0, count, -(-count // SAMPLED)):
+            item = self.reader.item(self.files.file(number))
             try:
-                inputs = encoding.encoder.preprocess([file.item()], **limits)
-            except ValueError:
+                inputs = encoding.encoder.preprocess([item], **limits)
+            except (ValueError, OSError):
                 continue  # the job itself says what is wrong with it
             specs = [
                 spec
@@ -161,57 +164,53 @@ class Job:
             sizes.append(sum(rows[name] * _row_bytes(one) for name, one in self.empty.items()))
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
-        total = sum(sizes) / len(sizes) * len(self.files)
+        total = sum(sizes) / len(sizes) * count
         return total, f"about {_readable(total)}, by a sample of {len(sizes)} images,"
+
+    def _plan(self, number: int) -> list[File]:
+        """The files of a shard, none if another process has written it before its turn."""
+        with self._planning:
+            if number not in self._plans:
+                done = self.shards[number].is_done
+                self._plans[number] = [] if done else self.files.shard(number)
+            return self._plans[number]
 
     def _tasks(self) -> Iterator[tuple[str, Any]]:
         """Key and item of each file to encode; a thread of the stream iterates it."""
         for number in self.todo:
-            plan = self._plans.plan(number)
-            for place in plan.originals:
-                yield plan.files[place].key, plan.files[place].item()
+            for file in self._plan(number):
+                yield file.key, self.reader.item(file)
 
     def _run_shard(self, number: int, results: Iterator[ItemResult]) -> None:
-        began, plan = time.perf_counter(), self._plans.plan(number)
-        if plan.done:
+        began, files = time.perf_counter(), self._plan(number)
+        if not files:
             return
         rows: dict[int, Row] = {}
         errors: dict[int, str] = {}
-        for place in plan.originals:
-            file, result = plan.files[place], next(results)
+        for place, file in enumerate(files):
+            result = next(results)
             if isinstance(result.value, ItemError):
                 errors[place] = " ".join(str(result.value.error).split())
             else:
                 assert result.grid is not None
-                arrays = self._arrays(result.value)
-                rows[place] = Row(file.key, plan.contents[place], result.grid, arrays)
-        for place, original in plan.copies.items():
-            here = original.shard == number
-            its_rows, its_errors = (rows, errors) if here else self._stored(original.shard)
-            row, error = its_rows.get(original.place), its_errors.get(original.place, "")
-            if row is not None:
-                rows[place] = row._replace(key=plan.files[place].key)
-            else:
-                errors[place] = error
+                rows[place] = Row(file.key, result.grid, self._arrays(result.value))
+        for place, error in self.reader.changed(files).items():
+            rows.pop(place, None)
+            errors[place] = error
         stats = {
             "shard": number,
-            "items": len(plan.files),
+            "items": len(files),
             "rows": len(rows),
-            "copies": len(plan.copies),
             "seconds": round(time.perf_counter() - began, 3),
+            "worker": f"{self.worker.rank}/{self.worker.size}",
+            "written": round(time.time(), 3),
             "errors": [
-                {"key": plan.files[place].key, "error": errors[place], "place": place}
+                {"key": files[place].key, "error": errors[place], "place": place}
                 for place in sorted(errors)
             ],
         }
         self.shards[number].write([rows[place] for place in sorted(rows)], self.empty, stats)
-        self._plans.forget(number)
-
-    def _read_shard(self, number: int) -> tuple[dict[int, Row], dict[int, str]]:
-        """The rows and the errors of a shard that is done, by their places."""
-        shard = self.shards[number]
-        errors = {each["place"]: each["error"] for each in shard.read_stats()["errors"]}
-        return dict(zip(shard.read_places(), shard.read_rows_in_order(), strict=True)), errors
+        del self._plans[number]
 
     def _arrays(self, value: Any) -> dict[str, Array]:
         """A result as arrays by name, in the dtype that is written.
@@ -247,31 +246,28 @@ class Job:
         Returns:
             The exit code: 0, or 3 if files could not be encoded.
         """
-        if missing := sum(not shard.is_done for shard in self.shards):
+        if missing := missing_of(self.shards):
             return self._finish_own(missing)
-        stats = [shard.read_stats() for shard in self.shards]
+        stats = read_all_stats(self.shards)
         errors = [(each["key"], each["error"]) for one in stats for each in one["errors"]]
-        rows, copies = (sum(one[name] for one in stats) for name in ("rows", "copies"))
-        print(
-            f"{self.out}: {rows:,} of {len(self.files):,} files in {len(self.shards)} shards, "
-            f"{copies:,} of them copies of another"
-        )
-        table = self.out / "errors.csv"
+        rows, name = sum(one["rows"] for one in stats), self.storage.name
+        print(f"{name}: {rows:,} of {self.manifest.items:,} files in {len(self.shards)} shards")
         if not errors:
-            table.unlink(missing_ok=True)
+            self.storage.delete(["errors.csv"])
             return 0
-        with writing(table) as temporary:
-            write_csv(temporary, [("key", "error"), *errors])
-        print(f"{len(errors):,} files could not be encoded: {table}")
+        with self.storage.alone(JOB), self.storage.writing("errors.csv") as temporary:
+            temporary.write_bytes(csv_bytes([("key", "error"), *errors]))
+        print(f"{len(errors):,} files could not be encoded: {name}/errors.csv")
         return 3
 
-    def _finish_own(self, missing: int) -> int:
+    def _finish_own(self, missing: Sequence[int]) -> int:
         """Say what is left for other workers; the last one writes the table of errors."""
-        own = [self.shards[number] for number in self.worker.own(range(len(self.shards)))]
-        errors = sum(len(shard.read_stats()["errors"]) for shard in own)
+        own = set(self.worker.own(range(len(self.shards)))).difference(missing)
+        stats = read_all_stats([self.shards[number] for number in sorted(own)])
+        errors = sum(len(one["errors"]) for one in stats)
         print(
-            f"{self.out}: {self.worker} has written its {len(own)} shards, with {errors:,} errors; "
-            f"{missing} of all {len(self.shards)} are left to other workers"
+            f"{self.storage.name}: {self.worker} has written its {len(own)} shards, with "
+            f"{errors:,} errors; {len(missing)} of all {len(self.shards)} are left to other workers"
         )
         return 3 if errors else 0
 

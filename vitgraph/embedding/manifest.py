@@ -1,143 +1,194 @@
-"""What all shards of an embedding job have in common, and files that are written whole."""
+"""What all shards of an embedding job have in common: its settings, and the list of its files.
+
+The manifest is created exclusively. A worker that comes second reads it, compares its settings,
+and takes the list of files from it: a folder that changes meanwhile does not change the job.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, NamedTuple
+from uuid import uuid4
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
+from .reading import File
+from .storage import Storage
+
+NAME = "manifest.json"
+_LIST = "files."
+"""How the name of a list of files begins."""
 
 
 class Manifest(NamedTuple):
     """What all shards of a job have in common."""
 
     settings: dict[str, Any]
-    """Plain data: checkpoint, preprocessing, pooling, format."""
+    """Plain data, all that determines a row: source, checkpoint, preprocessing, pooling, format."""
     items: int
     items_per_shard: int
     keys: str
     """Digest of all keys in order."""
+    files: dict[str, Any]
+    """The list of files: its name, where its index begins, and what was said when it was made."""
 
     @property
     def shards(self) -> int:
         """How many shards the job has."""
         return -(-self.items // self.items_per_shard)
 
-    def check(self, folder: Path) -> None:
-        """Raise unless the folder is empty or new, or holds this job.
+    def create(self, storage: Storage) -> Manifest:
+        """Write the manifest, unless another worker was faster.
+
+        Returns:
+            The manifest of the job: this one, or that of the other worker, which was compared.
 
         Raises:
-            ValueError: the folder holds another job or something else, or is a file.
+            ValueError: the other worker has other settings.
         """
-        if (folder / "manifest.json").exists():
-            self._compare(Manifest.read(folder), folder)
-        elif folder.exists() and not folder.is_dir():
-            raise ValueError(f"--out {folder}: is a file; give a folder")
-        elif folder.is_dir() and any(path.suffix != ".tmp" for path in folder.iterdir()):
-            raise ValueError(
-                f"--out {folder}: holds files, and no manifest of an embedding job; give another "
-                "folder"
-            )
-
-    def write(self, folder: Path) -> None:
-        """Write the manifest into the folder of the job."""
-        folder.mkdir(parents=True, exist_ok=True)
         settings = json.dumps(self.settings, sort_keys=True)
         about = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
-        with writing(folder / "manifest.json") as temporary:
-            temporary.write_text(json.dumps(about, indent=1) + "\n")
+        if storage.create(NAME, (json.dumps(about, indent=1) + "\n").encode()):
+            lists = storage.names(_LIST)
+            storage.delete(name for name in lists if name != self.files["name"])
+            return self
+        storage.delete([self.files["name"]])
+        other = Manifest.read(storage)
+        other.compare(self.settings, self.items_per_shard, storage.name)
+        return other
 
-    def _compare(self, other: Manifest, folder: Path) -> None:
-        mine, theirs = (
-            {**each.settings, "items per shard": each.items_per_shard} for each in (self, other)
-        )
+    def compare(self, settings: dict[str, Any], items_per_shard: int, folder: str) -> None:
+        """Check that a command means this job.
+
+        Args:
+            settings: of the command.
+            items_per_shard: of the command.
+            folder: for the message.
+
+        Raises:
+            ValueError: it means another one; the message names the first difference.
+        """
+        if not self.files:
+            raise ValueError(
+                f"--out {folder}: was begun by an earlier version, which did not write down the "
+                "source and the files of a job; give another folder (what is written can be "
+                "loaded and verified), or go on with that version"
+            )
+        mine = {**settings, "items per shard": items_per_shard}
+        theirs = {**self.settings, "items per shard": self.items_per_shard}
+        if mine.get("revision") == theirs.get("commit"):
+            mine["revision"] = theirs.get("revision")
         for name in sorted(mine.keys() | theirs.keys()):
             if mine.get(name) != theirs.get(name):
                 raise ValueError(
                     f"--out {folder}: was begun with {name} {theirs.get(name)}, now it is "
                     f"{mine.get(name)}; give the same arguments to go on, or another folder"
                 )
-        if (self.items, self.keys) != (other.items, other.keys):
-            raise ValueError(
-                f"--out {folder}: was begun with {other.items:,} files, now there are "
-                f"{self.items:,} or other ones; a job goes on with the same files alone, so give "
-                "another folder"
-            )
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """The manifest of a job.
+    def find(cls, storage: Storage) -> Manifest | None:
+        """Return the manifest of a job, None in an empty folder.
+
+        Raises:
+            ValueError: the folder holds something else, or is a file, or the manifest is damaged.
+        """
+        if storage.exists(NAME):
+            return cls.read(storage)
+        try:
+            names = storage.names()
+        except NotADirectoryError:
+            raise ValueError(f"--out {storage.name}: is a file; give a folder") from None
+        if any(not name.endswith(".tmp") and not name.startswith(_LIST) for name in names):
+            raise ValueError(
+                f"--out {storage.name}: holds files, and no manifest of an embedding job; give "
+                "another folder"
+            )
+        return None
+
+    @classmethod
+    def read(cls, storage: Storage) -> Manifest:
+        """Return the manifest of a job.
 
         Raises:
             ValueError: there is none, or it is damaged.
         """
         try:
-            about = json.loads((folder / "manifest.json").read_text())
+            about = json.loads(storage.read(NAME))
+            about.setdefault("files", {})  # of an earlier version
             return cls(*(about[name] for name in cls._fields))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ValueError(
-                f"{folder}: has no manifest.json; `vitgraph embed` writes one into its folder"
+                f"{storage.name}: has no manifest.json; `vitgraph embed` writes one into its folder"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder}/manifest.json: is damaged ({error!r})") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{storage.name}/{NAME}: is damaged ({error!r})") from error
+
+
+# --- the list of files ----------------------------------------------------------------------------
+
+
+class FileList:
+    """The files of a job, of which a worker reads the part that belongs to a shard.
+
+    The list is a text file: one line of JSON per image, in the order of the source, and a last line
+    with the offset at which the lines of each shard begin.
+    """
+
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self._storage, self._items_per_shard = storage, manifest.items_per_shard
+        self._name: str = manifest.files["name"]
+        self._index: int = manifest.files["index"]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [*json.loads(self._storage.read(self._name, self._index)), self._index]
+
+    def shard(self, number: int) -> list[File]:
+        """Return the files of a shard."""
+        start, end = self._starts[number : number + 2]
+        lines = self._storage.read(self._name, start, end).splitlines()
+        return [File(*json.loads(line)) for line in lines]
+
+    def file(self, number: int) -> File:
+        """Return one file of the job."""
+        shard, place = divmod(number, self._items_per_shard)
+        return self.shard(shard)[place]
+
+
+def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> dict[str, Any]:
+    """Write the list of files of a job; no more than one of them is held in memory.
+
+    Args:
+        storage: of the job.
+        files: all of them, in order.
+        items_per_shard: files of each shard but the last.
+
+    Returns:
+        The fields of a :class:`Manifest` that follow from the files: items, keys and files.
+    """
+    starts, keys = list[int](), hashlib.sha256()
+    count = size = offset = 0
+    name = f"{_LIST}{uuid4().hex[:8]}.jsonl"
+    with storage.writing(name) as path, open(path, "wb") as out:
+        for count, file in enumerate(files, start=1):
+            if count % items_per_shard == 1 or items_per_shard == 1:
+                starts.append(offset)
+            keys.update(_as_bytes(file.key))
+            size += max(file.size, 0)
+            offset += out.write(json.dumps(file).encode() + b"\n")
+        out.write(json.dumps(starts).encode() + b"\n")
+    about = {"name": name, "index": offset, "bytes": size}
+    return {"items": count, "keys": keys.hexdigest(), "files": about}
 
 
 def digest_keys(keys: Iterable[str]) -> str:
-    """A digest of keys and their order."""
+    """Return the digest of keys and their order that a manifest holds."""
     digest = hashlib.sha256()
     for key in keys:
-        digest.update(key.encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(_as_bytes(key))
     return digest.hexdigest()
 
 
-# --- whole files ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``, which is renamed to it if nothing fails inside.
-
-    The bytes are on the disk before the file has its name, so a name stands for a whole file even
-    after a loss of power.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        temporary.touch()  # an OSError that names the folder, and the usual permissions
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is inside with the same ``path``, a file that is made for this.
-
-    A process that ends gives the lock back. On a file system without locks nothing is waited for.
-    """
-    with open(path, "wb") as file:
-        if fcntl is not None:
-            with suppress(OSError):  # of a network file system that has no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def checksum(path: Path) -> int:
-    """The CRC-32 of a file."""
-    found = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            found = zlib.crc32(block, found)
-    return found
+def _as_bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape") + b"\0"

@@ -1,205 +1,376 @@
-"""The images that a source of ``vitgraph embed`` names, and how each is read.
+"""The images that a source of ``vitgraph embed`` names.
 
-A source is a folder, a pattern, a list of paths, or a data set of the Hub. Where a pattern or a
-list names tar files or parquet files, the images inside are meant. Nothing is read ahead here: an
-image inside another file is read when it is decoded, in the thread that decodes it.
+A source is a folder, a pattern, a list of paths, or a data set of the Hub. All but data sets may
+lie on a remote store. Where a pattern or a list names tar files or parquet files, the images inside
+are meant. Nothing is read here but lists, and headers of what holds images; :mod:`.reading` reads
+the images.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import io
 import os
+import posixpath
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+from urllib.parse import urlsplit
 
-from .containers import (
-    DATASET,
-    Columns,
-    ParquetReader,
-    Reader,
-    TarReader,
-    list_members,
-    open_dataset,
+from .files import (
+    beside,
+    entries_below,
+    explaining,
+    is_remote,
+    local_path,
+    open_filesystem,
+    read_file,
+    version_in,
+    version_of,
 )
+from .reading import File, SourceOptions, refuse_url, url_in
+from .tables import DATASET, DataSet, ParquetTable, is_dataset, pin_dataset, pin_files
+from .tars import Listed, list_members
 
-SUFFIXES = frozenset(
+_SUFFIXES = frozenset(
     f".{name}"
     for name in (
         *("apng", "avif", "bmp", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg"),
         *("pbm", "pgm", "png", "pnm", "ppm", "tga", "tif", "tiff", "webp"),
     )
 )
-"""Files of a folder or a tar file that are taken for images; a list or a pattern may name any."""
+_HEIF = frozenset((".heic", ".heif", ".hif"))
+"""Photographs of phones, which PIL reads with pillow-heif."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+LISTING = 16
+"""Tar files on a remote store whose headers are read at a time."""
+_MOST_SUFFIXES = 8
+"""Suffixes of files that are left out which are named one by one."""
 
 
-class File(NamedTuple):
-    """One image of a job."""
+class Source:
+    """The images that a source names, in order: sorted by key; a list keeps its order.
 
-    key: str
-    """Path relative to the source, with forward slashes; names the image in the result."""
-    path: str
-    """Of the image file, or of the file that holds it."""
-    size: int
-    """Bytes, -1 if there is no such file or it is not known."""
-    place: int = 0
-    """Offset in a tar file, or number of the row."""
-    reader: Reader | None = None
-    """None for a file of its own."""
-
-    def item(self) -> str | Readable:
-        """Return what ``encode_many`` takes for this image."""
-        return self.path if self.reader is None else Readable(self)
-
-    def read(self) -> bytes:
-        """Return the bytes of the image file.
-
-        Raises:
-            OSError: they cannot be read.
-        """
-        if self.reader is not None:
-            return self.reader.read(self.path, self.place, self.size)
-        with open(self.path, "rb") as file:
-            return file.read()
-
-
-class Readable:
-    """An open image file for ``preprocess``, which is read when its first byte is wanted."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-        self._bytes: io.BytesIO | None = None
-
-    def _opened(self) -> io.BytesIO:
-        if self._bytes is None:
-            self._bytes = io.BytesIO(self._file.read())
-        return self._bytes
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes, as a file does."""
-        return self._opened().read(size)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a place, as a file does."""
-        return self._opened().seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return the place, as a file does."""
-        return self._opened().tell()
-
-
-def find_files(source: str, columns: Columns | None = None) -> list[File]:
-    """Return the images that a source names, sorted by key; a list keeps its order.
+    Iterating it lists the source. Afterwards ``left_out`` counts the files that were left out, by
+    suffix, and ``notes`` holds what else is worth saying.
 
     Args:
         source: a folder, a pattern, a text file of paths, "-" for paths on standard input, a tar
-            file, a parquet file, or "hf://datasets/NAME".
-        columns: where images are in parquet files and data sets; None for the defaults.
-
-    Raises:
-        ValueError: no image is named, or a file that should hold some cannot be read.
+            file, a parquet file, or "hf://datasets/NAME"; local, or an address.
+        options: see :class:`SourceOptions`.
     """
-    path = Path(source)
-    columns = columns or Columns()
-    if source.startswith(DATASET):
-        reader, count = open_dataset(source[len(DATASET) :], columns)
-        start = f"{columns.split}/"
-        files = [File(f"{start}{row}", source, -1, row, reader) for row in range(count)]
-    elif source == "-":
-        if isinstance(sys.stdin, io.TextIOWrapper):  # strict, unless the locale is C
-            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-        files = _inside(_listed(sys.stdin.read(), Path()), columns)
-    elif path.is_dir():
-        files = sorted(_walk(path))
-    elif path.suffix.lower() == ".txt" and path.is_file():
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        files = _inside(_listed(text, path.parent), columns)
-    elif path.is_file():
-        files = _inside([_file(source, path.parent)], columns)
-    else:
+
+    def __init__(self, source: str, options: SourceOptions | None = None) -> None:
+        self.options = options or SourceOptions()
+        self.name = local_path(source)
+        self._text = _read_standard_input() if source == "-" else ""
+        self.left_out: Counter[str] = Counter()
+        self.notes: list[str] = []
+
+    def identity(self) -> str:
+        """Return what stands for the source in the manifest of a job."""
+        if self.name == "-":
+            digest = hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()
+            return f"- ({digest[:16]}) in {os.getcwd()}"
+        return self.name if is_remote(self.name) else os.path.abspath(self.name)
+
+    def __iter__(self) -> Iterator[File]:
+        """Yield the images.
+
+        Raises:
+            ValueError: no image is named, a file that should hold some cannot be read, or a list
+                names what it must not.
+            OSError: a folder or a list cannot be read.
+        """
+        count = 0
+        for file in self._find():
+            count += 1
+            yield file
+        if not count:
+            left_out = "".join(f" ({line})" for line in self.describe_left_out())
+            raise ValueError(
+                f"{self.name}: names no image{left_out}; give a folder with images, a pattern in "
+                "quotes, a .txt file with one path per line, - for paths on standard input, or "
+                f"{DATASET}NAME"
+            )
+
+    def describe_left_out(self) -> list[str]:
+        """Return a line about the files that were left out, none if there are none."""
+        if not self.left_out:
+            return []
+        common = self.left_out.most_common(_MOST_SUFFIXES)
+        parts = [f"{count:,} {suffix}" for suffix, count in common]
+        if rest := self.left_out.total() - sum(count for _, count in common):
+            parts.append(f"{rest:,} others")
+        hint = "; pip install 'vitgraph[heif]' reads .heic" if _HEIF & self.left_out.keys() else ""
+        return [f"left out, because they are no images by their names: {', '.join(parts)}{hint}"]
+
+    def _find(self) -> Iterator[File]:
+        name = self.name
+        if name == "-":
+            return self._inside(self._listed(self._text, "", any_path=True))
+        if is_dataset(name):
+            return self._rows_of_dataset(name.removeprefix(DATASET))
+        if is_remote(name):
+            return self._find_remote(pin_files(name) if name.startswith("hf://") else name)
+        return self._find_local(name)
+
+    # --- local ------------------------------------------------------------------------------------
+
+    def _find_local(self, name: str) -> Iterator[File]:
+        path = Path(os.path.abspath(name))
+        if path.is_dir():
+            return self._walk(str(path))
+        if path.suffix.lower() == ".txt" and path.is_file():
+            text = path.read_text(encoding="utf-8", errors="surrogateescape")
+            return self._inside(self._listed(text, str(path.parent)))
+        if path.exists():
+            return self._inside([_local_file(str(path), path.name)])
         fixed = path.parts[:-1]
         depth = next((n for n, part in enumerate(fixed) if glob.has_magic(part)), len(fixed))
-        root = Path(*fixed[:depth])
-        names = sorted(glob.glob(source, recursive=True))
-        named = sorted(_file(name, root) for name in names if os.path.isfile(name))
-        files = _inside(named, columns)
-    if not files:
-        raise ValueError(
-            f"{source}: names no image; give a folder with images, a pattern in quotes, a .txt "
-            f"file with one path per line, - for paths on standard input, or {DATASET}NAME"
+        root = os.path.join(*fixed[:depth])
+        names = glob.glob(str(path), recursive=True)
+        keys = {Path(each).relative_to(root).as_posix(): each for each in names}
+        files = (_local_file(keys[key], key) for key in sorted(keys) if os.path.isfile(keys[key]))
+        return self._inside(files)
+
+    def _walk(self, root: str) -> Iterator[File]:
+        """Image files below a folder; names that begin with a dot are left out.
+
+        One text per file is kept until all are sorted: NUL sorts before all that a key may hold.
+
+        Raises:
+            OSError: a folder cannot be read; its images would be missing in silence.
+        """
+        found: list[str] = []
+        for entry, key in entries_below(root):
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if suffix not in suffixes():
+                self.left_out[suffix or "without a suffix"] += 1
+                continue
+            try:
+                state = entry.stat()
+            except OSError:  # a link that leads nowhere: encoding says so
+                found.append(f"{key}\0-1\0")
+                continue
+            if stat.S_ISREG(state.st_mode):
+                found.append(f"{key}\0{state.st_size}\0{state.st_mtime_ns}")
+            else:
+                self.left_out["pipes or devices"] += 1
+        found.sort()
+        for text in found:
+            key, size, time_ns = text.split("\0")
+            version = f"{size} {time_ns}" if time_ns else ""
+            yield File(key, os.path.join(root, key), int(size), version)
+
+    # --- remote -----------------------------------------------------------------------------------
+
+    def _find_remote(self, url: str) -> Iterator[File]:
+        name = posixpath.basename(urlsplit(url).path)
+        if name.lower().endswith(".txt"):
+            text = read_file(url).decode("utf-8", "surrogateescape")
+            return self._inside(self._listed(text, posixpath.dirname(url)))
+        if url.lower().startswith(("http://", "https://")):
+            return self._inside([File(name or url, url, version=version_of(url))])
+        fs, path = open_filesystem(url)
+        with explaining(url):
+            if glob.has_magic(path):
+                found, root = fs.glob(path, detail=True), _fixed_part(path)
+                return self._inside(_remote_files(fs, found, root))
+            found = fs.find(path, detail=True)
+        if set(found) == {path}:
+            return self._inside(_remote_files(fs, found, posixpath.dirname(path)))
+        return self._images_of(_remote_files(fs, found, path.rstrip("/")))
+
+    def _images_of(self, files: Iterable[File]) -> Iterator[File]:
+        """Keep what is an image by its suffix, and in no hidden folder; count the others."""
+        for file in files:
+            if any(part.startswith(".") for part in file.key.split("/")):
+                continue
+            suffix = posixpath.splitext(file.key)[1].lower()
+            if suffix in suffixes():
+                yield file
+            else:
+                self.left_out[suffix or "without a suffix"] += 1
+
+    # --- lists ------------------------------------------------------------------------------------
+
+    def _listed(self, text: str, folder: str, any_path: bool = False) -> Iterator[File]:
+        """The files that a list names; splitlines() would also end a line at U+2028 in a name."""
+        any_path = any_path or self.options.any_path
+        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+            name = line.removesuffix("\r")
+            if not name.strip():
+                continue
+            if name.lower().startswith(("http://", "https://")):
+                if not self.options.fetch_urls:
+                    raise ValueError(f"{self.name}: line {number}: {refuse_url(name)}")
+                yield File(name, name, kind="url")
+                continue
+            try:
+                path = beside(folder, local_path(name), any_path)
+            except ValueError as error:
+                raise ValueError(f"{self.name}: line {number}: {error}") from error
+            yield _named(path, folder)
+
+    # --- files that hold images -------------------------------------------------------------------
+
+    def _inside(self, files: Iterable[File]) -> Iterator[File]:
+        """The files, with the images inside in the place of each tar file and each parquet file.
+
+        Tar files on a remote store are listed several at a time, a few ahead of the one yielded.
+        """
+        with ThreadPoolExecutor(LISTING) as pool:
+            for listed_so_far in _batches(files, LISTING):
+                batch = list(pool.map(_with_version, listed_so_far))
+                tars = [file for file in batch if _ends(file.path, ".tar") and is_remote(file.path)]
+                began = time.perf_counter()
+                listed = dict(zip((t.path for t in tars), pool.map(_list_tar, tars), strict=True))
+                if tars:
+                    self._note(tars, listed, time.perf_counter() - began)
+                for file in batch:
+                    yield from self._expand(file, listed)
+
+    def _note(self, tars: list[File], listed: dict[str, Listed], seconds: float) -> None:
+        read = sum(one.transferred for one in listed.values())
+        count = sum(len(one.members) for one in listed.values())
+        whole = sum(max(file.size, int(file.version.split()[0])) for file in tars)
+        self.notes.append(
+            f"listed {len(tars)} remote tar files in {seconds:.1f} s: {count:,} members, "
+            f"{read:,} of {whole:,} bytes transferred ({read / max(whole, 1):.2%})"
         )
-    return files
 
-
-def _walk(root: Path) -> Iterator[File]:
-    """Image files below a folder; names that begin with a dot are left out.
-
-    Raises:
-        OSError: a folder cannot be read; its images would be missing in silence.
-    """
-    for folder, folders, names in os.walk(root, onerror=_fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        inside = Path(folder).relative_to(root).as_posix()
-        start = "" if inside == "." else f"{inside}/"
-        for name in names:
-            if _is_image(name):
-                path = os.path.join(folder, name)
-                yield File(start + name, path, _size(path))
-
-
-def _fail(error: OSError) -> None:
-    raise error
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
-
-
-def _listed(text: str, root: Path) -> list[File]:
-    """The files that a list names; splitlines() would also end a line at U+2028 in a name."""
-    lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
-    return [_file(str(root / line), root) for line in lines if line.strip()]
-
-
-def _file(name: str, root: Path) -> File:
-    path = Path(name)
-    inside = path.is_relative_to(root)
-    key = (path.relative_to(root) if inside else path).as_posix()
-    return File(key, name, _size(name))
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1
-
-
-def _inside(files: Iterable[File], columns: Columns) -> list[File]:
-    """The files, with the images inside in the place of each tar file and each parquet file."""
-    found: list[File] = []
-    tar, parquet = TarReader(), ParquetReader(columns.column)
-    for file in files:
-        name = file.path.lower()
-        if name.endswith(_COMPRESSED):
+    def _expand(self, file: File, listed: dict[str, Listed]) -> Iterator[File]:
+        if file.kind == "file" and _ends(file.path, *_COMPRESSED):
             raise ValueError(
                 f"{file.path}: is compressed, so that no image in it can be reached without "
                 "reading all before it; decompress it to a .tar file"
             )
-        if name.endswith(".tar"):
-            found += [
-                File(f"{file.key}/{member.name}", file.path, member.size, member.place, tar)
-                for member in list_members(file.path)
-                if _is_image(os.path.basename(member.name))
-            ]
-        elif name.endswith(".parquet"):
-            found += [
-                File(f"{file.key}/{row}", file.path, -1, row, parquet)
-                for row in range(parquet.count_rows(file.path))
-            ]
+        if file.kind == "file" and _ends(file.path, ".tar"):
+            yield from self._members(file, listed.get(file.path) or _list_tar(file))
+        elif file.kind == "file" and _ends(file.path, ".parquet"):
+            table = ParquetTable(file.path, file.version, self.options.column)
+            yield from self._rows(table, file.path, file.version, file.key)
         else:
-            found.append(file)
-    return found
+            yield file
+
+    def _members(self, tar: File, listed: Listed) -> Iterator[File]:
+        kinds = {True: "sparse", False: "member"}
+        files = (
+            File(m.name, tar.path, m.size, tar.version, kinds[m.sparse], m.place)
+            for m in listed.members
+            if not posixpath.basename(m.name).startswith(".")
+        )
+        for file in files:
+            suffix = posixpath.splitext(file.key)[1].lower()
+            if suffix in suffixes():
+                yield file._replace(key=f"{tar.key}/{file.key}")
+            else:
+                self.left_out[suffix or "without a suffix"] += 1
+
+    def _rows(self, table: Any, path: str, version: str, key: str) -> Iterator[File]:
+        """One file per row of a table; a column of URLs stops the job before it begins."""
+        if len(table) and table.holds_text and not self.options.fetch_urls:
+            first = url_in(table.cell(0))
+            if first is not None:
+                raise ValueError(f"{path}: column {self.options.column!r}: {refuse_url(first)}")
+        for row in range(len(table)):
+            yield File(f"{key}/{row}", path, -1, version, "row", row)
+
+    def _rows_of_dataset(self, name: str) -> Iterator[File]:
+        pinned, version = pin_dataset(name)
+        options = self.options
+        table = DataSet(pinned, version, options.column, options.subset, options.split)
+        self.notes.append(f"data set {pinned}")
+        return self._rows(table, DATASET + pinned, version, options.split)
+
+
+def find_files(source: str, options: SourceOptions | None = None) -> list[File]:
+    """Return all images of a source at once; see :class:`Source`."""
+    return list(Source(source, options))
+
+
+@cache
+def suffixes() -> frozenset[str]:
+    """Return the suffixes of files that are taken for images; a list or a pattern may name any."""
+    return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
+
+
+def _read_standard_input() -> str:
+    if isinstance(sys.stdin, io.TextIOWrapper):  # strict, unless the locale is C
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    return sys.stdin.read()
+
+
+def _named(path: str, folder: str) -> File:
+    """The file of a line; one that is not there is an error of its own when it is read."""
+    if is_remote(path):
+        return File(path.removeprefix(f"{folder}/"), path)
+    inside = Path(path).is_relative_to(folder)
+    key = (Path(path).relative_to(folder) if inside else Path(path)).as_posix()
+    return _local_file(os.path.abspath(path), key)
+
+
+def _remote_files(fs: Any, found: Mapping[str, Any], root: str) -> Iterator[File]:
+    """The files that a remote file system has described, sorted by their keys."""
+    for path in sorted(found):
+        about = found[path]
+        if about.get("type", "file") == "file":
+            key, url = path[len(root) :].lstrip("/"), fs.unstrip_protocol(path)
+            yield File(key, url, about.get("size") or -1, version_in(about))
+
+
+def _fixed_part(path: str) -> str:
+    """The folder of a pattern up to its first wildcard."""
+    parts = path.split("/")
+    return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
+
+
+def _with_version(file: File) -> File:
+    """The file with its state, if it lies on a remote store and that was not listed with it."""
+    if file.kind != "file" or file.version or not is_remote(file.path):
+        return file
+    try:
+        return file._replace(version=version_of(file.path))
+    except OSError:
+        return file  # reading it says what is wrong
+
+
+def _local_file(path: str, key: str) -> File:
+    try:
+        version = version_of(path)
+    except OSError:
+        return File(key, path)  # reading it says what is wrong
+    return File(key, path, int(version.split()[0]), version)
+
+
+def _list_tar(file: File) -> Listed:
+    try:
+        return list_members(file.path, file.version)
+    except OSError as error:
+        raise ValueError(
+            f"{file.path}: cannot be read as a tar file ({error}); replace it or leave it out"
+        ) from error
+
+
+def _ends(path: str, *endings: str) -> bool:
+    name = urlsplit(path).path if path.lower().startswith(("http://", "https://")) else path
+    return name.lower().endswith(endings)
+
+
+def _batches(files: Iterable[File], size: int) -> Iterator[list[File]]:
+    batch: list[File] = []
+    for file in files:
+        batch.append(file)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    yield batch

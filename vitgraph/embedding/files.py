@@ -1,0 +1,279 @@
+"""Reading single files, local or remote, that must be as they were when the job listed them.
+
+Local files are opened directly. Addresses (``s3://``, ``gs://``, ``https://``, ``hf://``) go
+through fsspec, whose drivers are extras of this distribution.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from typing import IO, Any
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
+"""The extra of this distribution that brings the driver of a protocol."""
+_FAILURES = {
+    "s3": ("botocore.exceptions", ("BotoCoreError", "ClientError")),
+    "gs": ("google.auth.exceptions", ("GoogleAuthError",)),
+    "http": ("aiohttp", ("ClientError",)),
+}
+"""By extra, the module and the names of what its driver raises beside OSError and ValueError."""
+_NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
+_STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
+_TIMES = ("updated", "mtime", "created")
+"""What remote stores say about the content of a file, the best first."""
+REMOTE_BLOCK = 1 << 20
+
+
+def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> bytes:
+    """Return the bytes of a regular file, or ``size`` of them from ``start`` on.
+
+    Args:
+        path: local, or the address of a remote file.
+        version: what :func:`version_of` has said of the file when it was listed; empty if it is not
+            known. A part of a remote file is not compared, for that would be a request per part.
+        start: first byte.
+        size: number of bytes, -1 for all.
+
+    Raises:
+        OSError: the file cannot be read, is not a regular one, has changed, or has become shorter.
+    """
+    if is_remote(path):
+        found = _read_remote(path, version, start, size)
+    else:
+        with open_regular(path, version) as file:
+            file.seek(start)
+            found = file.read(size)
+    if len(found) < size:
+        raise OSError(f"{path}: ends before byte {start + size:,}")
+    return found
+
+
+def _read_remote(url: str, version: str, start: int, size: int) -> bytes:
+    fs, path = open_filesystem(url)
+    with explaining(url):
+        if size >= 0:
+            return fs.cat_file(path, start=start, end=start + size) if size else b""
+        found: bytes = fs.cat_file(path)
+    require_version(url, version)
+    return found
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | _NONBLOCK)
+
+
+@contextmanager
+def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
+    """Open a local regular file, and compare its state with ``version`` when the block ends.
+
+    Raises:
+        OSError: it cannot be opened, is a pipe, a device or a folder, or has changed.
+    """
+    _require_regular(path, os.stat(path))  # a device may act when it is opened
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        _require_regular(path, os.fstat(file.fileno()))
+        yield file
+        if version and version != _state(os.fstat(file.fileno())):
+            raise OSError(_changed(path))
+
+
+@contextmanager
+def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterator[Any]:
+    """Open a local regular file or a remote file; see :func:`open_regular`."""
+    if not is_remote(path):
+        with open_regular(path, version) as file:
+            yield file
+        return
+    with open_remote(path, block) as file:
+        yield file
+    require_version(path, version)
+
+
+def require_version(path: str, version: str) -> None:
+    """Check that a file is still as it was when the job listed it.
+
+    Raises:
+        OSError: it is not, or cannot be looked at.
+    """
+    if version and version != version_of(path):
+        raise OSError(_changed(path))
+
+
+def version_of(path: str) -> str:
+    """Return what changes with the content of a file: its size, and its time or ETag.
+
+    Raises:
+        OSError: it cannot be looked at, or is a pipe, a device or a folder.
+    """
+    if not is_remote(path):
+        state = os.stat(path)
+        _require_regular(path, state)
+        return _state(state)
+    fs, inside = open_filesystem(path)
+    with explaining(path):
+        return version_in(fs.info(inside))
+
+
+def version_in(info: Mapping[str, Any]) -> str:
+    """Return what changes with the content of a remote file, from what its store says about it."""
+    known = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
+    return f"{info.get('size')} {next(known, '')}"
+
+
+def _state(state: os.stat_result) -> str:
+    return f"{state.st_size} {state.st_mtime_ns}"
+
+
+def _require_regular(path: str, state: os.stat_result) -> None:
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(f"{path}: is not a regular file but a folder, a pipe or a device")
+
+
+def _changed(path: str) -> str:
+    return (
+        f"{path}: has changed since the job listed it; its vector would not be that of the file "
+        "that was listed, so take a new folder for the job"
+    )
+
+
+def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
+    """Yield the files below a folder that are not hidden, with their keys.
+
+    Links to folders are followed, each real folder once: first all that lie below the root itself,
+    then what links lead to, so that a file has the key of its own place if it has one.
+    """
+    waiting, linked = [(root, "")], list[tuple[str, str]]()
+    seen: set[tuple[int, int]] = set()
+    while waiting or linked:
+        folder, start = waiting.pop() if waiting else linked.pop(0)
+        state = os.stat(folder)
+        if (state.st_dev, state.st_ino) in seen:
+            continue
+        seen.add((state.st_dev, state.st_ino))
+        with os.scandir(folder) as opened:
+            entries = sorted(opened, key=lambda entry: entry.name)
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                later = linked if entry.is_symlink() else waiting
+                later.append((entry.path, f"{start}{entry.name}/"))
+            else:
+                yield entry, start + entry.name
+
+
+# --- names inside files ---------------------------------------------------------------------------
+
+
+def beside(folder: str, name: str, any_path: bool) -> str:
+    """Return the path of a file that a list or a cell names relative to its own folder.
+
+    Args:
+        folder: of the list or the table, local or remote; empty for the current one.
+        name: as it is written there.
+        any_path: whether it may lie outside the folder; a remote folder allows none.
+
+    Raises:
+        ValueError: the name leads out of the folder.
+    """
+    if is_remote(folder):
+        inside = posixpath.normpath(name)
+        if is_remote(name) or inside.startswith(("/", "..")):
+            raise ValueError(f"{name}: a file on a remote store names only what lies beside it")
+        return f"{folder}/{inside}"
+    if any_path and is_remote(name):
+        return name
+    path = os.path.join(folder, name)
+    if not any_path and (is_remote(name) or not _is_inside(path, folder)):
+        raise ValueError(
+            f"{name}: lies outside the folder {folder or '.'}; give --any-path if it may"
+        )
+    return path
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    """Whether the real path of a file, with its links resolved, is below the real folder."""
+    parent, name = os.path.split(path)
+    real = _real_folder(parent)
+    if os.path.islink(path) or name in ("", ".", ".."):
+        real, name = os.path.split(os.path.realpath(path))
+    root = _real_folder(folder)
+    return os.path.commonpath((root, real)) == root
+
+
+@lru_cache(maxsize=1024)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder or ".")
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+def is_remote(path: str) -> bool:
+    """Return whether a path is the address of a file or folder that is not on this disk."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
+
+
+def local_path(path: str) -> str:
+    """Return the path behind ``file://`` or ``~``; anything else stays as it is."""
+    return os.path.expanduser(path.removeprefix("file://"))
+
+
+def protocol_of(url: str) -> str:
+    """Return the protocol of an address, in small letters."""
+    return url.partition("://")[0].lower()
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of an address, and its path there.
+
+    Raises:
+        ValueError: the protocol is not known, or its driver is not installed.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        return url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol_of(url))
+        if extra is None:
+            raise ValueError(f"{url}: {error}") from error
+        raise ValueError(
+            f"{url}: needs a driver that is not installed ({error}): pip install "
+            f"'vitgraph[{extra}]', or in a clone pip install '.[{extra}]'"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"{url}: {error}; give a local path, file://, s3://, gs://, https:// or hf://"
+        ) from error
+
+
+@contextmanager
+def explaining(url: str) -> Iterator[None]:
+    """Turn what the driver of an address raises into an OSError that names the address."""
+    module, names = _FAILURES.get(_EXTRAS.get(protocol_of(url), ""), ("builtins", ()))
+    try:
+        kinds = tuple(vars(import_module(module))[name] for name in names)
+    except ImportError:
+        kinds = ()
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{url}: {error}") from error
+    except kinds as error:
+        raise OSError(f"{url}: {error}") from error
+
+
+def open_remote(url: str, block: int) -> Any:
+    """Open a remote file, of which ``block`` bytes are read ahead of each place that is read."""
+    fs, path = open_filesystem(url)
+    with explaining(url):
+        return fs.open(path, "rb", block_size=block, cache_type="readahead")

@@ -1,0 +1,374 @@
+"""The folder of an embedding job, on a local disk or on a remote store.
+
+A job needs a few operations on its folder: list the names, read, write a whole file, create a file
+that nobody else has created. :class:`LocalFolder` does them with the file system's own means, and
+:class:`RemoteFolder` through fsspec (``s3://``, ``gs://``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from .files import explaining, is_remote, local_path, open_filesystem, protocol_of
+
+if sys.platform != "win32":
+    import fcntl
+
+JOB = "job"
+"""Name of the lock under which the files of the job as a whole are written."""
+SPARE = 1 << 20
+"""Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
+
+
+class Storage(Protocol):
+    """The folder of a job."""
+
+    name: str
+    """Path or address, for messages."""
+    tag: str
+    """Stands in the names of this writer's files: empty where locks keep writers apart."""
+    is_local: bool
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of the files that begin with ``prefix``, sorted; none without folder."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+        ...
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """Return the bytes of a file from ``start`` up to ``end``.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        ...
+
+    def reading(self, name: str) -> Any:
+        """Return a context manager that gives a local path with the content of the file."""
+        ...
+
+    def writing(self, name: str) -> Any:
+        """Return a context manager that gives a local path for the content of the file.
+
+        The file has its name when the block ends without an error, and then it is whole.
+        """
+        ...
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Create a whole file; return False, and change nothing, if there is one of this name."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; those that are not there are no error."""
+        ...
+
+    def alone(self, name: str) -> Any:
+        """Return a context manager that one process at a time is inside of, per ``name``.
+
+        Where the storage has no locks, nothing is waited for.
+        """
+        ...
+
+    def tidy(self) -> None:
+        """Remove what workers that were killed have left."""
+        ...
+
+    def require_space(self, count: int) -> None:
+        """Check that there is room for ``count`` bytes more.
+
+        Raises:
+            OSError: there is not.
+        """
+        ...
+
+    def free(self) -> int | None:
+        """Return the bytes that are free, None if the storage has no bound."""
+        ...
+
+
+def open_storage(folder: str | os.PathLike[str]) -> Storage:
+    """Return the storage of a job's folder.
+
+    Args:
+        folder: a path, ``file://``, ``s3://`` or ``gs://``.
+
+    Raises:
+        ValueError: a protocol that cannot be written to, or whose driver is not installed.
+    """
+    text = local_path(os.fspath(folder))
+    if not is_remote(text):
+        return LocalFolder(Path(text))
+    if protocol_of(text) not in ("s3", "s3a", "gs", "gcs"):
+        raise ValueError(f"{text}: cannot be written to; give a folder, s3://... or gs://...")
+    return RemoteFolder(text)
+
+
+class LocalFolder:
+    """The folder of a job on a disk, possibly a network file system that several hosts see."""
+
+    tag = ""
+    is_local = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, str(folder)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """See :class:`Storage`."""
+        try:
+            return sorted(name for name in os.listdir(self.folder) if name.startswith(prefix))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, name: str) -> bool:
+        """See :class:`Storage`."""
+        return (self.folder / name).exists()
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """See :class:`Storage`."""
+        with open(self.folder / name, "rb") as file:
+            file.seek(start)
+            return file.read() if end is None else file.read(end - start)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """See :class:`Storage`."""
+        yield self.folder / name
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """See :class:`Storage`.
+
+        The bytes are on the disk before the file has its name, so a name stands for a whole file
+        even after a loss of power.
+        """
+        with self._temporary(name) as temporary:
+            yield temporary
+            _flush(temporary)
+            temporary.replace(self.folder / name)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """See :class:`Storage`."""
+        with self._temporary(name) as temporary:
+            temporary.write_bytes(content)
+            _flush(temporary)
+            try:
+                os.link(temporary, self.folder / name)
+            except FileExistsError:
+                return False
+            except OSError as error:  # a file system without hard links
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                    raise
+                return self._create_in_place(name, content)
+        return True
+
+    def _create_in_place(self, name: str, content: bytes) -> bool:
+        try:
+            with open(self.folder / name, "xb") as file:
+                file.write(content)
+        except FileExistsError:
+            return False
+        return True
+
+    @contextmanager
+    def _temporary(self, name: str) -> Iterator[Path]:
+        path = self.folder / f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            path.touch()  # an OSError that names the folder, and the usual permissions
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :class:`Storage`."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """See :class:`Storage`. A process that ends gives its lock back."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f".{name}.lock.tmp"
+        with _locked(path):
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+                with suppress(OSError):  # it is removed only if it is empty
+                    self.folder.rmdir()
+
+    def tidy(self) -> None:
+        """Remove temporary files whose writer holds no lock any more, so it is not at work."""
+        leftovers: dict[str, list[str]] = {}
+        for name in self.names("."):
+            if name.endswith(".tmp"):
+                shard = re.match(r"\.(\d+)[._]", name)
+                leftovers.setdefault(shard[1] if shard else JOB, []).append(name)
+        for group, names in leftovers.items():
+            path = self.folder / f".{group}.lock.tmp"
+            with suppress(BlockingIOError), _locked(path, wait=False) as held:
+                if held:
+                    self.delete([*names, path.name])
+
+    def free(self) -> int:
+        """See :class:`Storage`."""
+        folder = self.folder.absolute()
+        return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
+
+    def require_space(self, count: int) -> None:
+        """See :class:`Storage`."""
+        free = self.free()
+        if count + SPARE > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"no space for a shard of {count:,} bytes and {SPARE:,} beside it, {free:,} are "
+                "free; what is written stays: free some space and run the same command again",
+                self.name,
+            )
+
+
+@contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of a file, which is made for this; yields False where there are no locks.
+
+    Raises:
+        BlockingIOError: another process holds it, and it is not to be waited for.
+    """
+    while True:
+        with open(path, "wb") as file:
+            held = _lock(file, wait)
+            if not held or _is_open_at(file, path):
+                yield held
+                return
+        time.sleep(0.01)  # whoever held it has removed the file
+
+
+def _lock(file: IO[bytes], wait: bool) -> bool:
+    """Lock an open file; returns False where there are no locks."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError:  # of a network file system that has no locks
+        return False
+    return True
+
+
+def _is_open_at(file: IO[bytes], path: Path) -> bool:
+    """Whether a path still leads to an open file, and not to another one or nowhere."""
+    try:
+        return path.stat().st_ino == os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+class RemoteFolder:
+    """The folder of a job on a store without locks.
+
+    The names of a shard's files hold their writer's name, so that two writers never write one
+    object. The statistics of the shard are created exclusively, and name the files that count.
+    """
+
+    is_local = False
+
+    def __init__(self, url: str) -> None:
+        self.name = url.rstrip("/")
+        self.tag = f"{uuid.uuid4().hex[:8]}."
+        self._fs, self._root = open_filesystem(self.name)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def names(self, prefix: str = "") -> list[str]:
+        """See :class:`Storage`."""
+        with explaining(self.name):
+            paths = self._fs.find(self._root, maxdepth=1, prefix=prefix)
+        names = (path.rpartition("/")[2] for path in paths)
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def exists(self, name: str) -> bool:
+        """See :class:`Storage`."""
+        with explaining(self.name):
+            return self._fs.exists(self._path(name))
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """See :class:`Storage`."""
+        with explaining(self.name):
+            return self._fs.cat_file(self._path(name), start=start or None, end=end)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """See :class:`Storage`."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            with explaining(self.name):
+                self._fs.get_file(self._path(name), str(path))
+            yield path
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """See :class:`Storage`."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            yield path
+            with explaining(self.name):
+                self._fs.put_file(str(path), self._path(name))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """See :class:`Storage`."""
+        try:
+            with explaining(self.name):
+                self._fs.pipe_file(self._path(name), content, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :class:`Storage`."""
+        for name in names:
+            with explaining(self.name), suppress(FileNotFoundError):
+                self._fs.rm_file(self._path(name))
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """See :class:`Storage`."""
+        yield
+
+    def tidy(self) -> None:
+        """Leave the files of killed workers to whoever writes their shards."""
+
+    def free(self) -> None:
+        """See :class:`Storage`."""
+
+    def require_space(self, count: int) -> None:
+        """See :class:`Storage`."""
+
+
+def checksum(path: Path) -> int:
+    """Return the CRC-32 of a local file."""
+    found = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return found

@@ -1,0 +1,225 @@
+"""Images in columns: parquet files, and data sets that the ``datasets`` package reads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from .files import is_remote, open_file
+from .parquet_files import require_parquet
+
+DATASET = "hf://datasets/"
+"""How the name of a data set of the Hub begins."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class ParquetTable:
+    """A column of images in a parquet file, local or remote; the last row groups are kept.
+
+    Args:
+        path: of the file.
+        version: as it was when it was listed.
+        column: holds bytes, paths relative to the file, or {"bytes", "path"} as ``datasets`` has.
+
+    Raises:
+        ValueError: it is no parquet file, or has no such column.
+        OSError: it cannot be read, or has changed.
+    """
+
+    def __init__(self, path: str, version: str, column: str) -> None:
+        require_parquet()
+        from pyarrow import ArrowException, parquet
+
+        self.path, self.version, self.column = path, version, column
+        self.folders = (posixpath.dirname(path) if is_remote(path) else os.path.dirname(path),)
+        """The folder that paths in cells are relative to, and must stay in."""
+        try:
+            with open_file(path, version) as file, parquet.ParquetFile(file) as opened:
+                groups = [
+                    opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)
+                ]
+                schema = opened.schema_arrow
+        except (ArrowException, OSError) as error:
+            raise ValueError(f"{path}: cannot be read as a parquet file ({error})") from error
+        require_column(path, column, schema.names)
+        self.holds_text = "string" in str(schema.field(column).type)
+        """Whether a cell may hold a path or a URL."""
+        self._ends = list(accumulate(groups))
+        self._lock = threading.Lock()
+        self._group = lru_cache(maxsize=4)(self._read_group)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def cell(self, row: int) -> Any:
+        """Return the content of a cell; any thread may call it.
+
+        Raises:
+            OSError: it cannot be read, or the file has changed.
+        """
+        group = bisect_right(self._ends, row)
+        with self._lock:
+            column = self._group(group)
+        return column[row - (self._ends[group - 1] if group else 0)].as_py()
+
+    def _read_group(self, group: int) -> Any:
+        from pyarrow import ArrowException, parquet
+
+        try:
+            with open_file(self.path, self.version) as file, parquet.ParquetFile(file) as opened:
+                return opened.read_row_group(group, columns=[self.column])[self.column]
+        except ArrowException as error:
+            raise OSError(f"{self.path}: cannot be read ({error})") from error
+
+
+class DataSet:
+    """A column of images of a data set, undecoded.
+
+    Args:
+        name: on the Hub, with ``@`` and a commit; or a folder.
+        version: what :func:`pin_dataset` has said of a folder.
+        column: holds the images.
+        subset: configuration of the data set, None for the default one.
+        split: of the data set.
+
+    Raises:
+        ValueError: the ``datasets`` package is not installed, or there is no such column.
+        OSError: the folder has changed.
+    """
+
+    def __init__(
+        self, name: str, version: str, column: str, subset: str | None, split: str
+    ) -> None:
+        require_datasets(name)
+        import datasets
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        repo, _, revision = name.partition("@")
+        self._rows: Any = datasets.load_dataset(
+            repo, subset, split=split, revision=revision or None
+        )
+        if version and version != _state_of(Path(repo)):
+            raise OSError(f"{repo}: has changed since the job listed it")
+        require_column(repo, column, self._rows.column_names)
+        if isinstance(self._rows.features[column], datasets.Image):
+            self._rows = self._rows.cast_column(column, datasets.Image(decode=False))
+        self._rows = self._rows.select_columns([column])
+        self.holds_text = "string" in str(self._rows.features[column])
+        self.column = column
+        caches = (str(datasets.config.HF_DATASETS_CACHE), HF_HUB_CACHE)
+        self.folders = (repo,) if Path(repo).is_dir() else caches
+        """The folders that paths in cells must stay in."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def cell(self, row: int) -> Any:
+        """Return the content of a cell; any thread may call it."""
+        with self._lock:
+            return self._rows[row][self.column]
+
+
+def require_datasets(name: str) -> None:
+    """Check that the ``datasets`` package is installed, which reads the data set ``name``.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if find_spec("datasets") is None:
+        raise ValueError(f"{DATASET}{name}: is read by the datasets package: pip install datasets")
+
+
+def pin_dataset(name: str) -> tuple[str, str]:
+    """Find the commit of a data set, which all workers of a job then read.
+
+    Args:
+        name: on the Hub, with ``@`` and a revision if wanted; or a folder.
+
+    Returns:
+        The name with its commit; and for a folder, what changes with its files.
+
+    Raises:
+        ValueError: the Hub does not say the commit.
+    """
+    require_datasets(name)
+    repo, _, revision = name.partition("@")
+    if os.path.isdir(repo):
+        return name, _state_of(Path(repo))
+    if _COMMIT.fullmatch(revision):
+        return name, ""
+    return f"{repo}@{hub_commit(repo, revision)}", ""
+
+
+def hub_commit(repo: str, revision: str = "") -> str:
+    """Ask the Hub for the commit of a data set.
+
+    Raises:
+        ValueError: it does not say; the message names the way out.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    try:
+        commit = HfApi().dataset_info(repo, revision=revision or None).sha
+    except (HTTPError, HFValidationError, OSError) as error:
+        raise ValueError(
+            f"{DATASET}{repo}: the Hub does not say its commit ({error}); name one, as in "
+            f"{DATASET}{repo}@COMMIT"
+        ) from error
+    if commit is None:
+        raise ValueError(f"{DATASET}{repo}: the answer of the Hub names no commit; name one")
+    return commit
+
+
+def is_dataset(source: str) -> bool:
+    """Return whether a source is a whole data set: a name without a path behind it, or a folder."""
+    name = source.removeprefix(DATASET).partition("@")[0]
+    return source.startswith(DATASET) and (os.path.isdir(name) or name.strip("/").count("/") < 2)
+
+
+def pin_files(url: str) -> str:
+    """Return the address of files in a data set of the Hub, with the commit of its revision.
+
+    Raises:
+        ValueError: the Hub does not say the commit.
+    """
+    found = re.fullmatch(rf"{DATASET}([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", url)
+    if found is None:
+        raise ValueError(f"{url}: files of the Hub are named {DATASET}OWNER/NAME/PATH")
+    commit = found[2] or ""
+    if not _COMMIT.fullmatch(commit):
+        commit = hub_commit(found[1], commit)
+    return f"{DATASET}{found[1]}@{commit}/{found[3]}"
+
+
+def _state_of(folder: Path) -> str:
+    """What changes with the files of a folder: their names, sizes and times."""
+    states = [
+        (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return "files " + hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+
+
+def require_column(name: str, column: str, names: Sequence[str]) -> None:
+    """Check that a file or data set has a column.
+
+    Raises:
+        ValueError: it has not; the message names those that it has.
+    """
+    if column not in names:
+        raise ValueError(
+            f"{name}: has no column {column!r}; name one of {', '.join(names)} with --column"
+        )

@@ -1,0 +1,135 @@
+"""Images inside tar files, which ``tarfile`` lists once per job.
+
+A member is its name, its offset and its size, so that any thread reads it with one request. Of a
+tar file on a remote store only the headers are transferred: 2 kB per member.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .files import is_remote, open_file
+
+HEADER_BLOCK = 2048 - 1
+"""Bytes read ahead of the byte before a header; a header with a long name has 1,536."""
+NOWHERE = -1
+"""Place of a link that names no file of its tar file."""
+
+
+class Member(NamedTuple):
+    """One file inside a tar file."""
+
+    name: str
+    place: int
+    """Offset of its bytes; of its header if it is sparse."""
+    size: int
+    sparse: bool = False
+
+
+class Listed(NamedTuple):
+    """The files in a tar file, and what it took to list them."""
+
+    members: list[Member]
+    transferred: int
+    """Bytes read from a remote store; 0 for a local file."""
+
+
+def list_members(path: str, version: str = "") -> Listed:
+    """List the files in a tar file in its order; a link stands for the file that it names.
+
+    Args:
+        path: of the tar file, local or remote.
+        version: as it was found; it must not change meanwhile.
+
+    Raises:
+        ValueError: it is no tar file, or is damaged.
+        OSError: it cannot be read, or has changed.
+    """
+    with open_file(path, version, HEADER_BLOCK) as file:
+        try:
+            members = list(_with_links(_members(file)))
+        except (tarfile.TarError, EOFError) as error:
+            raise ValueError(
+                f"{path}: cannot be read as a tar file ({error}); replace it or leave it out"
+            ) from error
+        return Listed(members, file.cache.total_requested_bytes if is_remote(path) else 0)
+
+
+def _members(file: Any) -> Iterator[tarfile.TarInfo]:
+    """Yield the headers of a tar file; only headers are read."""
+    with tarfile.open(fileobj=file, mode="r:") as opened:
+        for member in opened:
+            opened.members = []  # type: ignore[attr-defined]  # else it keeps all headers
+            yield member
+        # tarfile takes a damaged or missing header for the end, where zeros should be.
+        file.seek(opened.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError(f"its list of files breaks off at byte {opened.offset:,}")
+
+
+def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
+    """Yield the files and the links that headers describe, each with the place of its bytes.
+
+    A hard link names a file before it. A symbolic link names any file, relative to its own folder,
+    so all symbolic links follow at the end.
+    """
+    known: dict[str, Member] = {}
+    links: dict[str, str] = {}
+    linked: list[str] = []
+    for header in headers:
+        name = posixpath.normpath(header.name)
+        if header.issym():
+            target = posixpath.join(posixpath.dirname(name), header.linkname)
+            links[name] = posixpath.normpath(target)
+            linked.append(header.name)
+            continue
+        if header.isreg() or header.issparse():
+            sparse = header.issparse()
+            place = header.offset if sparse else header.offset_data
+            member = Member(header.name, place, header.size, sparse)
+        elif header.islnk():
+            target = posixpath.normpath(header.linkname)
+            member = known.get(target, Member("", NOWHERE, 0))._replace(name=header.name)
+        else:
+            continue
+        known[name] = member
+        yield member
+    for name in linked:
+        yield _follow(posixpath.normpath(name), links, known)._replace(name=name)
+
+
+def _follow(name: str, links: dict[str, str], known: dict[str, Member]) -> Member:
+    """The member that a symbolic link names, possibly through other links."""
+    target = name
+    for _ in range(len(links)):
+        target = links.get(target, target)
+        if target in known:
+            return known[target]
+    return Member("", NOWHERE, 0)
+
+
+def read_sparse(path: str, version: str, place: int) -> bytes:
+    """Return the bytes of a sparse member, with the zeros that the tar file leaves out.
+
+    Args:
+        path: of the tar file, local or remote.
+        version: as it was when it was listed.
+        place: offset of the header of the member.
+
+    Raises:
+        OSError: it cannot be read, or has changed.
+    """
+    with open_file(path, version) as file:
+        file.seek(place)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as opened:
+                member = opened.next()
+                content = opened.extractfile(member) if member is not None else None
+                if content is None:
+                    raise OSError(f"{path}: has no file at byte {place:,} any more")
+                return content.read()
+        except tarfile.TarError as error:
+            raise OSError(f"{path}: cannot be read at byte {place:,} ({error})") from error
