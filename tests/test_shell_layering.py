@@ -82,8 +82,8 @@ INTEGRATED = {
 }
 # The only file of ``encoders`` that knows the Hub, and inside its functions alone.
 SAVING = Path("encoders/saving.py")
-# The only file that reads data sets, with the package that knows them.
-CONTAINERS = Path("vitgraph/embedding/containers.py")
+# The only file of ``vitgraph`` that reads data sets and asks the Hub for their commit.
+TABLES = Path("vitgraph/embedding/tables.py")
 
 
 def modules(package: str) -> list[Path]:
@@ -122,8 +122,8 @@ def extra(path: Path) -> set[str]:
         return {"safetensors", "huggingface_hub"}
     if path.parent.name == "streams":
         return {"tqdm"}
-    if path.relative_to(ROOT) == CONTAINERS:
-        return {"datasets"}
+    if path.relative_to(ROOT) == TABLES:
+        return {"datasets", "huggingface_hub"}
     return INTAKE.get(path.stem, set())
 
 
