@@ -33,7 +33,8 @@ import vitgraph
 encoder = vitgraph.load_encoder("{name}")
 features = encoder.encode(images=["photo.jpg"])
 ```
-"""
+
+{usage}"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class PublishedForm:
     """Name in ``state_dict`` -> published shape, where it is another view of the same values."""
     halves: Mapping[str, int] = field(default_factory=dict)
     """Published tensor of queries or keys, ordered as by :func:`in_halves` -> number of heads."""
+    beside: tuple[str, Sequence[str]] = ("", ())
+    """A second file, and the published tensors that lie in it instead of ``model.safetensors``."""
+    usage: str = ""
+    """What the model card says about other libraries, with ``{name}`` for the saved repo."""
     repo_id: str | None = None
     """The repo on the Hub; None for a folder."""
     commit: str | None = None
@@ -91,7 +96,9 @@ class SavedEncoder(nn.Module):
         dtype = _only_dtype(tensors)
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_other_weights(folder, tensors)
-        _write_tensors(tensors, folder)
+        file, names = published.beside
+        _write_tensors({name: tensors[name] for name in tensors if name not in names}, folder)
+        _write_beside({name: tensors[name] for name in names}, folder / file)
         files = {**published.files, "config": _with_dtype(published.files["config"], dtype)}
         for file, content in files.items():
             (folder / f"{file}.json").write_text(json.dumps(content, indent=2) + "\n")
@@ -102,6 +109,7 @@ class SavedEncoder(nn.Module):
                 parameters=sum(tensor.numel() for tensor in tensors.values()),
                 dtype=str(dtype).removeprefix("torch."),
                 name=name,
+                usage=published.usage.format(name=name),
             )
             _write_card(folder / "README.md", card, published.repo_id)
 
@@ -260,16 +268,17 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     save_torch_state_dict(tensors, folder)
 
 
-def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the config with each dtype that it states, at the top or for the tower, replaced.
+def _write_beside(tensors: dict[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
 
-    transformers casts the tensors to the dtype in the config.
-    """
+    if tensors:
+        save_file(tensors, path, {"format": "pt"})
+
+
+def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the config with the dtype that the tensors have, to which transformers casts them."""
     name = str(dtype).removeprefix("torch.")
-    edited = {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}
-    if isinstance(vision := config.get("vision_config"), Mapping):
-        edited["vision_config"] = _with_dtype(vision, dtype)
-    return edited
+    return {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}
 
 
 def _write_card(path: Path, text: str, base_model: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from checkpoints import same_weights
+from checkpoints import edit_config, same_weights
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
 from encoders.vision_encoder import VisionEncoder
 from hub_server import HubServer
-from test_extract import TRANSFORMERS, transformers_class
+from test_extract import AUTO, RENAMED, TRANSFORMERS, stored_in, transformers_class
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
 from weights import extract_encoder, load_encoder
 
@@ -60,7 +61,7 @@ def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> 
         "README.md",
         *(path.name for path in out.iterdir()),
     }
-    mine, theirs = load_file(saved / TOWER), load_file(out / TOWER)
+    mine, theirs = stored_in(saved), stored_in(out)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     for path in out.glob("*.json"):
@@ -100,11 +101,11 @@ def test_transformers_reads_a_fine_tuned_encoder(tmp_path: Path, family: str) ->
     train(encoder)
     saved = encoder.save_pretrained(tmp_path / "saved")
     model, info = transformers_class(family).from_pretrained(saved, output_loading_info=True)
-    stored = load_file(saved / TOWER)
-    projector = {name for name in stored if name.startswith("multi_modal_projector.")}
-    assert (info["missing_keys"], info["unexpected_keys"]) == (set(), projector)
-    state = model.state_dict()
-    assert all(torch.equal(value, stored[name]) for name, value in state.items())  # float32 still
+    assert not any(info.values()), info
+    stored, state = load_file(saved / TOWER), model.state_dict()
+    assert model.dtype == torch.float32
+    if family not in RENAMED:
+        assert all(torch.equal(value, stored[name]) for name, value in state.items())
 
 
 @pytest.mark.filterwarnings("default")  # of timm
@@ -126,6 +127,35 @@ def test_an_encoder_of_another_process_keeps_its_form(tmp_path: Path) -> None:
     again = torch.load(tmp_path / "encoder.pt", weights_only=False)
     saved = again.half().save_pretrained(tmp_path / "saved")
     assert same_weights(load_encoder(saved, progress=False), encoder.half())
+
+
+def test_a_tower_of_an_unknown_type_loads_by_itself_when_saved(tmp_path: Path) -> None:
+    whole = write_seeded_checkpoint(tmp_path / "whole", "qwen3_vl", width=64)
+    edit_config(whole, lambda c: c.update(model_type="qwen5_exp"))
+    edit_config(whole, lambda c: c["vision_config"].update(model_type="qwen5_exp_vision"))
+    encoder = load_encoder(whole, family="qwen3_vl")
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    out = extract_encoder(whole, tmp_path / "extracted", family="qwen3_vl")
+    for folder in (saved, out):
+        again = load_encoder(folder)
+        assert same_weights(again, encoder)
+        assert again.config == encoder.config
+        assert same_weights(load_encoder(folder, family="qwen3_vl"), encoder)
+        with pytest.raises(ValueError, match="is of the family 'qwen3_vl', not of family='step3'"):
+            load_encoder(folder, family="step3")
+    assert 'AutoModel.from_pretrained("saved")' in (saved / "README.md").read_text()
+
+
+@pytest.mark.parametrize("fetch", ["ranges", "shards"])
+def test_a_saved_tower_with_a_projector_loads_from_the_hub(
+    tmp_path: Path, hub: HubServer, fetch: str
+) -> None:
+    encoder = seeded(tmp_path / "whole", "intern_vit_hf")
+    hub.push("my/tower", encoder.save_pretrained(tmp_path / "saved"))
+    for offline in (False, True):
+        again = load_encoder("my/tower", progress=False, fetch=fetch, local_files_only=offline)
+        assert same_weights(again, encoder)
+        assert again.config == encoder.config
 
 
 def test_a_later_save_replaces_an_earlier_one(tmp_path: Path) -> None:
@@ -231,6 +261,24 @@ def test_the_model_card_is_one_that_the_hub_reads(tmp_path: Path, hub: HubServer
     assert "float16" in card.content
     with safe_open(tmp_path / "mine" / TOWER, "pt") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_the_model_card_names_what_reads_the_folder(tmp_path: Path, family: str) -> None:
+    saved = seeded(tmp_path / "whole", family).save_pretrained(tmp_path / "saved")
+    card = (saved / "README.md").read_text()
+    assert 'vitgraph.load_encoder("saved")' in card
+    if family in TRANSFORMERS:
+        _, name = TRANSFORMERS[family]
+        assert f"`{name}`" in card
+        loader = "AutoModel" if family in AUTO else name
+        assert f'{loader}.from_pretrained("saved")' in card
+        assert f"import {loader}\n" in card
+    elif "timm" in family:
+        assert 'timm.create_model("hf-hub:saved"' in card
+    else:
+        assert "No class of transformers reads the tower" in card
+    assert not re.search(r"[{}]", card)
 
 
 @pytest.mark.parametrize("has_card", [False, True])

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from encoders.saving import in_halves
 from weights import FAMILIES, Family, Layout, PublishedModel
-from weights.families import build_config, vision_section
+from weights.families import build_config
 from weights.layouts import Place
+from weights.tower_folder import vision_section
 
 TEXT_WIDTH = 96
 """Width of the language models, to which the towers project; only a few of their tensors exist."""

@@ -9,6 +9,7 @@ from typing import Any
 from .errors import AbsentError, CheckpointError, shown
 from .snapshot import Snapshot, check_name
 from .tensor_file import Header
+from .tower_folder import PROJECTOR, read_description
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -25,7 +26,10 @@ class Contents:
 
     snapshot: Snapshot
     config: Mapping[str, Any]
+    """As published; what the folder of a tower alone adds to it stands in ``family``."""
     files: Mapping[str, str]
+    family: str | None = None
+    """The family that the folder of a tower alone names."""
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
         """Return the headers of some of the files, in as few requests as the index allows.
@@ -48,7 +52,22 @@ def read_contents(snapshot: Snapshot) -> Contents:
     config = snapshot.read_json("config.json")
     if config is None:
         raise _without_config(snapshot)
-    return Contents(snapshot, config, _tensor_files(snapshot))
+    described = read_description(config, snapshot.label)
+    files = _tensor_files(snapshot)
+    if described.projector and (snapshot.weights is None or snapshot.has(PROJECTOR)):
+        files = {**files, **_projector_files(snapshot)}
+    return Contents(snapshot, described.config, files, described.family)
+
+
+def _projector_files(snapshot: Snapshot) -> dict[str, str]:
+    try:
+        header = snapshot.headers({PROJECTOR: 0})[PROJECTOR]
+    except AbsentError as error:
+        raise CheckpointError(
+            f"{error}, which its config.json names: copy it from the folder that the tower was "
+            "saved or extracted to"
+        ) from error
+    return dict.fromkeys(header.tensors, PROJECTOR)
 
 
 def adapter_names(names: Iterable[str]) -> list[str]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
 from .hub.repo import HubOptions
 from .published import check_family
-from .snapshot import Located, Piece, Snapshot, Wanted
+from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
 from .tensor_file import file_crc32, header_bytes
+from .tower_folder import PROJECTOR
 
-WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE}
+if TYPE_CHECKING:
+    from .plan import Tower
+
+WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE, PROJECTOR}
 """The names that files of an extracted tower may have."""
 
 
@@ -38,15 +43,15 @@ def extract_encoder(
     progress: bool = True,
     family: str | None = None,
 ) -> Path:
-    """Write the tower alone: the configs as published, and ``model.safetensors`` with its tensors.
+    """Write the tower alone: ``model.safetensors`` with its tensors, and a config of the tower.
 
     Tensors keep their published dtypes and bytes, and their names but for the prefix of the tower,
     so that not only ``load_encoder`` reads the folder: transformers' class of the tower alone does
-    (``Qwen3VLVisionModel.from_pretrained(out_dir)``), nothing missing and nothing left over, and
-    timm does (``local-dir:``) where the repo was in timm's layout. InternVL's projector is kept
-    under its own name for ``load_encoder``; ``InternVLVisionModel``, which has none, reports it as
-    unexpected and loads the tower whole. Omni's ``config.json`` gets a copy of the tower's part at
-    the top level, where transformers looks for it.
+    (``Qwen3VLVisionModel.from_pretrained(out_dir)``), and ``AutoModel`` where it knows that class,
+    nothing missing and nothing left over; timm does (``local-dir:``) where the repo was in timm's
+    layout. ``AutoModel`` refuses all others. A projector for which transformers' class has no place
+    lies in ``projector.safetensors``. ``config.json`` describes the tower, and keeps what the
+    published one says besides under ``vitgraph``; the processor files are as published.
 
     What was fetched for it stays in the cache too (``vitgraph cache remove`` frees that).
 
@@ -93,7 +98,7 @@ def extract_encoder(
                 "which is left as it is; pass a folder beside it"
             )
         tower, _ = find_encoder(snapshot, family)
-        _extract(snapshot, tower.wanted, out, overwrite)
+        _extract(tower, out, overwrite)
 
     with_checkpoint(repo_id_or_path, options, extract)
     return written
@@ -127,9 +132,10 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{out}: cannot be made, as {parent} cannot be written to")
 
 
-def _extract(snapshot: Snapshot, wanted: Wanted, out: Path, overwrite: bool) -> None:
+def _extract(tower: Tower, out: Path, overwrite: bool) -> None:
     """Write a folder beside ``out``, then put it in its place by renaming."""
-    found = snapshot.locate(wanted)
+    wanted = tower.wanted
+    found = tower.contents.snapshot.locate(wanted)
     work = out.with_name(f".{out.name}.extract")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +151,7 @@ def _extract(snapshot: Snapshot, wanted: Wanted, out: Path, overwrite: bool) -> 
                 )
             try:
                 work.mkdir()
-                _write_folder(snapshot.label, wanted, found, work / "new")
+                _write_folder(tower, found, work / "new")
                 if out.exists():
                     out.rename(work / "old")
                 (work / "new").rename(out)
@@ -181,14 +187,27 @@ def _restore(work: Path, out: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_folder(label: str, wanted: Wanted, found: dict[str, Located], folder: Path) -> None:
+def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> None:
     folder.mkdir()
-    for name, content in wanted.files().items():
+    for name, content in tower.wanted.files().items():
         (folder / name).write_bytes(content)
-    entries = [(piece.local, piece.entry) for piece in wanted.pieces]
-    with (folder / SINGLE).open("wb") as out:
+    (folder / "config.json").write_text(json.dumps(tower.described, indent=2) + "\n", "utf-8")
+    files: dict[str, list[Piece]] = {SINGLE: [], PROJECTOR: []}
+    beside = tower.beside
+    for piece in tower.wanted.pieces:
+        files[PROJECTOR if piece.local in beside else SINGLE].append(piece)
+    for name, pieces in files.items():
+        if pieces:
+            _write_tensors(tower.contents.snapshot.label, pieces, found, folder / name)
+
+
+def _write_tensors(
+    label: str, pieces: Sequence[Piece], found: Mapping[str, Located], path: Path
+) -> None:
+    entries = [(piece.local, piece.entry) for piece in pieces]
+    with path.open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
-        for piece in wanted.pieces:
+        for piece in pieces:
             _copy_tensor(f"{label}: {piece.file}", piece, found[piece.name], out)
         out.flush()
         os.fsync(out.fileno())

@@ -26,11 +26,12 @@ from encoders.saving import PublishedForm, in_pairs
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
 from .hub.repo import HubOptions
-from .plan import DTYPES, Tower, extracted_config, find_encoder
+from .plan import DTYPES, Tower, find_encoder
 from .published import check_family
 from .snapshot import Located, Piece, Snapshot
 from .source import with_checkpoint
 from .tensor_file import read_into
+from .tower_folder import PROJECTOR, usage
 
 MOST_READERS = 4  # threads that read at once; reading and CRC-32 both release Python's lock
 
@@ -235,7 +236,7 @@ def _published_form(
     """
     layout, state = tower.layout, encoder.state_dict()
     return PublishedForm(
-        files={"config": extracted_config(tower.contents.config), **files},
+        files={"config": tower.described, **files},
         names={name: layout.to_published(name) for name in state},
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},
         halves={
@@ -243,6 +244,8 @@ def _published_form(
             for piece in tower.wanted.pieces
             if piece.slot is not None and piece.slot.halves
         },
+        beside=(PROJECTOR, sorted(tower.beside)),
+        usage=usage(tower.contents.config, tower.family, layout),
         repo_id=None if tower.contents.snapshot.commit is None else repo_id,
         commit=tower.contents.snapshot.commit,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,10 +16,11 @@ from encoders import Encoder
 
 from .contents import PROCESSOR_FILES, Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, DamagedError, shown
-from .families import build_config, find_family, vision_section
+from .families import build_config, find_family
 from .families.family import Family
 from .layouts import Layout, Place, find_layout
 from .snapshot import Piece, Published, Snapshot, Wanted
+from .tower_folder import describe, transformers_class
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """The stored dtypes that a tower is loaded from."""
@@ -56,6 +56,21 @@ class Tower:
     wanted: Wanted
 
     @property
+    def described(self) -> dict[str, Any]:
+        """The ``config.json`` of a folder that holds the tower alone, in its stored dtype."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        beside = bool(self.beside)
+        return describe(self.contents.config, self.family, self.layout, dtype, projector=beside)
+
+    @property
+    def beside(self) -> set[str]:
+        """Local names of the tensors that such a folder has in a file beside the tower's."""
+        if transformers_class(self.contents.config, self.family, self.layout) is None:
+            return set()
+        local = (piece.local for piece in self.wanted.pieces)
+        return {name for name in local if name.startswith(self.layout.projector)}
+
+    @property
     def bytes_by_dtype(self) -> dict[str, int]:
         """Bytes of the tensors by stored dtype, most first."""
         counter: Counter[str] = Counter()
@@ -70,23 +85,8 @@ class Tower:
 
 
 def _files(contents: Contents) -> dict[str, bytes]:
-    """Return the files that stand beside the tensors of a tower alone."""
-    names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
-    files = contents.snapshot.contents(names)
-    config = extracted_config(contents.config)
-    if config != contents.config:
-        files[names[0]] = json.dumps(config, indent=2).encode()
-    return files
-
-
-def extracted_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config to write beside a tower alone.
-
-    Omni's gets a copy of the tower's part at the top level: transformers' class of the tower looks
-    for it there only.
-    """
-    section, parents = vision_section(config)
-    return {**config, "vision_config": section} if len(parents) > 1 else dict(config)
+    """Return the config and processor files as published, which stand beside a kept tower."""
+    return contents.snapshot.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
 
 
 def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, Encoder]:
@@ -105,7 +105,9 @@ def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, 
             return False
         return True
 
-    found = find_family(contents.config, contents.files, snapshot.label, family, fits)
+    found = find_family(
+        contents.config, contents.files, snapshot.label, family, fits, saved=contents.family
+    )
     tower = find_tower(contents, found)
     return tower, build_encoder(tower)
 

@@ -44,7 +44,7 @@ class Wanted:
     pieces: Sequence[Piece]
     published: Published
     files: Callable[[], Mapping[str, bytes]]
-    """Reads the config and processor files, as :func:`~weights.extract_encoder` writes them."""
+    """Reads the config and processor files, as published."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import CheckpointError, shown
+from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .family import Family, Fields, Shapes
 from .intern_vit import INTERN_VIT
@@ -36,9 +37,6 @@ FAMILIES: Mapping[str, Family] = {
 LAYOUTS = tuple(layout for family in FAMILIES.values() for layout in family.layouts)
 """Every layout of every family."""
 
-_SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
-"""Where a published config keeps the tower's part; a lone tower's config has no such part."""
-
 
 def find_family(
     config: Mapping[str, Any],
@@ -46,6 +44,7 @@ def find_family(
     label: str,
     wanted: str | None,
     fits: Callable[[Family], bool],
+    saved: str | None = None,
 ) -> Family:
     """Find the family of a checkpoint by its model type, else by its timm architecture.
 
@@ -56,13 +55,16 @@ def find_family(
         label: name of the checkpoint in errors.
         wanted: name of the family to take where the checkpoint names none that is known, or None.
         fits: whether the checkpoint's config and tensors fit a family; asked for the error alone.
+        saved: name of the family that the folder of a tower alone states; then it is that one.
     """
     section, parents = vision_section(config)
     types = (part.get("model_type") for part in (section, *parents))
     kind = next((kind for kind in types if isinstance(kind, str)), None)
-    architecture = config.get("architecture")
+    architecture, what = config.get("architecture"), ""
     found = list(FAMILIES.values())
-    if kind is not None:
+    if saved is not None:
+        found = [FAMILIES[saved]]
+    elif kind is not None:
         what = f"model_type {shown(kind)!r}"
         found = [family for family in found if kind in family.model_types]
     elif isinstance(architecture, str):
@@ -99,20 +101,6 @@ def _has_signs(family: Family, names: list[str]) -> bool:
         return any(name.endswith(sign) for name in names)
 
     return any(has(first) and has(second) for first, second in family.signs)
-
-
-def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
-    """Return the tower's part of a config, and the parts around it from the inside out."""
-    for path in _SECTIONS:
-        parents: list[Mapping[str, Any]] = [config]
-        for name in path.split("."):
-            inner = parents[0].get(name)
-            if not isinstance(inner, Mapping):
-                break
-            parents.insert(0, inner)
-        else:
-            return parents[0], parents[1:]
-    return config, []
 
 
 def build_config(

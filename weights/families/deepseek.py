@@ -17,7 +17,7 @@ from encoders import (
 
 from ..layouts import Layout, Place
 from ..published import family_facts
-from .family import Family, length
+from .family import Family, TransformersClass, length
 
 # --- DeepSeek-VL ---------------------------------------------------------------------------------
 
@@ -130,6 +130,9 @@ DEEPSEEK_VL = Family(
         ("aligner.linear1.weight", "aligner.linear2.weight"),
     ),
     layouts=(_VL_LAYOUT, _VL_HF_LAYOUT),
+    classes={
+        "deepseek-vl-hf": TransformersClass("siglip", "SiglipVisionModel", "siglip_vision_model")
+    },
 )
 DEEPSEEK_VL_HYBRID = Family(
     name="deepseek_vl_hybrid",

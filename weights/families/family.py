@@ -24,6 +24,18 @@ they do not tell. ``text_config.hidden_size`` lies in the section ``text_config`
 
 
 @dataclass(frozen=True)
+class TransformersClass:
+    """A class of transformers that is a tower alone."""
+
+    module: str
+    """Name of the model's folder in ``transformers.models``."""
+    name: str
+    model_type: str
+    auto: bool = True
+    """Whether ``AutoModel`` builds the class."""
+
+
+@dataclass(frozen=True)
 class Family:
     """One encoder and the published checkpoints that hold it.
 
@@ -45,6 +57,9 @@ class Family:
     """Fields of the config around it that shapes determine, for configs that leave them out."""
     timm: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """Timm architecture -> function from its ``model_args`` to the tower's config."""
+    classes: Mapping[str, TransformersClass] = field(default_factory=dict)
+    """Layout -> the class of transformers that reads a tower with its names; then model types
+    (without ``_vision``) of such layouts that have a class of their own."""
     read_config: Callable[[Mapping[str, Any], Shapes], Any] | None = None
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 

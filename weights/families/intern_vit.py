@@ -10,7 +10,16 @@ from encoders import InternViT, InternViTConfig
 
 from ..layouts import Layout, Place
 from ..published import family_facts
-from .family import Family, Fields, Shapes, blocks, length, square, with_vision
+from .family import (
+    Family,
+    Fields,
+    Shapes,
+    TransformersClass,
+    blocks,
+    length,
+    square,
+    with_vision,
+)
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -139,6 +148,9 @@ INTERN_VIT = Family(
         ("encoder.layer.0.lambda_1", "embeddings.cls_token"),
     ),
     layouts=(_INTERNVL, _HF_EARLY, _HF, _TIMM),  # the marks of _HF match early ones too
+    classes={
+        "internvl-hf": TransformersClass("internvl", "InternVLVisionModel", "internvl_vision")
+    },
     fields=_FIELDS,
     outer_fields=_OUTER_FIELDS,
     timm={"vit_intern300m_patch14_448": _timm_section},

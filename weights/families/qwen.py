@@ -23,7 +23,7 @@ from encoders import (
 
 from ..layouts import Layout, Place
 from ..published import family_facts
-from .family import Family, Fields, Shapes, blocks, length, with_vision
+from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -150,6 +150,11 @@ _TIMM = {
 
 # --- records -------------------------------------------------------------------------------------
 
+
+def _class(module: str, name: str, *, auto: bool = True) -> TransformersClass:
+    return TransformersClass(module, name, f"{module}_vision", auto)
+
+
 QWEN2_VL = Family(
     name="qwen2_vl",
     encoder=Qwen2VLEncoder,
@@ -157,6 +162,7 @@ QWEN2_VL = Family(
     model_types=(*with_vision("qwen2_vl"), "colqwen2"),
     signs=(("blocks.0.mlp.fc1.weight", "merger.ln_q.weight"),),
     layouts=(_QWEN2,),
+    classes={"qwen": _class("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", auto=False)},
     fields=_QWEN2_FIELDS,
 )
 QWEN2_5_VL = Family(
@@ -169,6 +175,13 @@ QWEN2_5_VL = Family(
     ),
     signs=(("blocks.0.mlp.gate_proj.weight", "merger.ln_q.weight"),),
     layouts=(_OMNI_2_5, _QWEN2),
+    classes={
+        "qwen": _class("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
+        "qwen2.5-omni": TransformersClass(
+            "qwen2_5_omni", "Qwen2_5OmniVisionEncoder", "qwen2_5_omni_vision_encoder", auto=False
+        ),
+        "exaone4_5": _class("exaone4_5", "Exaone4_5_VisionModel"),
+    },
     fields=_QWEN2_5_FIELDS,
 )
 QWEN3_VL = Family(
@@ -182,6 +195,20 @@ QWEN3_VL = Family(
     ),
     signs=(("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),),
     layouts=(_TIMM_LAYOUT, _OMNI_3, _QWEN3),
+    classes={
+        "qwen": _class("qwen3_vl", "Qwen3VLVisionModel"),
+        "qwen3-omni": TransformersClass(
+            "qwen3_omni_moe",
+            "Qwen3OmniMoeVisionEncoder",
+            "qwen3_omni_moe_vision_encoder",
+            auto=False,
+        ),
+        "qwen3_vl_moe": _class("qwen3_vl_moe", "Qwen3VLMoeVisionModel"),
+        "qwen3_5": _class("qwen3_5", "Qwen3_5VisionModel"),
+        "qwen3_5_moe": _class("qwen3_5_moe", "Qwen3_5MoeVisionModel"),
+        "qwen4_exp": _class("qwen4_exp", "Qwen4ExpVisionModel"),
+        "cohere_compass": _class("cohere_compass", "CohereCompassVisionModel"),
+    },
     fields=_QWEN3_FIELDS,
     timm=_TIMM,
 )

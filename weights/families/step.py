@@ -10,7 +10,7 @@ from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 
 from ..layouts import Layout, Place
 from ..published import family_facts
-from .family import Family, Fields, Shapes, blocks, length, square
+from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -103,6 +103,9 @@ def _read_step3(config: Mapping[str, Any], shapes: Shapes) -> Step3Config:
 
 # --- records -------------------------------------------------------------------------------------
 
+_STEP3_VL_CLASS = TransformersClass(  # which renames and permutes the published tensors itself
+    "step3p7", "Step3p7VisionModel", "step3p5_vision", auto=False
+)
 STEP3_VL = Family(
     name="step3_vl",
     encoder=Step3VLEncoder,
@@ -110,6 +113,7 @@ STEP3_VL = Family(
     model_types=("perception_encoder", "step3p5_vision", "step_robotics", "step3p7", "step5"),
     signs=(("conv1.weight", "vit_downsampler1.weight"), ("layers.0.lambda_1", "downsampler1.bias")),
     layouts=(_STEP3_VL, _STEP3_VL_HF),
+    classes=dict.fromkeys(("step3-vl", "step3-vl-hf"), _STEP3_VL_CLASS),
     fields=_STEP3_VL_FIELDS,
     outer_fields=_OUTER_FIELDS,
 )

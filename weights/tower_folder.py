@@ -1,0 +1,169 @@
+"""The form of a folder that holds a tower alone, so that it loads as a tower and never as a model.
+
+``config.json`` describes the tower: its fields stand at the top, with the ``model_type`` and
+``architectures`` of the class of transformers that reads the tensors. Where there is none, they
+name our own class, which no version of transformers knows, so that ``AutoModel`` refuses. What a
+tower needs besides its own fields stands under one more key::
+
+    "vitgraph": {
+      "family": "intern_vit",           # the record by which load_encoder reads the folder
+      "type": "internvl_vision",        # the model type of the tower's own part as published
+      "config": {...},                  # published around that part; absent where nothing was
+      "projector": true                 # whether projector.safetensors belongs to the folder
+    }
+
+A projector outside the tower, for which the class of transformers has no place, lies in a file of
+its own, so that the class finds every tensor in ``model.safetensors`` and no other. timm reads its
+configs as they were published, so those get the key ``vitgraph`` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import CheckpointError, shown
+from .published import family_names
+
+if TYPE_CHECKING:  # whose modules need torch, which reading a folder does not
+    from .families.family import Family, TransformersClass
+    from .layouts import Layout
+
+KEY = "vitgraph"
+PROJECTOR = "projector.safetensors"
+_SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
+"""Where a published config keeps the tower's part; a lone tower's config has no such part."""
+_REPLACED = ("model_type", "architectures", "dtype", "torch_dtype", "auto_map", KEY)
+_AUTO = """\
+`AutoModel` of transformers reads the tower as `{cls}`:
+
+```python
+from transformers import AutoModel
+
+tower = AutoModel.from_pretrained("{{name}}")
+```
+"""
+_CLASS = """\
+The class `{cls}` of transformers reads the tower (`AutoModel` does not know its model type):
+
+```python
+from transformers.models.{module}.modeling_{module} import {cls}
+
+tower = {cls}.from_pretrained("{{name}}")
+```
+"""
+_TIMM = """\
+timm reads the tower: `timm.create_model("hf-hub:{name}", pretrained=True)`.
+"""
+_NONE = """\
+No class of transformers reads the tower: `AutoModel` refuses the folder.
+"""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A config as it was published, and what the folder of a tower says besides."""
+
+    config: Mapping[str, Any]
+    family: str | None = None  # None for a checkpoint that is not such a folder
+    projector: bool = False
+
+
+def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+    """Return the tower's part of a config, and the parts around it from the inside out."""
+    for path in _SECTIONS:
+        parents: list[Mapping[str, Any]] = [config]
+        for name in path.split("."):
+            inner = parents[0].get(name)
+            if not isinstance(inner, Mapping):
+                break
+            parents.insert(0, inner)
+        else:
+            return parents[0], parents[1:]
+    return config, []
+
+
+def read_description(config: Mapping[str, Any], label: str) -> Described:
+    """Return the published config of a folder of this form; any other config as it is."""
+    note = config.get(KEY)
+    if note is None:
+        return Described(config)
+    family = note.get("family") if isinstance(note, Mapping) else None
+    around = note.get("config") if isinstance(note, Mapping) else None
+    if family not in family_names() or not isinstance(around, Mapping | None):
+        raise CheckpointError(
+            f"{label}: config.json: {KEY}={shown(str(note))}: must name one of the families "
+            f"{', '.join(family_names())}: use the config.json that was saved with the tower"
+        )
+    own = {name: value for name, value in config.items() if name not in ("model_type", KEY)}
+    if note.get("type") is not None:
+        own["model_type"] = note["type"]
+    whole = own if around is None else {**around, "vision_config": own}
+    return Described(whole, str(family), note.get("projector") is True)
+
+
+def describe(
+    config: Mapping[str, Any], family: Family, layout: Layout, dtype: str, *, projector: bool
+) -> dict[str, Any]:
+    """Return the ``config.json`` of a tower's folder.
+
+    Args:
+        config: the published one.
+        family: the record that the tower was loaded by.
+        layout: the layout of its tensors.
+        dtype: the dtype of the tensors, such as ``"bfloat16"``, to which transformers casts them.
+        projector: whether the folder has :data:`PROJECTOR`.
+    """
+    section, parents = vision_section(config)
+    note: dict[str, Any] = {"family": family.name}
+    if "architecture" in config:  # timm's
+        return {**config, KEY: note}
+    if section.get("model_type") is not None:
+        # Not as "model_type": transformers takes a part of that type for the tower's config.
+        note["type"] = section["model_type"]
+    if parents:
+        note["config"] = _without_section(config)
+    if projector:
+        note["projector"] = True
+    reader = transformers_class(config, family, layout)
+    return {
+        "model_type": reader.model_type if reader else f"{KEY}_{family.name}",
+        "architectures": [reader.name if reader else family.encoder.__name__],
+        "dtype": dtype,
+        **{name: value for name, value in section.items() if name not in _REPLACED},
+        KEY: note,
+    }
+
+
+def _without_section(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without the tower's part, wherever in it that lies."""
+    found = vision_section(config)[0]
+    return {
+        name: _without_section(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if value is not found
+    }
+
+
+def transformers_class(
+    config: Mapping[str, Any], family: Family, layout: Layout
+) -> TransformersClass | None:
+    """Return the class of transformers that reads a tower with a layout's names, if there is one.
+
+    The config's model types tell it where several classes read the layout.
+    """
+    usual = family.classes.get(layout.name)
+    if usual is None:
+        return None
+    section, parents = vision_section(config)
+    kinds = [str(part.get("model_type")).removesuffix("_vision") for part in (section, *parents)]
+    return next((family.classes[kind] for kind in kinds if kind in family.classes), usual)
+
+
+def usage(config: Mapping[str, Any], family: Family, layout: Layout) -> str:
+    """Return what a model card says about other libraries, with ``{name}`` for the repo."""
+    reader = transformers_class(config, family, layout)
+    if reader is not None:
+        return (_AUTO if reader.auto else _CLASS).format(cls=reader.name, module=reader.module)
+    return _TIMM if "architecture" in config else _NONE
