@@ -180,16 +180,16 @@ def test_an_index_without_end_is_not_fetched_to_its_end(
 
 
 BULK = """
-import resource, sys, time
+import json, resource, sys
 from weights import CheckpointError, load_encoder
 
+parsed, parse = [], json.loads
+json.loads = lambda text, **given: parsed.append(len(text)) or parse(text, **given)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start = time.perf_counter()
 try:
     load_encoder(sys.argv[1])
 except CheckpointError as error:
-    seconds = time.perf_counter() - start
-    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    print(sum(parsed), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     print(str(error)[-300:])
 """
 
@@ -198,7 +198,7 @@ except CheckpointError as error:
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB")
 @pytest.mark.parametrize("place", ["header", "index"])
 @pytest.mark.parametrize("part", ["[],", '"ab",'])
-def test_bulk_is_refused_in_little_time_and_memory(folder: Path, place: str, part: str) -> None:
+def test_bulk_is_refused_unparsed_in_little_memory(folder: Path, place: str, part: str) -> None:
     """99 MB of empty lists took 16 s and 2.2 GB; only their own bytes are held now."""
     bulk = part.encode() * (99_000_000 // len(part))
     text = b'{"weight_map":[' + bulk + b"0]}"
@@ -211,9 +211,9 @@ def test_bulk_is_refused_in_little_time_and_memory(folder: Path, place: str, par
     command = [sys.executable, "-c", BULK, str(folder)]
     done = subprocess.run(command, env=shell, capture_output=True, text=True, check=True)
     figures, message = done.stdout.split("\n", 1)
-    seconds, grown = map(float, figures.split())
+    characters, grown = map(int, figures.split())
     assert "are read: not the file of a published checkpoint" in message
-    assert seconds < 4
+    assert 0 < characters < 1e6  # the other files
     assert grown * 1024 < 350e6
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 import torch
 
 from checkpoints import INDEX, edit_config, edit_tensors, read_json
-from encoders.inputs.sizes import MOST_TILES, best_tiling
+from encoders.inputs.sizes import MOST_TILES, _tile_grids, best_tiling
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.errors import shown
+from weights.plan import MOST_IN_TOWER
 
 NAN, INF = float("nan"), float("inf")
 PREPROCESSOR = "preprocessor_config.json"
@@ -39,6 +40,19 @@ def qwen3(tmp_path: Path) -> Path:
 def edit_preprocessor(folder: Path, **fields: Any) -> None:
     path = folder / PREPROCESSOR
     path.write_text(json.dumps(read_json(path) | fields))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, function: str) -> list[Any]:
+    """Return a list that grows by one entry for each call of the function of this name."""
+    calls: list[Any] = []
+    original = resolve_name(function)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(None)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(function, call)
+    return calls
 
 
 @pytest.mark.parametrize("value", [0.5, -0.0, 1e-30, True, "-1", [-1]])
@@ -94,12 +108,11 @@ def test_an_image_has_at_most_1024_tiles(chat: Path, converted: Path, value: int
         best_tiling(640, 480, 1, value, 448)
 
 
-def test_the_most_tiles_there_may_be_are_chosen_in_a_blink(converted: Path) -> None:
+def test_the_most_tiles_there_may_be_are_chosen_among_few_grids(converted: Path) -> None:
     edit_preprocessor(converted, max_patches=MOST_TILES)
     encoder = load_encoder(converted)
-    start = time.perf_counter()
     assert best_tiling(4000, 3000, 1, MOST_TILES, 448) is not None
-    assert time.perf_counter() - start < 1
+    assert len(_tile_grids(1, MOST_TILES)) < 8 * MOST_TILES
     assert encoder.preprocessor.max_tiles == MOST_TILES
 
 
@@ -177,17 +190,19 @@ def test_a_block_without_a_number_is_left_over_whatever_the_config_says(qwen3: P
     assert load_encoder(qwen3).config.depth == 2
 
 
-def test_messages_stay_short_and_can_be_printed(qwen3: Path) -> None:
+def test_messages_stay_short_and_can_be_printed(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = counted(monkeypatch, "weights.plan.get_close_matches")
     index = read_json(qwen3 / INDEX)
     file = next(iter(index["weight_map"].values()))
     for word in ("ab." * 3_000_000, "\ud800", "\x1b[2J"):
         name = f"model.visual.{word}"
         changed = {"weight_map": {**index["weight_map"], name: file}}
         (qwen3 / INDEX).write_text(json.dumps(changed))
-        start = time.perf_counter()
         with pytest.raises(CheckpointError, match=r"the index and .* disagree") as info:
             load_encoder(qwen3)
-        assert time.perf_counter() - start < 5
+        assert compared == []
         message = str(info.value)
         assert len(message) < 1000
         assert message.encode()
@@ -195,7 +210,9 @@ def test_messages_stay_short_and_can_be_printed(qwen3: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["index", pytest.param("header", marks=pytest.mark.slow)])
-def test_names_without_end_are_not_matched_one_by_one(qwen3: Path, where: str) -> None:
+def test_names_without_end_are_not_matched_one_by_one(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     index = read_json(qwen3 / INDEX)
     file = next(iter(index["weight_map"].values()))
     names = [f"model.visual.blocks.{number}.norm1.weight" for number in range(100_000)]
@@ -208,10 +225,11 @@ def test_names_without_end_are_not_matched_one_by_one(qwen3: Path, where: str) -
         empty = {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}
         text = json.dumps(dict.fromkeys(names, empty) | json.loads(raw[8 : 8 + length])).encode()
         (qwen3 / file).write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
-    start = time.perf_counter()
+    known = len(index["weight_map"])
+    matched = counted(monkeypatch, "weights.layouts.Layout.is_ignored")
     with pytest.raises(CheckpointError, match=r"over 20000 tensors under 'model.visual.'"):
         load_encoder(qwen3)
-    assert time.perf_counter() - start < 8  # 1 s, nearly all of it parsing
+    assert len(matched) <= MOST_IN_TOWER + 2 * known  # by the index, then by the headers
 
 
 def test_long_names_keep_both_ends() -> None:
