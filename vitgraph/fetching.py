@@ -145,7 +145,7 @@ class Fetcher:
         """The bytes of a file, or the address to which its host sends on."""
         target = _read_target(url)
         addresses = self._checked_addresses(target, deadline)
-        connection = HTTPSConnection(target.host, target.port)
+        connection = HTTPSConnection(target.host, target.port, context=self._context)
         with closing(self._connect(target, addresses, deadline)) as plain:
             plain.settimeout(_left(deadline))
             with self._context.wrap_socket(plain, server_hostname=target.host) as sock:
