@@ -272,6 +272,15 @@ def test_a_picture_too_large_for_pil_is_not_called_damaged(
     assert "damaged" not in str(caught.value)
 
 
+def test_an_error_of_a_file_that_is_read_late_is_not_called_a_damaged_image() -> None:
+    class Late(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise TimeoutError("the store does not answer")
+
+    with pytest.raises(TimeoutError, match="^the store does not answer$"):
+        to_rgb(Late())
+
+
 def test_a_lazily_opened_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     path = truncated(tmp_path, ".jpg")
     with Image.open(path) as opened, pytest.raises(ValueError, match=rf"image {path} of mode RGB"):

@@ -72,6 +72,7 @@ def open_image(
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(io.BytesIO(source))
     with lock_of(source):
+        source.read(0)  # what a file that is read late raises here is not about an image
         return _open(source)
 
 
