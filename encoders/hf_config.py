@@ -20,14 +20,18 @@ def find_section(config: Mapping[str, Any], *paths: str) -> Mapping[str, Any]:
 
 
 def read_field(section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT) -> Any:
-    """Return the value of the first of ``names`` (aliases) that the config has, else ``default``.
+    """Return the value that the config has under one of ``names`` (aliases), else ``default``.
 
     Raises:
-        ValueError: none of them is there and there is no published default.
+        ValueError: none of them is there and there is no published default, or two disagree.
     """
-    for name in names:
-        if section.get(name) is not None:
-            return section[name]
+    found = {name: section[name] for name in names if section.get(name) is not None}
+    values = list(found.values())
+    if any(value != values[0] for value in values[1:]):
+        fields = " and ".join(f"{name}={value!r}" for name, value in found.items())
+        raise ValueError(f"config fields {fields} are names of one thing: give it one value")
+    if found:
+        return values[0]
     if default is _NO_DEFAULT:
         raise ValueError(
             f"the vision config has no {' or '.join(names)} and there is no published default: "
@@ -88,6 +92,31 @@ def read_ratio(section: Mapping[str, Any], *names: str, default: float) -> float
             f"config field {names[0]}={value!r}: must be a number above 0 and at most 64"
         )
     return float(value)
+
+
+def read_rope_theta(section: Mapping[str, Any]) -> float:
+    """Return the base of the rotary angles: ``rope_theta``, at most 10^12.
+
+    It stands in the config itself or, first of all, in its ``rope_parameters``, whose older name is
+    ``rope_scaling`` (transformers 5.23.0).
+
+    Raises:
+        ValueError: a number out of its range, or rotary positions of another kind or width.
+    """
+    require_value(section, "head_dim", None)  # the angles are of heads of width / number of heads
+    name = "rope_scaling" if section.get("rope_scaling") else "rope_parameters"
+    rope = section.get(name) or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"config field {name}={rope!r}: must be an object with rope_theta")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "axial"):
+        raise ValueError(
+            f"config field {name}: rope_type={kind!r} is not implemented: must be 'axial'"
+        )
+    theta = read_field(rope, "rope_theta", default=read_field(section, "rope_theta", default=1e4))
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 <= theta <= 1e12:
+        raise ValueError(f"config field rope_theta={theta!r}: must be a number from 1 to 10^12")
+    return float(theta)
 
 
 def require_value(section: Mapping[str, Any], name: str, *allowed: Any) -> None:

@@ -35,7 +35,14 @@ from torch import Tensor, nn
 from .attention import attention, padding_rows
 from .block_parts import BlockParts
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
-from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
+from .hf_config import (
+    find_section,
+    read_blocks,
+    read_rope_theta,
+    read_size,
+    require_divisible,
+    require_value,
+)
 from .inputs import (
     PatchPreprocessor,
     Preprocessor,
@@ -65,6 +72,7 @@ class Qwen2_5VLConfig:
     in_channels: int = 3
     num_key_value_heads: int = 0
     """Heads of keys and values, each shared by a group of query heads; 0 stands for num_heads."""
+    rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
         shared = self.num_key_value_heads or self.num_heads
@@ -119,6 +127,7 @@ class Qwen2_5VLConfig:
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
             in_channels=read_size(vision, "in_channels", "in_chans", default=3),
+            rope_theta=read_rope_theta(vision),
             num_key_value_heads=read_size(
                 vision, "num_key_value_heads", default=8 if grouped else heads
             ),
@@ -198,7 +207,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         index, windows = window_order(grids, merge, self.config.window_side, rows // merge**2)
         positions = self._reorder(merge_order_positions(grids, merge, rows), index)
-        cos, sin = rotary_cos_sin(positions, head, dtype)
+        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
         window = self.config.window_rows
         room = max_windows_per_batch
         cu_windows = padded_offsets(windows, room, "max_windows_per_batch", "windows")
@@ -366,10 +375,12 @@ class Merger(nn.Module):
         return self.mlp(self.ln_q(hidden).view(-1, self.width))
 
 
-def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_cos_sin(
+    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
-    turns = 10000.0 ** (steps / (head_size // 2))
+    turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 

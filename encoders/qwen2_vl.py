@@ -30,7 +30,14 @@ from torch import Tensor, nn
 from .attention import attention, padding_rows
 from .block_parts import BlockParts
 from .contract import EncoderOutput, Grid, GridLike, Metadata
-from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+from .hf_config import (
+    find_section,
+    read_ratio,
+    read_rope_theta,
+    read_size,
+    require_divisible,
+    require_value,
+)
 from .inputs import PatchPreprocessor, Preprocessor, check_input_size, merge_order_positions
 from .layers import patch_product
 from .patch_encoder import PatchEncoder
@@ -49,6 +56,7 @@ class Qwen2VLConfig:
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
     in_channels: int = 3
+    rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
@@ -78,7 +86,7 @@ class Qwen2VLConfig:
         return cls(
             depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
             hidden_size=width,
-            intermediate_size=int(width * read_field(vision, "mlp_ratio", default=4)),
+            intermediate_size=int(width * read_ratio(vision, "mlp_ratio", default=4)),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
             out_hidden_size=read_size(
                 vision, "hidden_size", default=read_size(language, "hidden_size", default=3584)
@@ -87,6 +95,7 @@ class Qwen2VLConfig:
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
             in_channels=read_size(vision, "in_channels", "in_chans", default=3),
+            rope_theta=read_rope_theta(vision),
         )
 
 
@@ -143,7 +152,9 @@ class Qwen2VLEncoder(PatchEncoder):
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
-        cos, sin = rotary_cos_sin(merge_order_positions(grids, merge, rows), head, dtype)
+        cos, sin = rotary_cos_sin(
+            merge_order_positions(grids, merge, rows), head, self.config.rope_theta, dtype
+        )
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
@@ -271,10 +282,12 @@ class Merger(nn.Module):
         return self.mlp(self.ln_q(hidden).view(-1, self.width))
 
 
-def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_cos_sin(
+    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
-    turns = 10000.0 ** (steps / (head_size // 2))
+    turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 

@@ -34,7 +34,14 @@ from torch import Tensor, nn
 from .attention import attention, padding_rows
 from .block_parts import BlockParts
 from .contract import EncoderOutput, Grid, GridLike, Metadata
-from .hf_config import find_section, read_blocks, read_size, require_divisible, require_value
+from .hf_config import (
+    find_section,
+    read_blocks,
+    read_rope_theta,
+    read_size,
+    require_divisible,
+    require_value,
+)
 from .inputs import PatchPreprocessor, Preprocessor, check_input_size, merge_order_positions
 from .layers import patch_product
 from .patch_encoder import PatchEncoder
@@ -55,6 +62,7 @@ class Qwen3VLConfig:
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
     in_channels: int = 3
+    rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
@@ -109,6 +117,7 @@ class Qwen3VLConfig:
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
             in_channels=read_size(vision, "in_channels", "in_chans", default=3),
+            rope_theta=read_rope_theta(vision),
         )
 
 
@@ -184,7 +193,7 @@ class Qwen3VLEncoder(PatchEncoder):
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, merge, rows)
-        cos, sin = rotary_cos_sin(positions, head, dtype)
+        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
         index, weights = position_taps(grids, merge, self.config.position_side, rows, dtype)
         return {
             "rotary_pos_emb_cos": cos,
@@ -317,10 +326,12 @@ class Merger(nn.Module):
         return self.linear_fc2(F.gelu(self.linear_fc1(x)))
 
 
-def rotary_cos_sin(positions: Tensor, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_cos_sin(
+    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
-    turns = 10000.0 ** (steps / (head_size // 2))
+    turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 

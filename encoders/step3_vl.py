@@ -41,6 +41,7 @@ from .hf_config import (
     read_epsilon,
     read_flag,
     read_ratio,
+    read_rope_theta,
     read_size,
     require_divisible,
     require_value,
@@ -99,9 +100,7 @@ class Step3VLConfig:
         require_value(vision, "pool_type", "none", None)
         require_value(vision, "output_dim", None)
         require_value(config, "understand_projector_stride", 2)
-        rope = find_section(vision, "rope_parameters")
-        require_value(rope, "rope_type", "axial")
-        require_value(rope, "rope_theta", 10000.0)
+        require_value({"rope_theta": read_rope_theta(vision)}, "rope_theta", 10000.0)
         width = read_size(vision, "width", "hidden_size", default=1536)
         ratio = read_ratio(vision, "mlp_ratio", default=8960 / 1536)
         return cls(

@@ -76,6 +76,8 @@ class SamSizes:
         """
         require_value(section, "hidden_act", "gelu")
         require_value(section, "layer_norm_eps", 1e-6)
+        for part in ("qkv_bias", "use_abs_pos", "use_rel_pos"):
+            require_value(section, part, True)
         width = read_size(section, "width", "hidden_size", default=768)
         mlp = int(width * read_ratio(section, "mlp_ratio", default=4.0))
         return cls(
