@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -142,7 +143,7 @@ def test_readme_installs_the_extra_that_is_tested_here() -> None:
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of the kernel's own machinery
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
-def test_notebook_runs_in_a_bare_environment(
+def test_notebook_runs_alone_in_a_bare_environment_and_leaves_nothing(
     path: Path, notebooks: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel runs there; the client that feeds it cells runs with the tests."""
@@ -150,18 +151,17 @@ def test_notebook_runs_in_a_bare_environment(
     spec = {"argv": argv, "display_name": "bare", "language": "python"}
     (tmp_path / "kernels" / "bare").mkdir(parents=True)
     (tmp_path / "kernels" / "bare" / "kernel.json").write_text(json.dumps(spec))
+    alone, temporary = tmp_path / "alone", tmp_path / "temporary"
+    alone.mkdir()
+    temporary.mkdir()
+    shutil.copy(path, alone)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    notebook = nbformat.read(path, as_version=4)
-    resources = {"metadata": {"path": clone(tmp_path)}}
+    notebook = nbformat.read(alone / path.name, as_version=4)
+    resources = {"metadata": {"path": alone}}
     NotebookClient(notebook, timeout=300, kernel_name="bare", resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert [output for output in outputs if "image/png" in output.get("data", {})]
-
-
-def clone(folder: Path) -> Path:
-    """Return a folder for notebooks, with links to what lies beside them in a clone."""
-    for name in ("tests", "benchmarks"):
-        (folder / name).symlink_to(ROOT / name)
-    (folder / "notebooks").mkdir()
-    return folder / "notebooks"
+    assert [left.name for left in alone.iterdir()] == [path.name]
+    assert [left.name for left in temporary.iterdir() if any(left.rglob("*.safetensors"))] == []
