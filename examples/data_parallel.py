@@ -17,7 +17,7 @@ import vitgraph
 
 
 def main() -> None:
-    """What each process does."""
+    """Encode the images in this process together with all others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("repo", help="Hugging Face repo id, or the folder of a checkpoint")
     parser.add_argument("images", nargs="+")
@@ -32,12 +32,11 @@ def main() -> None:
     graphed = vitgraph.GraphedEncoder(encoder).capture(progress=False)
     parallel = vitgraph.DataParallelEncoder(graphed)
 
-    inputs = encoder.preprocess(options.images)
-    features = parallel(inputs.pixel_values, inputs.grid_thw)
+    outputs = parallel(encoder.preprocess(options.images))
     if dist.get_rank() == 0:
-        items = encoder.split(features, inputs.grid_thw)
-        for name, item in zip(options.images, items, strict=True):
-            print(name, tuple(item.pooler_output.shape))
+        for name, output in zip(options.images, outputs, strict=True):
+            assert output.pooler_output is not None  # it is left out only if `outputs=` says so
+            print(name, tuple(output.pooler_output.shape))
     dist.destroy_process_group()
 
 
