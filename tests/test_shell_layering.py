@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -238,6 +239,14 @@ def test_the_rope_twins_of_the_qwen_towers_are_textually_identical(twin: str) ->
         (function,) = [node for node in functions if node.name == twin]
         texts.add(ast.get_source_segment(text, function))
     assert len(texts) == 1
+
+
+def test_contributing_says_what_graphwrap_may_import() -> None:
+    (line,) = re.findall(
+        r"^- `graphwrap` may import (.*?) only\.", (ROOT / "CONTRIBUTING.md").read_text(), re.M
+    )
+    known = {name for name in ALLOWED["graphwrap"] if name.startswith("encoders.")}
+    assert set(re.findall(r"`([\w.]+)`", line)) == known
 
 
 def test_graphwrap_names_no_model() -> None:
