@@ -14,6 +14,7 @@ import argparse
 import ray
 
 from vitgraph import EmbedBatch
+from weights import resolve_commit
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
         EmbedBatch,
         fn_constructor_kwargs={
             "repo": options.repo,
+            "revision": resolve_commit(options.repo),  # all actors load the same commit
             "column": "bytes",
             "normalize": True,
             "workers": max(int(options.cpus), 1),

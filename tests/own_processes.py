@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,14 +32,15 @@ def started_once() -> Any:
     return context
 
 
-def start(arguments: Sequence[str]) -> Any:
-    """A process that runs the command line with these arguments."""
-    process = started_once().Process(target=_run, args=(list(arguments),))
+def start(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
+    """A process that runs the command line with these arguments, and more of an environment."""
+    process = started_once().Process(target=_run, args=(list(arguments), environment or {}))
     process.start()
     return process
 
 
-def _run(arguments: list[str]) -> None:
+def _run(arguments: list[str], environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives

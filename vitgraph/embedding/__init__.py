@@ -1,12 +1,15 @@
 """Embedding many images: by a command whose workers share a job, or inside another engine.
 
 - ``command``: the arguments of ``vitgraph embed``
-- ``sources``: the images that a source names, in files, tar files, parquet files and data sets
+- ``sources``: the images that a source names: ``tars`` and ``tables`` (parquet files and data sets)
+  hold several
+- ``reading``: one image of a job, and how its bytes are read
+- ``files``: single files, local and remote, that must be as they were when they were listed
 - ``workers``: which of several processes this one is
+- ``manifest``: what all shards of a job have in common, and the list of its files
 - ``job``: encodes the shards that are left, in order
-- ``plans``: which files of a shard are encoded, and which are copies of another file
-- ``manifest``: what all shards of a job have in common, and files that are written whole
 - ``shards``: the files of one shard
+- ``storage``: the folder of a job, on a disk or on a remote store
 - ``parquet_files``: the form of a shard that pandas and polars read
 - ``checks``: ``--status`` and ``--verify``
 - ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``

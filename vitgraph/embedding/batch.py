@@ -5,7 +5,9 @@ Shapes: n rows of a batch, D width of a vector.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sized
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from encoders.streams import ItemError
 from graphwrap import GraphedEncoder
 
 VECTORS, ERRORS = "embedding", "error"
+_REPO_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 class EmbedBatch:
@@ -24,6 +27,9 @@ class EmbedBatch:
 
     The encoder is loaded by the first call, once per process; until then an object is a few
     settings that any process can be sent. The same object serves ``datasets.map(batched=True)``.
+    The commit of a repo is looked up when an object is first sent or called, so all copies of it
+    load the same. Where an engine makes the objects itself, in each of its processes, pass the
+    commit as ``revision``: ``weights.resolve_commit(repo)``.
 
     Args:
         repo: Hugging Face repo id, or the folder of a checkpoint.
@@ -88,10 +94,24 @@ class EmbedBatch:
             "max_pixels": max_pixels,
             "max_tiles": max_tiles,
         }
+        self._pinned = False
         self._loaded: tuple[Encoder | GraphedEncoder, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        self._pin()  # a branch may move before the copies in other processes load
         return {**vars(self), "_loaded": None}
+
+    def _pin(self) -> None:
+        """Find the commit of a repo, once: this object and all its copies load the same."""
+        if self._pinned or not _REPO_ID.fullmatch(self.repo) or Path(self.repo).exists():
+            return
+        from weights import resolve_commit
+
+        source = {
+            name: self._source[name] for name in ("revision", "subfolder", "local_files_only")
+        }
+        self._source["revision"] = resolve_commit(self.repo, **source)
+        self._pinned = True
 
     def __call__(self, batch: Mapping[str, Any], rank: int | None = None) -> dict[str, Any]:
         """Encode the images of a batch.
@@ -155,6 +175,7 @@ class EmbedBatch:
         """The encoder, with its graphs on a GPU, and the width of its vectors."""
         from weights import load_encoder
 
+        self._pin()
         device = self.device
         if rank is not None and device in ("auto", "cuda") and torch.cuda.is_available():
             device = f"cuda:{rank % torch.cuda.device_count()}"

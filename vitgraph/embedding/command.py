@@ -207,7 +207,10 @@ def _open_job(command: _Command, storage: Storage, load: Callable[[str], Encodin
         with storage.alone(JOB):
             manifest = Manifest.find(storage)
             if manifest is None:
-                return _begin_job(command, storage, load)
+                job = _begin_job(command, storage, load)
+                if job is not None:
+                    return job
+    manifest = manifest or Manifest.read(storage)
     settings = _settings(command, manifest)
     manifest.compare(settings, command.options.shard_items, storage.name)
     storage.tidy()
@@ -217,32 +220,34 @@ def _open_job(command: _Command, storage: Storage, load: Callable[[str], Encodin
     return job
 
 
-def _begin_job(command: _Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
-    """List the files of a job, load its encoder, and write its manifest."""
+def _begin_job(
+    command: _Command, storage: Storage, load: Callable[[str], Encoding[Any]]
+) -> Job | None:
+    """List the files of a job, load its encoder, and write its manifest.
+
+    Returns:
+        The job, None if another worker has written its manifest meanwhile.
+    """
     from .job import Job
     from .manifest import Manifest, write_list
 
     settings, source = _settings(command, None), command.source
     listed = write_list(storage, source, command.options.shard_items)
+    created = False
     try:
         said = [*source.notes, *source.describe_left_out()]
         for line in said:
             print(line)
         listed["files"]["said"] = said
-        mine = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
-        job = Job(storage, mine, command.worker, command.reader)
+        manifest = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
+        job = Job(storage, manifest, command.worker, command.reader)
         if job.todo:
             job.prepare(load(job.commit), *command.calls())
-    except BaseException:
-        storage.delete([listed["files"]["name"]])
-        raise
-    manifest = mine.create(storage)
-    if manifest is mine:
-        return job
-    job = Job(storage, manifest, command.worker, command.reader)
-    if job.todo:
-        job.prepare(load(job.commit), *command.calls())
-    return job
+        created = manifest.create(storage)
+    finally:
+        if not created:
+            storage.delete([listed["files"]["name"]])
+    return job if created else None
 
 
 def _source_options(options: argparse.Namespace) -> SourceOptions:

@@ -38,25 +38,15 @@ class Manifest(NamedTuple):
         """How many shards the job has."""
         return -(-self.items // self.items_per_shard)
 
-    def create(self, storage: Storage) -> Manifest:
-        """Write the manifest, unless another worker was faster.
-
-        Returns:
-            The manifest of the job: this one, or that of the other worker, which was compared.
-
-        Raises:
-            ValueError: the other worker has other settings.
-        """
+    def create(self, storage: Storage) -> bool:
+        """Write the manifest, unless there is one; returns whether this one was written."""
         settings = json.dumps(self.settings, sort_keys=True)
         about = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
-        if storage.create(NAME, (json.dumps(about, indent=1) + "\n").encode()):
+        created = storage.create(NAME, (json.dumps(about, indent=1) + "\n").encode())
+        if created:  # lists of workers that were killed before they had written a manifest
             lists = storage.names(_LIST)
             storage.delete(name for name in lists if name != self.files["name"])
-            return self
-        storage.delete([self.files["name"]])
-        other = Manifest.read(storage)
-        other.compare(self.settings, self.items_per_shard, storage.name)
-        return other
+        return created
 
     def compare(self, settings: dict[str, Any], items_per_shard: int, folder: str) -> None:
         """Check that a command means this job.
