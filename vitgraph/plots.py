@@ -96,6 +96,30 @@ def plot_feature_maps(
     return figure
 
 
+def crop_padding(features: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the part of a padded view's map that shows the image.
+
+    The towers of DeepSeek see an image in the middle of a square whose border has one colour.
+
+    Args:
+        features: map [t, h, w, D] of a view in whose middle the image lies, as large as it fits.
+        size: (width, height) of the image.
+
+    Returns:
+        The map [t, h', w', D] of the patches of the image, for :func:`plot_feature_maps`.
+    """
+    rows, columns = features.shape[1:3]
+    width, height = size
+    scale = min(rows / height, columns / width)
+    return features[:, _middle(rows, scale * height), _middle(columns, scale * width)]
+
+
+def _middle(length: int, part: float) -> slice:
+    count = max(round(part), 1)
+    start = (length - count) // 2
+    return slice(start, start + count)
+
+
 def write_figure(figure: Figure, path: Path, dpi: int = 200) -> None:
     """Write a figure as a picture.
 

@@ -88,6 +88,11 @@ class ViewPreprocessor(ABC):
         """Whether images are cut into tiles, whose number ``max_tiles`` bounds."""
         return True
 
+    @property
+    def pads(self) -> bool:
+        """Whether an image lies whole in the middle of its view, with a border of one colour."""
+        return True
+
     def stats(self, path: str) -> tuple[Stats, Stats]:
         """Return mean and standard deviation of the pixels of a path."""
         return self.mean, self.std
@@ -348,6 +353,11 @@ class OcrPreprocessor(ViewPreprocessor):
     def has_tiles(self) -> bool:
         """Some modes cut images."""
         return self.tiled
+
+    @property
+    def pads(self) -> bool:
+        """Some modes stretch images."""
+        return self.keep_shape
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the view of the whole image and its tiles row by row."""

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.encoder import Encoder
+from encoders.inputs import ViewPreprocessor
 from encoders.pooling import pool
 from encoders.streams import ItemResults
 
 from ..features import Item
+from ..plots import crop_padding
 from .media import Media, named
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
@@ -28,7 +30,7 @@ class Encoded(NamedTuple):
     item: Item
     output: EncoderOutput
     feature_map: Tensor
-    """``last_hidden_state`` laid out in space, [t, h, w, D]."""
+    """``last_hidden_state`` laid out in space, [t, h, w, D], without the border of padded views."""
     still: Tensor
     """The picture that a plot shows beside the map, uint8 [3, H, W]."""
     milliseconds: float
@@ -95,7 +97,7 @@ def describe(
     wanted: ItemResults = WHOLE,
 ) -> Encoded:
     """Return one item's output, which lies on the CPU, with its feature map and its description."""
-    feature_map = map_of(encoder, inputs, output)
+    feature_map = _map_of(encoder, medium, inputs, output)
     t, h, w = inputs.grid_thw[0].tolist()
     tiles = inputs.tiles[0] if inputs.tiles else None
     frames = len(medium.video.frames)
@@ -106,11 +108,15 @@ def describe(
     return Encoded(item, output, feature_map, medium.still, milliseconds, vector)
 
 
-def map_of(encoder: Encoder, inputs: VisionInputs, output: EncoderOutput) -> Tensor:
-    """Return ``last_hidden_state`` of one item laid out in space; of several paths, of "image"."""
+def _map_of(encoder: Encoder, medium: Media, inputs: VisionInputs, output: EncoderOutput) -> Tensor:
+    """Lay ``last_hidden_state`` of one item out in space; of several paths, that of "image"."""
     hidden = output.last_hidden_state
     assert hidden is not None
-    return encoder.feature_maps(hidden, inputs)[0]["image"]
+    whole = encoder.feature_maps(hidden, inputs)[0]["image"]
+    preprocessor = encoder.preprocessor
+    if isinstance(preprocessor, ViewPreprocessor) and preprocessor.pads:
+        return crop_padding(whole, medium.size)
+    return whole
 
 
 def to_cpu(output: EncoderOutput) -> EncoderOutput:
