@@ -96,10 +96,12 @@ class GraphStats:
                 row(one.tokens, shape, *counts, *cost, f"{one.graph_bytes / 2**20:.1f}", kernel)
             )
         reasons = ", ".join(f"{why}: {count}" for why, count in sorted(self.eager_reasons.items()))
+        items = f"{self.eager_items} item{'s' * (self.eager_items != 1)}"
+        runs = f"{self.eager_calls} run{'s' * (self.eager_calls != 1)}"
         mib = [self.arena_bytes, self.pool_bytes, self.cache_bytes, self.derived_bytes]
         arena, pool, metadata, derived = [f"{held / 2**20:.1f}" for held in mib]
         lines += [
-            f"eager: {self.eager_items} items in {self.eager_calls} runs ({reasons or '-'})",
+            f"eager: {items} in {runs} ({reasons or '-'})",
             f"{self.backend}: arena {arena}, pool {pool}, metadata {metadata}, derived {derived} "
             f"MiB; captured in {self.capture_seconds:.2f} s; padding {self.padding:.1%}",
         ]

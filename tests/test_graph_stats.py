@@ -209,7 +209,7 @@ def test_stats_print_as_a_table_with_a_line_a_budget() -> None:
         "kernel",
     ]
     assert len(lines) >= 1 + len(graphed.budgets) + 2
-    assert "eager: 1 items in 1 runs (over tokens: 1)" in lines
+    assert "eager: 1 item in 1 run (over tokens: 1)" in lines
     assert any(line.startswith("static: arena") for line in lines)
 
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from vitgraph.cli import main
+from vitgraph.terminal import counted
 
 Refuse = Callable[..., str]
 
@@ -70,3 +71,8 @@ def test_features_file_of_another_suffix_is_refused_before_anything_is_read(
     error = refuse("encode", tmp_path / "no checkpoint", tmp_path / "no.jpg", "--out", out)
     assert error.startswith(f"--out {out}: ")
     assert str(tmp_path / "f.safetensors") in error
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 files"), (1, "1 file"), (1000, "1,000 files")])
+def test_a_count_of_one_is_singular(number: int, said: str) -> None:
+    assert counted(number, "file") == said

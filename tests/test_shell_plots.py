@@ -148,7 +148,7 @@ def test_a_figure_of_no_image_or_no_map_is_refused() -> None:
 
 
 def test_a_map_for_every_image_is_demanded() -> None:
-    with pytest.raises(ValueError, match="1 maps for 3 images"):
+    with pytest.raises(ValueError, match="1 map for 3 images"):
         plot_feature_maps(photographs(), [noise(1, 3, 4, 8)])
 
 

@@ -26,7 +26,7 @@ from .encoding.items import HEADER, Encoded, encode_media, row
 from .encoding.media import Media, image_medium
 from .plots import plot_feature_maps, plot_nearest_patches, write_figure
 from .seeded import write_seeded_checkpoint
-from .terminal import format_table
+from .terminal import counted, format_table
 from .video import read_video, write_video
 
 FAMILIES = {
@@ -131,7 +131,8 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         draw(media[:2], four, heading, out / "readme.jpg", dpi=130)
         draw_nearest(out / "nearest_patches.jpg")
     draw(media, encoded, heading, picture)
-    print(f"\n{len(encoded)} towers in {time.perf_counter() - start:.0f} s; wrote {picture}")
+    took = f"{counted(len(encoded), 'tower')} in {time.perf_counter() - start:.0f} s"
+    print(f"\n{took}; wrote {picture}")
     return picture
 
 

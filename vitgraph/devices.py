@@ -12,6 +12,7 @@ import torch
 from weights.load import accelerator
 
 from .arguments import check_names
+from .terminal import counted
 
 DTYPES = {
     "float32": torch.float32,
@@ -45,8 +46,8 @@ def read_device(name: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ValueError(
-            f"--device {name}: torch {torch.__version__} sees {count} CUDA devices here; "
-            + (f"use cuda:0 to cuda:{count - 1}" if count else "use --device cpu")
+            f"--device {name}: torch {torch.__version__} sees {counted(count, 'CUDA device')} "
+            + (f"here; use cuda:0 to cuda:{count - 1}" if count else "here; use --device cpu")
         )
     if not _can_compute(device):
         raise ValueError(

@@ -23,6 +23,7 @@ from encoders.inputs import read_images, to_rgb
 from .colours import feature_rgb, require_map
 from .devices import enough_disk
 from .extras import require_matplotlib
+from .terminal import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,9 +76,8 @@ def plot_feature_maps(
         raise ValueError("nothing to draw: pass at least one image and its map")
     for name, column in columns.items():
         if len(column) != len(photographs):
-            raise ValueError(
-                f"{name}: {len(column)} maps for {len(photographs)} images; pass one each"
-            )
+            given = f"{counted(len(column), 'map')} for {counted(len(photographs), 'image')}"
+            raise ValueError(f"{name}: {given}; pass one each")
     ratios = [pixels.shape[0] / pixels.shape[1] for pixels in photographs]
     blocks = -(-len(columns) // MOST_COLUMNS)
     width = -(-len(columns) // blocks)

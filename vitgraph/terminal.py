@@ -44,6 +44,11 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 file", "2 files", "1,000 files"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def printable(text: str) -> str:
     """Return ``text`` with control characters as escape sequences, so that a line stays one line.
 

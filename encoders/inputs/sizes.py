@@ -318,9 +318,10 @@ def _rate(fps: float) -> float:
 def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:
     asked = f"fps={fps}" if fps is not None else "num_frames"
     if count < 1:
-        raise ValueError(f"{asked} makes 0 of {total} frames: ask for at least {multiple}")
+        raise ValueError(f"{asked} makes none of {total} frames: ask for at least {multiple}")
     if count > total:
-        raise ValueError(f"{asked} asks for {count} frames, the video has {total}: ask for fewer")
+        frames = f"{count} frame{'s' * (count != 1)}"
+        raise ValueError(f"{asked} asks for {frames}, the video has {total}: ask for fewer")
     return count
 
 

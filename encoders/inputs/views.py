@@ -148,7 +148,8 @@ class ViewPreprocessor(ABC):
             raise ValueError(f"max_tiles={max_tiles}: this encoder makes no tiles; leave it out")
         if len(videos):
             raise ValueError(
-                f"{len(videos)} videos: this family takes images alone; pass frames as images"
+                f"{len(videos)} video{'s' * (len(videos) != 1)}: this family takes images alone; "
+                "pass frames as images"
             )
         check_keywords({"max_tiles": max_tiles})
         items = [self.views(image, max_tiles) for image in read_images(images)]

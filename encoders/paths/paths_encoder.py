@@ -177,9 +177,9 @@ def tilings_of(inputs: VisionInputs) -> list[tuple[int, int]]:
     tilings = [tuple(tiling) for tiling in inputs.tiles or [(1, 1, False)] * len(counts)]
     for item, (count, (columns, rows, tiled)) in enumerate(zip(counts, tilings, strict=True)):
         if count != (columns * rows if tiled else 0):
-            said = f"{columns}x{rows} tiles" if tiled else "no tiles"
+            said = f"{columns}x{rows}" if tiled else "none"
             raise ValueError(
-                f"item {item} has {count} views in path 'tiles', of which tiles says {said}: pass "
-                "what preprocess returned, in its order"
+                f"item {item} has {count} view{'s' * (count != 1)} in path 'tiles', and by tiles "
+                f"its number is {said}: pass what preprocess returned, in its order"
             )
     return [(columns, rows) for columns, rows, _ in tilings]

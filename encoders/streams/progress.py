@@ -75,9 +75,10 @@ class Progress:
         rate = self.count / max(time.perf_counter() - self._began, 1e-9)
         count = f"{self.count:,}"
         if self.total is not None:
-            count += f" of {self.total:,} items ({self.count / max(self.total, 1):.0%})"
-        else:
-            count += " items"
+            count += f" of {self.total:,}"
+        count += " items" if (self.total or self.count) != 1 else " item"
+        if self.total:
+            count += f" ({self.count / self.total:.0%})"
         note = f", {self.note}" if self.note else ""
         tqdm.write(f"encode: {count}, {rate:,.1f} items/s{note}", file=sys.stderr)
 

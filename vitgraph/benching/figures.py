@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..terminal import format_table
+from ..terminal import counted, format_table
 from .speed import add_speed
 
 CLONE = Path(__file__).parents[2]
@@ -167,7 +167,8 @@ def _tower(tower: Mapping[str, Any]) -> str:
     titles = ("workload", "rows", "tokens", *(_TIMES[name] for name in measured))
     header = (*titles, "vs transformers", "vs eager", "host us", "padding", "path")
     return (
-        f"{tower['tower']}: {tower['budgets']} budgets captured in {tower['capture_seconds']:.1f} s"
+        f"{tower['tower']}: {counted(tower['budgets'], 'budget')} captured in "
+        f"{tower['capture_seconds']:.1f} s"
         f", arena {tower['arena_mib']:,.0f} MiB, pool {tower['pool_mib']:,.0f} MiB\n"
         + format_table(header, rows)
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import add_source, check_checkpoint, check_names, check_source, read_source
-from ..terminal import format_table
+from ..terminal import counted, format_table
 
 if TYPE_CHECKING:
     import torch
@@ -275,7 +275,7 @@ def _graphs(graphs: Mapping[str, Any]) -> str:
         for budget in graphs["budgets"]
     ]
     return (
-        f"{len(rows)} budgets captured in {graphs['capture_seconds']:.1f} s; MiB: arena "
+        f"{counted(len(rows), 'budget')} captured in {graphs['capture_seconds']:.1f} s; MiB: arena "
         f"{arena:.0f}, pool {pool:.0f}, derived weights {derived:.0f}\n"
         + format_table(header, rows)
     )

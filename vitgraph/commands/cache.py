@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..terminal import format_table
+from ..terminal import counted, format_table
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +53,8 @@ def verify_towers(options: argparse.Namespace) -> None:
     if damaged:
         names = ", ".join(sorted({tower.repo_id for tower in damaged}))
         raise ValueError(
-            f"{len(damaged)} of {len(towers)} kept towers damaged ({names}): load them with a "
-            "connection, which fetches them again, or remove them"
+            f"{len(damaged)} of {counted(len(towers), 'kept tower')} damaged ({names}): load them "
+            "with a connection, which fetches them again, or remove them"
         )
 
 

@@ -16,6 +16,7 @@ from encoders.paths import PathsEncoder
 from encoders.streams import ItemResults, join_inputs
 from graphwrap import GraphedEncoder, GraphStats
 
+from ..terminal import counted
 from .graph_options import MAX_GRAPHS, GraphOptions
 from .items import WHOLE, Encoded, describe, prepare, to_cpu, whole
 from .media import Media, named
@@ -141,8 +142,10 @@ def summary(stats: GraphStats) -> str:
     eager = f"{stats.eager_items} eagerly" + f" ({reasons})" * bool(reasons)
     tokens = [budget.tokens for budget in stats.budgets]
     span = f" of {min(tokens)} to {max(tokens)} tokens" if tokens else ""
+    budgets = counted(len(tokens), "budget")
+    replayed = f"{counted(items, 'item')} in {counted(hits, 'replay')}"
     return (
-        f"graphs: {items} items in {hits} replays with {stats.padding:.1%} padding, {eager}\n"
-        f"{stats.backend}: {len(tokens)} budgets{span} in {stats.capture_seconds:.2f} s, arena "
-        f"{stats.arena_bytes / 2**20:.0f} MiB, pool {stats.pool_bytes / 2**20:.0f} MiB"
+        f"graphs: {replayed} with {stats.padding:.1%} padding, {eager}\n"
+        f"{stats.backend}: {budgets}{span} in {stats.capture_seconds:.2f} s, "
+        f"arena {stats.arena_bytes / 2**20:.0f} MiB, pool {stats.pool_bytes / 2**20:.0f} MiB"
     )
