@@ -109,6 +109,26 @@ MISTAKES = {
     "a folder to measure without a checkpoint": (["bench", "speed", "photos"], "photos: no safe"),
     "a demo without a checkpoint": (["demo", "photos"], "photos: no safetensors files"),
     "a demo in a file": (["demo", "--out", "a.jpg"], "--out a.jpg: is a file"),
+    "nothing to embed": (["embed", "tower", "--out", "v"], "are required: FOLDER"),
+    "a missing folder to embed": (["embed", "tower", "nope", "--out", "v"], "nope: names no image"),
+    "a folder without images to embed": (["embed", "tower", "tower", "--out", "v"], "left out"),
+    "a video to embed": (
+        ["embed", "tower", "my clip.mp4", "--out", "v"],
+        "my clip.mp4: is a video, and images are embedded: `vitgraph encode tower --video "
+        "'my clip.mp4' --out FILE.safetensors`",
+    ),
+    "a photograph as the checkpoint of a job": (
+        ["embed", "a.jpg", "photos", "--out", "v"],
+        "a.jpg: is no checkpoint; the first argument is a repo id or the folder of a checkpoint: "
+        "vitgraph embed REPO_OR_FOLDER a.jpg --out v",
+    ),
+    "a checkpoint of a job that is none": (["embed", "photos", "photos", "--out", "v"], "photos: "),
+    "a job in a file": (["embed", "tower", "photos", "--out", "a.jpg"], "--out a.jpg: is a file"),
+    "a job in another folder": (["embed", "tower", "photos", "--out", "photos"], "holds files"),
+    "no thread": (["embed", "tower", "photos", "--out", "v", "--workers", "0"], "--workers 0: "),
+    "a device of a job": (["embed", "tower", "photos", "--out", "v", "--device", "x"], "--device"),
+    "fields beside a pool": (["embed", "tower", "photos", "--out", "v", "--fields", "x"], "--pool"),
+    "a worker of no number": (["embed", "tower", "photos", "--out", "v", "--shard", "3"], "I/N"),
 }
 """The arguments, and what is said."""
 

@@ -141,6 +141,20 @@ _DEVICES = frozenset(
 """The kinds of device that torch knows without further packages."""
 
 
+_VIDEOS = frozenset(
+    [
+        *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg"),
+        *(".mts", ".ogv", ".webm", ".wmv"),
+    ]
+)
+"""Suffixes of files that PIL never reads."""
+
+
+def is_video(path: Path) -> bool:
+    """Whether the suffix of a file is that of a video."""
+    return path.suffix.lower() in _VIDEOS
+
+
 def check_names(dtype: str | None, device: str | None) -> None:
     """Check what ``--dtype`` and ``--device`` name, without torch.
 

@@ -171,7 +171,6 @@ def _add_demo(commands: Any) -> None:
 
 def embed(options: argparse.Namespace) -> int:
     """Encode the images of a folder or a list into shards of vectors."""
-    check_source(options)
     from .embedding.command import embed as run
 
     return run(options)

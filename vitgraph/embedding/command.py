@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import __version__
-from ..arguments import add_source, check_checkpoint, read_source
+from ..arguments import add_source, read_source
 
 if TYPE_CHECKING:
     from encoders.streams import Encoding, ItemResults, StreamOptions
@@ -117,6 +117,7 @@ def embed(options: argparse.Namespace) -> int:
     Raises:
         ValueError: arguments that make no sense, or a folder that holds another job.
     """
+    from ..commands.embed import check_embed
     from .checks import print_status, print_verdict
 
     for folder, check in ((options.status, print_status), (options.verify, print_verdict)):
@@ -127,6 +128,7 @@ def embed(options: argparse.Namespace) -> int:
     wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files, "--out": options.out}
     if missing := [name for name, value in wanted.items() if value is None]:
         options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    check_embed(options)
     return run_worker(options)
 
 
@@ -153,7 +155,7 @@ def run_worker(options: argparse.Namespace) -> int:
         options.shard_items = 64 if options.pool == "none" else 1000
     if options.shard_items < 1:
         raise ValueError(f"--shard-items {options.shard_items}: must be at least 1")
-    fields = _read_fields(options)
+    fields = read_fields(options)
     read = _source_options(options)
     command = _Command(
         options, fields, worker, Source(options.files, read), ImageReader(read), _limits(options)
@@ -261,8 +263,12 @@ def _source_options(options: argparse.Namespace) -> SourceOptions:
     return SourceOptions(**given)
 
 
-def _read_fields(options: argparse.Namespace) -> tuple[str, ...]:
-    """The fields of the output that are read."""
+def read_fields(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the fields of the output that are read.
+
+    Raises:
+        ValueError: ``--fields`` names something else, or is given beside a pool.
+    """
     known = ("pooler_output", "last_hidden_state", "deepstack_features")
     if options.pool != "none":
         if options.fields is not None:
@@ -290,12 +296,7 @@ def _settings(command: _Command, manifest: Manifest | None) -> dict[str, Any]:
     """
     from weights import inspect_checkpoint
 
-    from ..devices import read_dtype
-
     options = command.options
-    right = f"vitgraph embed REPO_OR_FOLDER {options.repo} --out {options.out}"
-    check_checkpoint(options.repo, right)
-    read_dtype(options.dtype)
     source = read_source(options)
     known = manifest.settings if manifest is not None else {}
     if known.get("checkpoint") == options.repo and not known["commit"].startswith(_FILES):

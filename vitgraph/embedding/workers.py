@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 MOST_THREADS = 16
 _LAUNCHERS = {
@@ -39,6 +40,8 @@ class Worker(NamedTuple):
         """Return the GPU of this worker, if ``device`` names CUDA and no GPU of it."""
         if str(device) != "cuda" or self.local_rank is None:
             return device
+        import torch
+
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def threads(self) -> int:

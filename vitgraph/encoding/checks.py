@@ -13,17 +13,9 @@ from pathlib import Path
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
-from ..arguments import check_checkpoint, check_names
+from ..arguments import check_checkpoint, check_names, is_video
 from ..extras import learn_heif, require_av, require_matplotlib
 from .command import LIMITS
-
-_VIDEOS = frozenset(
-    [
-        *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg"),
-        *(".mts", ".ogv", ".webm", ".wmv"),
-    ]
-)
-"""Suffixes of files that PIL never reads."""
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -53,12 +45,8 @@ def check_options(options: argparse.Namespace) -> None:
 
 def _command(options: argparse.Namespace, repo: str, path: Path) -> str:
     """The command line that encodes a file, as an image or a video."""
-    item = ["--video"] * _is_video(path) + [str(path)]
+    item = ["--video"] * is_video(path) + [str(path)]
     return shlex.join(["vitgraph", "encode", repo, *item, "--out", str(options.out)])
-
-
-def _is_video(path: Path) -> bool:
-    return path.suffix.lower() in _VIDEOS
 
 
 def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
@@ -131,7 +119,7 @@ def _check_image(path: Path, options: argparse.Namespace) -> None:
         "; in Python, encoder.encode(images=[vitgraph.load_image(URL)]) reads it",
         f"pass the paths of the images in it, or encode all of them: `{folder}`",
     )
-    if _is_video(path):
+    if is_video(path):
         raise ValueError(f"{path}: is a video: `{_command(options, options.repo, path)}`")
     if _is_heif(path):
         learn_heif(path)
