@@ -100,6 +100,26 @@ def test_a_saved_model_loads_with_its_pooling(tmp_path: Path) -> None:
 
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of sentence-transformers
+def test_saving_prints_no_error_and_the_card_says_how_to_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build(load(tmp_path / "whole"))
+    with caplog.at_level("WARNING"):
+        model.save(str(tmp_path / "saved"))
+    assert caplog.messages == []
+    card = (tmp_path / "saved" / "README.md").read_text("utf-8")
+    assert 'SentenceTransformer("sentence_transformers_model_id", trust_remote_code=True)' in card
+    assert "The flag is needed although the repo holds no code" in card
+    assert 'vitgraph.load_encoder("sentence_transformers_model_id")' in card
+    assert "as `Qwen3VLVisionModel`" in card
+    assert "sunny" not in card
+    library = importlib.import_module("sentence_transformers")
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        library.SentenceTransformer(str(tmp_path / "saved"))
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("default")  # of sentence-transformers
 def test_text_and_unknown_pools_are_refused(tmp_path: Path) -> None:
     encoder = load(tmp_path)
     with pytest.raises(ValueError, match="text"):

@@ -9,6 +9,7 @@ Source: ``base/modules/input_module.py`` and ``base/model.py`` of sentence-trans
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,32 @@ except ImportError as error:
     ) from error
 
 __all__ = ["ImageEncoder"]
+
+MODEL_ID = "sentence_transformers_model_id"
+"""The library puts the repo in its place when the folder is uploaded."""
+USAGE = """\
+```python
+from PIL import Image
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}", trust_remote_code=True)
+vectors = model.encode([Image.open("photo.jpg")])
+```
+
+The flag is needed although the repo holds no code: the class of the module is the installed
+vitgraph's (`pip install vitgraph`), and sentence-transformers imports a class of another package
+only with it.
+
+The encoder alone, with its features per patch:
+
+```python
+import vitgraph
+
+encoder = vitgraph.load_encoder("{name}")
+features = encoder.encode(images=["photo.jpg"])
+```
+
+{others}"""
 
 
 class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not there for mypy
@@ -99,6 +126,18 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         pairs = zip(items, map(tuple, grid), strict=True)
         vectors = [pool_item(item, self.pool, size).float() for item, size in pairs]
         return {**features, "sentence_embedding": torch.stack(vectors)}
+
+    def on_model_ready(self, model: Any) -> None:
+        """Let the model card show images: its own example is of sentences, which fail here."""
+        super().on_model_ready(model)
+        card = model.model_card_data
+        card.generate_widget_examples = False
+        card.generate_usage_snippet = partial(self._usage, card)  # which a process pool pickles
+
+    def _usage(self, card: Any) -> str:
+        published, name = self.encoder.published, card.model_id or MODEL_ID
+        others = published.usage.format(name=name) if published else ""
+        return USAGE.format(name=name, others=others)
 
     def get_embedding_dimension(self) -> int:
         """Width of a vector: that of the tower for "cls", else that of ``pooler_output``."""
