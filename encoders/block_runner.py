@@ -5,11 +5,9 @@ Shapes: P patches, D tower width.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -19,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from .contract import Accelerator, Metadata
 from .layers import add_weighted_rows
-from .side_stream import call, side_stream
 
 Runner = TypeVar("Runner", bound="BlockRunner")
 
@@ -66,16 +63,6 @@ class BlockRunner(nn.Module, ABC):
         if self.accelerator is None or self._records_gradients(hidden):
             return self.reference_blocks(hidden, metadata, wanted, blocks)
         return self.accelerator.run_blocks(self, hidden, metadata, wanted, blocks)
-
-    def beside_blocks(self) -> AbstractContextManager[Callable[[nn.Module, Tensor], Tensor]]:
-        """Yield ``run(module, hidden)`` for modules whose results no block reads.
-
-        Where an accelerated encoder is captured, they run on a second stream. Their results may be
-        read once the context has ended.
-        """
-        if self.accelerator is None:
-            return contextlib.nullcontext(call)
-        return side_stream()
 
     def hidden_after(
         self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None

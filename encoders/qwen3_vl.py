@@ -168,13 +168,11 @@ class Qwen3VLEncoder(PatchEncoder):
         tapped = self.config.deepstack_visual_indexes
         wanted = sorted({*tapped, self.config.depth - 1})
         deepstack: list[Tensor] = []
-        states = zip(wanted, self.run_blocks(hidden, metadata, wanted), strict=True)
-        with self.beside_blocks() as beside:
-            for number, state in states:
-                hidden = state
-                if number in tapped:
-                    merger = self.deepstack_merger_list[tapped.index(number)]
-                    deepstack.append(beside(merger, hidden))
+        states = self.run_blocks(hidden, metadata, wanted)
+        for number, hidden in zip(wanted, states, strict=True):  # noqa: B020
+            if number in tapped:
+                merger = self.deepstack_merger_list[tapped.index(number)]
+                deepstack.append(merger(hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
     def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:

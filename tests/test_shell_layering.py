@@ -62,7 +62,6 @@ SHARED = {
     "pooling",
     "saving",
     "segments",
-    "side_stream",
     "streams",
 }
 # All of ``encoders`` that the accelerated towers know.
