@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.towers import TOWERS, Tower, about, interleaved
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from graphwrap.packing import Packer
 from graphwrap.plans import Cache

@@ -25,19 +25,16 @@ import torch
 
 from benchmarks.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderItemSpec, Grid
-from encoders.inputs import (
-    PatchPreprocessor,
-    PixelRules,
-    TilePreprocessor,
-    best_tiling,
-    smart_resize,
-)
+from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.pixel_rules import PixelRules
+from encoders.inputs.sizes import best_tiling, smart_resize
+from encoders.inputs.tiles import TilePreprocessor
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
-from encoders.vision_encoder import VisionEncoder
 from graphwrap import Budget, fit_budgets
 from graphwrap.budgets import Batch, choose_budgets
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.graphs import bare_replay, draw
 from benchmarks.towers import milliseconds, synchronize
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids
 

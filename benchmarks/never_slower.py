@@ -28,9 +28,9 @@ from torch import Tensor
 from benchmarks.graphs import draw, executor_of, forget_plans, replay_what_fits
 from benchmarks.sizes import fixed_sizes
 from benchmarks.towers import TOWERS, Tower, about, interleaved
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.inputs import best_tiling, smart_resize
-from encoders.vision_encoder import VisionEncoder
+from encoders.inputs.sizes import best_tiling, smart_resize
 from graphwrap import GraphedEncoder
 from graphwrap.plans import Cache, Plan
 from tests.oracles import Grids

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.towers import SIZES_MIX8, Tower, about, interleaved
+from encoders.base.paths_encoder import PathsEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import VisionInputs
-from encoders.paths import PathsEncoder
-from encoders.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME
 

@@ -35,8 +35,9 @@ import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 from sklearn.datasets import load_sample_images  # noqa: E402
 
-from encoders.inputs import PatchPreprocessor, TilePreprocessor  # noqa: E402
+from encoders.inputs.patches import PatchPreprocessor  # noqa: E402
 from encoders.inputs.processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
+from encoders.inputs.tiles import TilePreprocessor  # noqa: E402
 
 Case = dict[str, Callable[[], torch.Tensor]]
 

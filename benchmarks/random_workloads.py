@@ -6,7 +6,7 @@ import math
 import random
 
 from benchmarks.towers import Tower
-from encoders.inputs import best_tiling
+from encoders.inputs.sizes import best_tiling
 from tests.oracles import Grids
 
 SIDES = {"patches": (200, 1600), "tiles": (300, 3000)}

@@ -57,7 +57,7 @@ from benchmarks.measure_speed import (
 from benchmarks.random_workloads import random_workloads
 from benchmarks.targets import report
 from benchmarks.towers import TOWERS, Tower, about
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 
 RESULTS = ROOT / "benchmarks" / "results"
 CACHES = ("TRITON_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")

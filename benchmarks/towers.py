@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.machine import describe_machine
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME, Grids
 from weights import PUBLISHED
 

@@ -1,8 +1,18 @@
 """Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
-The source and the repo ids of a family are listed at the top of its file.
+The source and the repo ids of a family are listed at the top of its file. Importing an encoder
+imports no image library: ``Video``, ``ItemError`` and ``prune_video_tokens`` are imported when they
+are first used.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .base.encoder import Encoder
+from .base.paths_encoder import PathsEncoder
+from .base.vision_encoder import VisionEncoder
 from .contract import (
     EncoderItemSpec,
     EncoderOutput,
@@ -19,18 +29,17 @@ from .deepseek_vl import (
     DeepseekVLHybridEncoder,
 )
 from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
-from .encoder import Encoder
-from .inputs import Video
 from .intern_vit import InternViT, InternViTConfig
-from .paths import PathsEncoder
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
 from .step3 import Step3Config, Step3Encoder
 from .step3_vl import Step3VLConfig, Step3VLEncoder
-from .streams import ItemError
-from .video_pruning import PrunedTokens, prune_video_tokens
-from .vision_encoder import VisionEncoder
+
+if TYPE_CHECKING:
+    from .inputs.intake import Video
+    from .streams.pruning import PrunedTokens, prune_video_tokens
+    from .streams.stream import ItemError
 
 __all__ = [
     "DeepseekOCRConfig",
@@ -67,3 +76,18 @@ __all__ = [
     "VisionInputs",
     "prune_video_tokens",
 ]
+
+_LATER = {
+    "ItemError": ".streams.stream",
+    "PrunedTokens": ".streams.pruning",
+    "Video": ".inputs.intake",
+    "prune_video_tokens": ".streams.pruning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(_LATER[name], __name__), name)
+    return globals()[name]

@@ -9,7 +9,7 @@ Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segment
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -46,10 +46,7 @@ class EncoderOutput(NamedTuple):
         device: torch.device | str | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
     ) -> EncoderOutput:
-        """Move and cast all tensors; None leaves the device or the dtype as it is.
-
-        The first argument may also be a dtype alone, as for ``Tensor.to``.
-        """
+        """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
         return EncoderOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
 
 
@@ -76,10 +73,7 @@ class PartialOutput(NamedTuple):
         device: torch.device | str | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
     ) -> PartialOutput:
-        """Move and cast all tensors; None leaves the device or the dtype as it is.
-
-        The first argument may also be a dtype alone, as for ``Tensor.to``.
-        """
+        """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
         return PartialOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
 
 
@@ -140,10 +134,7 @@ class PathInputs(NamedTuple):
         device: torch.device | str | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
     ) -> PathInputs:
-        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read.
-
-        The first argument may also be a dtype alone, as for ``Tensor.to``.
-        """
+        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
         return self._replace(pixel_values=_move(self.pixel_values, device, dtype))
 
 
@@ -176,10 +167,7 @@ class VisionInputs(NamedTuple):
         device: torch.device | str | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
     ) -> VisionInputs:
-        """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read.
-
-        The first argument may also be a dtype alone, as for ``Tensor.to``.
-        """
+        """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
@@ -190,16 +178,24 @@ class VisionInputs(NamedTuple):
         }
         return self._replace(pixel_values=paths.pop("image").pixel_values, other_paths=paths)
 
-    def check_items(self) -> None:
-        """Check that every entry of a path belongs to an item, by the item's number.
+    def check(self, paths: Collection[str]) -> None:
+        """Check that these are inputs for some paths, and that every entry belongs to an item.
 
         All items use a path, or those of which ``tiles`` says that they have a thumbnail beside
         their tiles.
 
+        Args:
+            paths: the names of an encoder's paths.
+
         Raises:
-            ValueError: a path whose ``items`` are neither of these, or are not one per entry, or
-                ``tiles`` of another number of items.
+            ValueError: other paths, a path whose ``items`` are neither of these or not one per
+                entry, or ``tiles`` of another number of items.
         """
+        if self.paths.keys() != set(paths):
+            raise ValueError(
+                f"the inputs have the paths {', '.join(self.paths)}, this encoder has "
+                f"{', '.join(paths)}: pass what its own preprocess returned"
+            )
         count, tiles = len(self.grid_thw), self.tiles or []
         tiled = tuple(item for item, (_, _, thumbnail) in enumerate(tiles) if thumbnail)
         for name, path in self.other_paths.items():
@@ -246,6 +242,42 @@ class VisionInputs(NamedTuple):
             )
         rows, grids = zip(*pairs, strict=True)
         return cls(torch.cat(rows), torch.cat(grids).to("cpu", torch.int64))
+
+
+class Preprocessor(Protocol):
+    """All that an encoder asks of its preprocessing."""
+
+    def __call__(
+        self,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
+        ...
+
+    def with_files(
+        self,
+        files: Mapping[str, Mapping[str, Any]],
+        error: Callable[[str], ValueError] = ValueError,
+    ) -> Preprocessor:
+        """Return a copy with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. A bad value for videos is raised by the first call that passes a video.
+        """
+        ...
 
 
 class EncoderItemSpec(NamedTuple):

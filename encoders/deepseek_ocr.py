@@ -13,7 +13,7 @@ Repo ids: deepseek-ai/DeepSeek-OCR.
 
 Shapes: B views, n = h*w/16 cells of a view of h*w patches, D width of CLIP and SAM side by side.
 
-Deliberate differences: those of ``encoders.parts.sam`` and ``encoders.parts.clip``, and
+Deliberate differences: those of ``encoders.layers.sam`` and ``encoders.layers.clip``, and
 
 - The mode is chosen with ``at_mode``; the source has it in a settings file. The default is
   "gundam", the source's.
@@ -29,26 +29,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .contract import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
-from .hf_config import find_section, read_field, read_size, require_divisible, require_value
-from .inputs import OcrPreprocessor, Preprocessor
-from .layers import convolve
-from .parts import (
-    SEPARATOR,
-    BlockSizes,
-    Clip,
-    Picture,
-    Sam,
-    SamSizes,
-    assemble,
-    nested_sizes,
-    read_channels,
-    split_items,
-    stitch,
-    take_apart,
+from .base.paths_encoder import PathPreprocessor, PathsEncoder, tilings_of
+from .base.tile_encoder import TileEncoder
+from .contract import (
+    EncoderOutput,
+    GridLike,
+    Metadata,
+    Output,
+    Preprocessor,
+    VisionInputs,
+    output_like,
 )
-from .paths import PathPreprocessor, PathsEncoder, tilings_of
-from .tile_encoder import TileEncoder
+from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
+from .layers.blocks import BlockSizes, nested_sizes
+from .layers.clip import Clip
+from .layers.products import convolve
+from .layers.sam import Sam, SamSizes, read_channels
 
 
 class Mode(NamedTuple):
@@ -170,7 +167,8 @@ class DeepseekOCREncoder(PathsEncoder):
         self._modules = tower._modules  # each of them stands once in the state_dict
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
-        self._set_mode(config, preprocessor or OcrPreprocessor(config.patch_size), tower)
+        self._preprocessor = preprocessor
+        self._set_mode(config, tower)
 
     def at_mode(self, mode: str) -> DeepseekOCREncoder:
         """Return a view of this encoder, over the same weights, that makes other views of images.
@@ -184,16 +182,17 @@ class DeepseekOCREncoder(PathsEncoder):
             ValueError: an unknown mode.
         """
         view = copy.copy(self)  # shares modules, parameters and hooks
-        view._set_mode(replace(self.config, mode=mode), self.preprocessor, self.paths["image"])
+        view._set_mode(replace(self.config, mode=mode), self.paths["image"])
+        view._preprocessor = self._preprocessor and _in_mode(self._preprocessor, MODES[mode])
         return view
 
-    def _set_mode(
-        self, config: DeepseekOCRConfig, preprocessor: Preprocessor, tower: DeepseekOCRTower
-    ) -> None:
-        mode = MODES[config.mode]
-        self.config, self.preprocessor = config, preprocessor
-        if isinstance(preprocessor, OcrPreprocessor):
-            self.preprocessor = replace(preprocessor, **mode._asdict())
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.views import OcrPreprocessor
+
+        return _in_mode(OcrPreprocessor(self.config.patch_size), MODES[self.config.mode])
+
+    def _set_mode(self, config: DeepseekOCRConfig, tower: DeepseekOCRTower) -> None:
+        mode, self.config = MODES[config.mode], config
         sides = {"image": mode.base_size} | ({"tiles": mode.tile_size} if mode.tiled else {})
         self.paths = {name: tower.at(side) for name, side in sides.items()}
 
@@ -261,7 +260,7 @@ class DeepseekOCRTower(TileEncoder):
 
     def __init__(self, config: DeepseekOCRConfig) -> None:
         super().__init__()
-        self.config, self.preprocessor = config, PathPreprocessor()
+        self.config, self._preprocessor = config, PathPreprocessor()
         self.sam_model = Compressor(config.sam, config.downsample_channels)
         self.vision_model = Clip(config.clip, config.positions)
         self.projector = Projector(config.hidden_size, config.out_hidden_size)
@@ -343,6 +342,15 @@ class Projector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
+
+
+def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
+    """Return a preprocessor of this family for another mode; that of somebody else as it is."""
+    from .inputs.views import OcrPreprocessor
+
+    if not isinstance(preprocessor, OcrPreprocessor):
+        return preprocessor
+    return replace(preprocessor, **mode._asdict())
 
 
 def cells(patches: int) -> int:

@@ -13,7 +13,7 @@ which are converted to transformers.
 
 Shapes: B views, n patches of a view, D width, N = B*n tokens of a path.
 
-Deliberate differences: those of ``encoders.parts.siglip`` and ``encoders.parts.sam``, and
+Deliberate differences: those of ``encoders.layers.siglip`` and ``encoders.layers.sam``, and
 
 - ``HybridVisionTower`` has two norms that nothing calls; they are not loaded.
 """
@@ -29,13 +29,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .contract import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
+from .base.paths_encoder import PathPreprocessor, PathsEncoder
+from .base.tile_encoder import TileEncoder
+from .contract import (
+    EncoderOutput,
+    GridLike,
+    Metadata,
+    Output,
+    Preprocessor,
+    VisionInputs,
+    output_like,
+)
 from .hf_config import find_section, read_size, require_value
-from .inputs import CLIP_MEAN, CLIP_STD, HALF, HybridPreprocessor, Preprocessor, SquarePreprocessor
-from .layers import convolve
-from .parts import BlockSizes, Neck, Sam, SamSizes, Siglip, nested_sizes, read_channels, read_siglip
-from .paths import PathPreprocessor, PathsEncoder
-from .tile_encoder import TileEncoder
+from .layers.blocks import BlockSizes, nested_sizes
+from .layers.products import convolve
+from .layers.sam import Neck, Sam, SamSizes, read_channels
+from .layers.siglip import Siglip, read_siglip
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,8 @@ class DeepseekVLHybridConfig:
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
         """
+        from .inputs.processor_files import CLIP_MEAN, CLIP_STD, HALF
+
         vision = find_section(config, "vision_config")
         width = read_width(config)
         if width % 2:
@@ -156,12 +167,15 @@ class DeepseekVLEncoder(TileEncoder):
     ) -> None:
         super().__init__()
         self.config = config
-        self.preprocessor = preprocessor or SquarePreprocessor(
-            config.patch_size, image_size=config.image_size
-        )
+        self._preprocessor = preprocessor
         positions = (config.image_size // config.patch_size) ** 2
         self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
         self.aligner = projector or Aligner(config.hidden_size, config.out_hidden_size)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.views import SquarePreprocessor
+
+        return SquarePreprocessor(self.config.patch_size, image_size=self.config.image_size)
 
     def forward(
         self,
@@ -208,16 +222,22 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         self, config: DeepseekVLHybridConfig, preprocessor: Preprocessor | None = None
     ) -> None:
         super().__init__()
-        low, high = config.low, config.high
+        low = config.low
         self.config = config
-        self.preprocessor = preprocessor or HybridPreprocessor(
-            low.patch_size, image_size=high.image_size, low_size=low.image_size
-        )
+        self._preprocessor = preprocessor
         projector = nn.Linear(low.hidden_size, low.out_hidden_size)
         self.low = DeepseekVLEncoder(low, PathPreprocessor(), projector)
         self.high = HighResolution(config)
         self.paths = {"image": self.low, "high": self.high}
         self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.views import HybridPreprocessor
+
+        low, high = self.config.low, self.config.high
+        return HybridPreprocessor(
+            low.patch_size, image_size=high.image_size, low_size=low.image_size
+        )
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Put the features of both paths side by side, the large view's first, and project them.
@@ -258,7 +278,7 @@ class HighResolution(TileEncoder):
     def __init__(self, config: DeepseekVLHybridConfig) -> None:
         super().__init__()
         sizes = config.high
-        self.config, self.preprocessor = sizes, PathPreprocessor()
+        self.config, self._preprocessor = sizes, PathPreprocessor()
         self.grid = config.low.image_size // config.low.patch_size
         """Side of the grid of the small view in patches."""
         self.out, self.width = config.low.out_hidden_size, config.downsample_channels[-1]

@@ -12,7 +12,7 @@ Repo ids: deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small, deepsee
 
 Shapes: B views, n patches of a view, D width.
 
-Deliberate differences: those of ``encoders.parts.siglip``, and
+Deliberate differences: those of ``encoders.layers.siglip``, and
 
 - GELU of the tower is the tanh form, as in the source; timm's tower of that name, which vLLM runs,
   has the exact form, a relative L2 of 4.7e-4 away.
@@ -32,29 +32,22 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from .base.paths_encoder import PathPreprocessor, PathsEncoder
+from .base.tile_encoder import TileEncoder
 from .contract import (
     EncoderOutput,
     GridLike,
     Metadata,
     Output,
     PartialOutput,
+    Preprocessor,
     VisionInputs,
     output_like,
 )
 from .hf_config import find_section, read_field, read_ratio, read_size, require_value
-from .inputs import CandidatePreprocessor, Preprocessor, read_candidates
-from .parts import (
-    SEPARATOR,
-    BlockSizes,
-    Picture,
-    Siglip,
-    assemble,
-    split_items,
-    stitch,
-    take_apart,
-)
-from .paths import PathPreprocessor, PathsEncoder
-from .tile_encoder import TileEncoder
+from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
+from .layers.blocks import BlockSizes
+from .layers.siglip import Siglip
 
 
 @dataclass(frozen=True)
@@ -102,6 +95,8 @@ class DeepseekVL2Config:
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
         """
+        from .inputs.sizes import read_candidates
+
         vision = find_section(config, "vision_config")
         projector = find_section(config, "projector_config")
         require_value(vision, "model_name", "siglip_so400m_patch14_384")
@@ -147,12 +142,17 @@ class DeepseekVL2Encoder(PathsEncoder):
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
         self.config = config
-        self.preprocessor = preprocessor or CandidatePreprocessor(
-            config.patch_size,
-            image_size=config.image_size,
-            candidates=config.candidate_resolutions,
-        )
+        self._preprocessor = preprocessor
         self.paths = {"image": tower}
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.views import CandidatePreprocessor
+
+        return CandidatePreprocessor(
+            self.config.patch_size,
+            image_size=self.config.image_size,
+            candidates=self.config.candidate_resolutions,
+        )
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Make one sequence of the tokens of each image.
@@ -221,7 +221,7 @@ class DeepseekVL2Tower(TileEncoder):
 
     def __init__(self, config: DeepseekVL2Config) -> None:
         super().__init__()
-        self.config, self.preprocessor = config, PathPreprocessor()
+        self.config, self._preprocessor = config, PathPreprocessor()
         positions = (config.tile_size // config.patch_size) ** 2
         self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
         self.projector = Projector(config)

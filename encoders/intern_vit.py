@@ -33,9 +33,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import TileSegments, attention
+from .base.tile_encoder import TileEncoder
 from .block_parts import BlockParts
-from .contract import EncoderOutput, GridLike, Metadata
+from .contract import EncoderOutput, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -46,9 +46,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .inputs import Preprocessor, TilePreprocessor
-from .layers import patch_product
-from .tile_encoder import TileEncoder
+from .layers.attention import TileSegments, attention
+from .layers.products import patch_product
 
 _CONVERTED = ("internvl_vision", "interns1_vision")
 """Model types of towers whose configs have the names and defaults of transformers' classes."""
@@ -152,17 +151,22 @@ class InternViT(TileEncoder):
     def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config = config
-        self.preprocessor = preprocessor or TilePreprocessor(
-            image_size=config.tile_size,
-            patch_size=config.patch_size,
-            min_tiles=config.min_dynamic_patch,
-            max_tiles=config.max_dynamic_patch,
-            use_thumbnail=config.use_thumbnail,
-            dynamic=config.dynamic_image_size,
-        )
+        self._preprocessor = preprocessor
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.mlp1 = projector(config)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.tiles import TilePreprocessor
+
+        return TilePreprocessor(
+            image_size=self.config.tile_size,
+            patch_size=self.config.patch_size,
+            min_tiles=self.config.min_dynamic_patch,
+            max_tiles=self.config.max_dynamic_patch,
+            use_thumbnail=self.config.use_thumbnail,
+            dynamic=self.config.dynamic_image_size,
+        )
 
     def forward(
         self,

@@ -32,9 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attention, padding_rows
+from .base.checks import check_input_size
+from .base.patch_encoder import PatchEncoder
 from .block_parts import BlockParts
-from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
+from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .grids import merge_order_positions, window_order
 from .hf_config import (
     find_section,
     read_blocks,
@@ -43,16 +45,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .inputs import (
-    PatchPreprocessor,
-    Preprocessor,
-    check_input_size,
-    merge_order_positions,
-    window_order,
-)
-from .layers import patch_product
-from .patch_encoder import PatchEncoder
-from .segments import padded_offsets
+from .layers.attention import attention, padded_offsets, padding_rows
+from .layers.products import patch_product
 
 
 @dataclass(frozen=True)
@@ -140,16 +134,21 @@ class Qwen2_5VLEncoder(PatchEncoder):
     def __init__(self, config: Qwen2_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config = config
-        self.preprocessor = preprocessor or PatchPreprocessor.qwen2_vl(
-            patch_size=config.patch_size,
-            temporal_patch_size=config.temporal_patch_size,
-            merge_size=config.spatial_merge_size,
-        )
+        self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(
             Block(config, whole=n in config.fullatt_block_indexes) for n in range(config.depth)
         )
         self.merger = Merger(config)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.patches import PatchPreprocessor
+
+        return PatchPreprocessor.qwen2_vl(
+            patch_size=self.config.patch_size,
+            temporal_patch_size=self.config.temporal_patch_size,
+            merge_size=self.config.spatial_merge_size,
+        )
 
     def forward(
         self,

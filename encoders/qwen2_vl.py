@@ -27,9 +27,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .attention import attention, padding_rows
+from .base.checks import check_input_size
+from .base.patch_encoder import PatchEncoder
 from .block_parts import BlockParts
-from .contract import EncoderOutput, Grid, GridLike, Metadata
+from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .grids import merge_order_positions
 from .hf_config import (
     find_section,
     read_ratio,
@@ -38,9 +40,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .inputs import PatchPreprocessor, Preprocessor, check_input_size, merge_order_positions
-from .layers import patch_product
-from .patch_encoder import PatchEncoder
+from .layers.attention import attention, padding_rows
+from .layers.products import patch_product
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,19 @@ class Qwen2VLEncoder(PatchEncoder):
     def __init__(self, config: Qwen2VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config = config
-        self.preprocessor = preprocessor or PatchPreprocessor.qwen2_vl(
-            patch_size=config.patch_size,
-            temporal_patch_size=config.temporal_patch_size,
-            merge_size=config.spatial_merge_size,
-        )
+        self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.merger = Merger(config)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.patches import PatchPreprocessor
+
+        return PatchPreprocessor.qwen2_vl(
+            patch_size=self.config.patch_size,
+            temporal_patch_size=self.config.temporal_patch_size,
+            merge_size=self.config.spatial_merge_size,
+        )
 
     def forward(
         self,

@@ -31,9 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attention, padding_rows
+from .base.checks import check_input_size
+from .base.patch_encoder import PatchEncoder
 from .block_parts import BlockParts
-from .contract import EncoderOutput, Grid, GridLike, Metadata
+from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .grids import merge_order_positions
 from .hf_config import (
     find_section,
     read_blocks,
@@ -42,9 +44,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .inputs import PatchPreprocessor, Preprocessor, check_input_size, merge_order_positions
-from .layers import patch_product
-from .patch_encoder import PatchEncoder
+from .layers.attention import attention, padding_rows
+from .layers.products import patch_product
 
 
 @dataclass(frozen=True)
@@ -127,17 +128,22 @@ class Qwen3VLEncoder(PatchEncoder):
     def __init__(self, config: Qwen3VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config = config
-        self.preprocessor = preprocessor or PatchPreprocessor.qwen3_vl(
-            patch_size=config.patch_size,
-            temporal_patch_size=config.temporal_patch_size,
-            merge_size=config.spatial_merge_size,
-        )
+        self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.merger = Merger(config, norm_after_grouping=False)
         self.deepstack_merger_list = nn.ModuleList(
             Merger(config, norm_after_grouping=True) for _ in config.deepstack_visual_indexes
+        )
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.patches import PatchPreprocessor
+
+        return PatchPreprocessor.qwen3_vl(
+            patch_size=self.config.patch_size,
+            temporal_patch_size=self.config.temporal_patch_size,
+            merge_size=self.config.spatial_merge_size,
         )
 
     def forward(
@@ -169,7 +175,7 @@ class Qwen3VLEncoder(PatchEncoder):
         wanted = sorted({*tapped, self.config.depth - 1})
         deepstack: list[Tensor] = []
         states = self.run_blocks(hidden, metadata, wanted)
-        for number, hidden in zip(wanted, states, strict=True):  # noqa: B020
+        for number, hidden in zip(wanted, states, strict=True):
             if number in tapped:
                 merger = self.deepstack_merger_list[tapped.index(number)]
                 deepstack.append(merger(hidden))

@@ -33,8 +33,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import TileSegments, attention
-from .contract import EncoderOutput, Grid, GridLike, Metadata
+from .base.paths_encoder import PathPreprocessor
+from .base.tile_encoder import TileEncoder
+from .base.tiles_then_image import TilesThenImage
+from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -43,10 +45,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .inputs import Preprocessor, WindowPreprocessor
-from .layers import convolve, patch_product
-from .paths import PathPreprocessor, TilesThenImage
-from .tile_encoder import TileEncoder
+from .layers.attention import TileSegments, attention
+from .layers.products import convolve, patch_product
 
 PREFIX_ROWS = 4
 """Copies of the class token that every patch attends to: the checkpoint was trained with them."""
@@ -108,9 +108,13 @@ class Step3Encoder(TilesThenImage):
     """Encodes images, each whole and in tiles, to hidden states and projected tokens."""
 
     def __init__(self, config: Step3Config, preprocessor: Preprocessor | None = None) -> None:
-        sizes = config.image_size, config.tile_size, config.patch_size
-        default = WindowPreprocessor(*sizes, tiled=config.enable_patch)
-        super().__init__(Step3Tower(config), preprocessor or default)
+        super().__init__(Step3Tower(config), preprocessor)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.windows import WindowPreprocessor
+
+        sizes = self.config.image_size, self.config.tile_size, self.config.patch_size
+        return WindowPreprocessor(*sizes, tiled=self.config.enable_patch)
 
 
 class Step3Tower(TileEncoder):
@@ -121,7 +125,7 @@ class Step3Tower(TileEncoder):
     def __init__(self, config: Step3Config) -> None:
         super().__init__()
         self.config = config
-        self.preprocessor = PathPreprocessor()
+        self._preprocessor = PathPreprocessor()
         self.embeddings = Embeddings(config)
         self.transformer = Transformer(config)
         width, wide = config.downsampled_size, 2 * config.downsampled_size

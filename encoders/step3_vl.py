@@ -33,9 +33,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .attention import TileSegments, attention
+from .base.checks import check_input_size, check_rows
+from .base.paths_encoder import PathPreprocessor
+from .base.tile_encoder import TileEncoder
+from .base.tiles_then_image import TilesThenImage
 from .block_parts import BlockParts
-from .contract import EncoderOutput, Grid, GridLike, Metadata
+from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -46,10 +49,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .inputs import Preprocessor, WindowPreprocessor, check_input_size, check_rows
-from .layers import convolve, patch_product
-from .paths import PathPreprocessor, TilesThenImage
-from .tile_encoder import TileEncoder
+from .layers.attention import TileSegments, attention
+from .layers.products import convolve, patch_product
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,13 @@ class Step3VLEncoder(TilesThenImage):
     """Encodes images, each whole and in tiles, to hidden states and projected tokens."""
 
     def __init__(self, config: Step3VLConfig, preprocessor: Preprocessor | None = None) -> None:
-        sizes = config.image_size, config.tile_size, config.patch_size
-        default = WindowPreprocessor(*sizes, tiled=config.enable_patch)
-        super().__init__(Step3VLTower(config), preprocessor or default)
+        super().__init__(Step3VLTower(config), preprocessor)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.windows import WindowPreprocessor
+
+        sizes = self.config.image_size, self.config.tile_size, self.config.patch_size
+        return WindowPreprocessor(*sizes, tiled=self.config.enable_patch)
 
 
 class Step3VLTower(TileEncoder):
@@ -133,7 +138,7 @@ class Step3VLTower(TileEncoder):
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
         self.config = config
-        self.preprocessor = PathPreprocessor()
+        self._preprocessor = PathPreprocessor()
         width, patch = config.hidden_size, config.patch_size
         self.patch = (config.in_channels, patch, patch)
         self.conv1 = nn.Conv2d(config.in_channels, width, patch, stride=patch, bias=False)

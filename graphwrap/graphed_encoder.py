@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from encoders.contract import GridLike, PartialOutput, VisionInputs
-from encoders.streams import EncodesItems, Encoding
-from encoders.streams.calls import check_paths
+from encoders.streams.calls import Encoding
+from encoders.streams.items import EncodesItems
 
 from . import guards
 from .budgets import budgets_by_path, choose_budgets
@@ -300,8 +300,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                 "the result of preprocess was given with grid_thw or out: pass it alone, or pass "
                 "inputs.pixel_values and inputs.grid_thw"
             )
-        check_paths(pixel_values, self._wanted)
-        pixel_values.check_items()
+        pixel_values.check(self._wanted)
         used = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
         outputs = self._run(used)
         with guards.settled(self.device):

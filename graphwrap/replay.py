@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, GridLike, Metadata, PartialOutput
-from encoders.inputs.grids import read_grid
+from encoders.grids import read_grid
 
 from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, Memory

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoders.base.tile_encoder import TileEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.tile_encoder import TileEncoder
-from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,

@@ -25,7 +25,7 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from oracles import draw_weights
 from vitgraph.seeded import RECIPES
 from weights import load_encoder

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from encoders import VisionEncoder
 from encoders.contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
-from encoders.streams import EncodesItems, Encoding
+from encoders.streams.calls import Encoding
+from encoders.streams.items import EncodesItems
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 

@@ -18,7 +18,7 @@ from encoders.accelerated.attention_kernels import (
     AttentionShape,
 )
 from encoders.accelerated.choices import KernelChoices
-from encoders.attention import attention
+from encoders.layers.attention import attention
 from oracles import draw_pixels, tiny
 
 HALF = "torch.float16"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from accelerated_cases import OURS, assert_close, fresh, needs_interpreter, needs_triton, run
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from oracles import BY_NAME, distances, draw_pixels, fields_of
 
 LIKE = "qwen2_5_vl"

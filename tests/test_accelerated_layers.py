@@ -20,7 +20,7 @@ from accelerated_cases import (
     needs_triton,
     run,
 )
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from oracles import BY_NAME, build_encoder, distances, slow
 from wrapped_layers import Lora
 

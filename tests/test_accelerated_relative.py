@@ -22,7 +22,7 @@ from accelerated_cases import (
 from deepseek_cases import build
 from encoders.accelerated.attention_kernels import RelativeShape
 from encoders.accelerated.choices import RELATIVE, KernelChoices
-from encoders.parts.sam import SamAttention, in_windows
+from encoders.layers.sam import SamAttention, in_windows
 from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
 from oracles import distances, draw_pixels, fields_of, slow

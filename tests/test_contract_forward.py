@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput, Metadata
-from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     FEW_FAST,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 from oracles import TOWERS, Grids, draw_pixels, fields_of, grids_for, tiny
 from test_contract_metadata import CAPACITIES, kind
 

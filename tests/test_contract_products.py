@@ -11,7 +11,7 @@ import torch.nn.utils.prune as prune
 from torch import Tensor, nn
 
 from encoders import Qwen3VLEncoder
-from encoders.layers import is_plain, patch_product
+from encoders.layers.products import is_plain, patch_product
 from oracles import FEW_FAST, draw_pixels, grids_for, tiny
 from wrapped_layers import Halved, Lora, fresh, worst
 

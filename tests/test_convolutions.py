@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from encoders.layers import convolve
+from encoders.layers.products import convolve
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -35,5 +35,5 @@ def test_a_large_convolution_in_half_precision_is_a_matrix_product(
     monkeypatch.delattr(nn.Conv2d, "forward")
     with pytest.raises(NotImplementedError):
         convolve(layer, maps)
-    monkeypatch.setattr("encoders.layers.LARGE", layer.weight.numel())
+    monkeypatch.setattr("encoders.layers.products.LARGE", layer.weight.numel())
     assert float((convolve(layer, maps) - wanted).norm() / wanted.norm()) <= 6e-4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepseek_cases import FAMILIES, TILES, build, draw_inputs
-from encoders.parts import take_apart
+from encoders.layers.assembly import take_apart
 
 
 @pytest.mark.parametrize("field", ["last_hidden_state", "pooler_output"])

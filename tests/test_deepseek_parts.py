@@ -12,10 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from deepseek_cases import build
-from encoders.parts import Sam, SamSizes
-from encoders.parts.blocks import activate, resize_table
-from encoders.parts.sam import (
+from encoders.layers.blocks import activate, resize_table
+from encoders.layers.sam import (
+    Sam,
     SamAttention,
+    SamSizes,
     in_windows,
     relative_columns,
     relative_rows,

@@ -20,7 +20,7 @@ from deepseek_cases import (
     tokens_of,
 )
 from encoders import PartialOutput, VisionInputs
-from encoders.streams import split_inputs
+from encoders.streams.calls import split_inputs
 from graphwrap import GraphedEncoder
 from oracles import NO_LIFT, LiftFloat32, distance
 from oracles.deepseek_vl2 import VL2Twin

@@ -17,14 +17,14 @@ from transformers.models.deepseek_vl_hybrid import DeepseekVLHybridImageProcesso
 from transformers.models.unlimited_ocr import UnlimitedOcrImageProcessor
 
 from encoders.deepseek_vl2 import DeepseekVL2Config
-from encoders.inputs import (
+from encoders.inputs.views import (
     CandidatePreprocessor,
     HybridPreprocessor,
     OcrPreprocessor,
     SquarePreprocessor,
     ViewPreprocessor,
-    WindowPreprocessor,
 )
+from encoders.inputs.windows import WindowPreprocessor
 from photographs import china
 from weights import FAMILIES
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import weights
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from photographs import china, flower, photographs
 from vitgraph import EmbedBatch
 from weights import load_encoder

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.features import load_embeddings

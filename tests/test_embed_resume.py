@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import weights
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from own_processes import start
 from photographs import china, hopper
 from vitgraph.cli import main

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays, write_tokens

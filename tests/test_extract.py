@@ -20,7 +20,7 @@ from transformers import AutoModel
 
 from checkpoints import INDEX, edit_config, read_json, same_weights
 from encoders import PathsEncoder
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.tower_folder import PROJECTOR

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 from graph_cases import (
     BUDGETS,
     OURS,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from encoders.inputs import to_rgb
+from encoders.inputs.intake import to_rgb
 from photographs import china
 
 pillow_heif = pytest.importorskip("pillow_heif")

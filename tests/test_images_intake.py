@@ -19,7 +19,10 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
-from encoders.inputs import PatchPreprocessor, TilePreprocessor, Video, resize, to_rgb
+from encoders.inputs.images import resize
+from encoders.inputs.intake import Video, to_rgb
+from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.tiles import TilePreprocessor
 from photographs import china, hopper
 
 QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
@@ -277,7 +280,7 @@ def test_an_error_of_a_file_that_is_read_late_is_not_called_a_damaged_image() ->
         def read(self, size: int | None = -1, /) -> bytes:
             raise TimeoutError("the store does not answer")
 
-    with pytest.raises(TimeoutError, match="^the store does not answer$"):
+    with pytest.raises(TimeoutError, match=r"^the store does not answer$"):
         to_rgb(Late())
 
 

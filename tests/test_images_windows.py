@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImageProcessor
 
-from encoders.inputs import WindowPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
+from encoders.inputs.windows import WindowPreprocessor
 from photographs import china, hopper
 
 OURS = WindowPreprocessor()

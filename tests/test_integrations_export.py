@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from oracles import Grids, distance, draw_pixels, fields_of, tiny
 from vitgraph.integrations.export import export_onnx, export_program
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import deepseek_cases
 import path_cases
 from encoders import PathsEncoder
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from oracles import distance, fields_of, tiny
 from vitgraph.integrations.export import export_program

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from photographs import photographs
 from vitgraph.seeded import write_seeded_checkpoint

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from language_models import CONFIGS, QWENS, build_model, load_own, make_prompt, photograph
 from vitgraph.integrations.transformers import as_vision_tower, mm_encoder_outputs

@@ -15,7 +15,7 @@ import rank_cases as cases
 from deepseek_cases import build
 from encoders import PathsEncoder, Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.streams import join_inputs, select_items, split_inputs
+from encoders.streams.calls import join_inputs, select_items, split_inputs
 from graph_outputs import EVERY_FIELD, assert_same_bits
 from oracles import draw_weights
 from rank_cases import Ranks, form_of

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     PATCH_TOWERS,

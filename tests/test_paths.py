@@ -18,8 +18,7 @@ from encoders.contract import (
     PathInputs,
     VisionInputs,
 )
-from encoders.streams import ItemResults
-from encoders.streams.calls import FIELDS
+from encoders.streams.calls import FIELDS, ItemResults
 from graphwrap import GraphedEncoder
 from oracles import distance
 from path_cases import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens

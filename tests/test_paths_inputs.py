@@ -10,7 +10,7 @@ import torch
 
 from encoders import Step3VLEncoder
 from encoders.contract import PathInputs
-from encoders.streams import join_inputs, split_inputs
+from encoders.streams.calls import join_inputs, split_inputs
 from graphwrap import GraphedEncoder
 from path_cases import COUNTS, IMAGES, STEP3_VL, fresh, shared, tokens
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.pooling import pool
-from encoders.streams import Encoding, ItemResults
-from encoders.streams.calls import plan_calls
+from encoders.streams.calls import Encoding, ItemResults, plan_calls
+from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
 from graphwrap.runner import OnePath
 from photographs import china, flower, hopper, panning_clip

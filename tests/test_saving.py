@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from checkpoints import edit_config, same_weights
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from hub_server import HubServer
 from test_extract import AUTO, RENAMED, TRANSFORMERS, stored_in, transformers_class
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint

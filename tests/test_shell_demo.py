@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from encoders.inputs import to_rgb
+from encoders.inputs.intake import to_rgb
 from vitgraph.cli import main
 from vitgraph.commands.demo import check_demo
 from vitgraph.demo import (

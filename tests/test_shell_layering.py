@@ -23,7 +23,7 @@ ALLOWED = {
         "tqdm",
         "graphwrap",
         "encoders.contract",
-        "encoders.inputs.grids",
+        "encoders.grids",
         "encoders.streams",
     },
     "weights": {
@@ -48,24 +48,21 @@ ALLOWED = {
         *PACKAGES,
     },
 }
-# The base classes; files that they and an encoder file may import, which may import one another.
-BASE = "vision_encoder"
-BASES = {"encoder", BASE, "block_runner", "patch_encoder", "paths", "tile_encoder"}
-SHARED = {
-    "contract",
-    "block_parts",
-    "attention",
-    "hf_config",
-    "inputs",
-    "layers",
-    "parts",
-    "pooling",
-    "saving",
-    "segments",
-    "streams",
+# What the files at the top of ``encoders`` are, besides the families.
+COMMON = {"__init__", "contract", "block_parts", "grids", "hf_config"}
+# The files and folders of ``encoders`` that each of its folders may import at the top of a file.
+KNOWS = {
+    "layers": {"contract", "block_parts", "hf_config", "layers"},
+    "base": {"contract", "block_parts", "grids", "layers", "streams.items", "base"},
+    "inputs": {"contract", "inputs"},
+    "streams": {"contract", "grids", "inputs", "streams"},
+    "accelerated": {"contract", "block_parts", "layers", "accelerated"},
 }
-# All of ``encoders`` that the accelerated towers know.
-ACCELERATED_KNOWS = {"accelerated", "block_parts", "contract", "layers", "attention"}
+# What a family may import at the top of its file.
+FAMILY_KNOWS = {"contract", "block_parts", "grids", "hf_config", "base", "layers"}
+# The most files and lines that the file of a family closes over, itself included.
+CLOSURE = (15, 3500)
+CLOSURE_OF_SEVERAL_TOWERS = (18, 4300)
 # The only files of ``encoders`` that know what an image, an array or a video file is.
 INTAKE = {
     "image_files": {"PIL", "pillow_heif"},
@@ -81,7 +78,8 @@ INTEGRATED = {
     "sentence_transformers": {"sentence_transformers"},
 }
 # The only file of ``encoders`` that knows the Hub, and inside its functions alone.
-SAVING = Path("encoders/saving.py")
+SAVING = Path("encoders/base/saving.py")
+BASE = ROOT / "encoders" / "base"
 # The only file of ``vitgraph`` that reads data sets and asks the Hub for their commit.
 TABLES = Path("vitgraph/embedding/tables.py")
 
@@ -127,21 +125,40 @@ def extra(path: Path) -> set[str]:
     return INTAKE.get(path.stem, set())
 
 
+def imports_at_the_top(path: Path) -> set[str]:
+    """Dotted names that a file imports outside of functions and of blocks for types alone."""
+    names: set[str] = set()
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
+            names.add(".".join(filter(None, (base, node.module))))
+    return names
+
+
 def neighbours(path: Path) -> set[str]:
-    """Modules of ``encoders`` that a file of it imports."""
-    return {name.split(".")[1] for name in imports(path) if covers("encoders", name)}
+    """Modules of ``encoders`` that a file of it imports at the top, without the package's name."""
+    return {
+        name.removeprefix("encoders.")
+        for name in imports_at_the_top(path)
+        if covers("encoders", name)
+    }
 
 
-def of_encoders(*stems: str) -> list[Path]:
-    """The files of ``encoders`` that have these names, or lie in the folders of these names."""
-    folders = [ROOT / "encoders" / stem for stem in stems]
-    return [
-        path
-        for folder in folders
-        for path in (
-            sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
-        )
-    ]
+def families() -> list[Path]:
+    return [path for path in (ROOT / "encoders").glob("*.py") if path.stem not in COMMON]
+
+
+def closure(path: Path) -> set[Path]:
+    """The files of ``encoders`` that a file reaches by imports outside of functions."""
+    found, left = {path}, [path]
+    while left:
+        for name in imports_at_the_top(left.pop()):
+            file = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+            if covers("encoders", name) and file.exists() and file not in found:
+                found.add(file)
+                left.append(file)
+    return found
 
 
 def modules_imported(path: Path) -> set[Path]:
@@ -166,31 +183,39 @@ def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
         assert not strangers, f"{path.relative_to(ROOT)} imports {sorted(strangers)}"
 
 
-def test_an_encoder_file_imports_no_other_encoder_file() -> None:
-    families = {path.stem for path in (ROOT / "encoders").glob("*.py")} - SHARED - BASES
-    for path in of_encoders(*families - {"__init__"}):
-        assert neighbours(path) <= SHARED | BASES, path.name
+def test_a_family_imports_what_all_share_and_no_other_family() -> None:
+    for path in families():
+        for name in neighbours(path):
+            assert name.split(".")[0] in FAMILY_KNOWS, f"{path.name} imports {name}"
 
 
-def test_shared_encoder_files_import_no_encoder_file_and_no_base() -> None:
-    for path in of_encoders(*SHARED):
-        assert neighbours(path) <= SHARED, path.name
-
-
-def test_base_classes_import_no_encoder_file() -> None:
-    for path in of_encoders(*BASES):
-        assert neighbours(path) <= SHARED | BASES | {"accelerated"}, path.name
+@pytest.mark.parametrize("folder", KNOWS)
+def test_a_folder_of_encoders_imports_only_what_lies_before_it(folder: str) -> None:
+    for path in modules(f"encoders/{folder}"):
+        for name in neighbours(path):
+            assert any(covers(known, name) for known in KNOWS[folder]), f"{path}: {name}"
 
 
 def test_files_of_encoders_import_one_another_in_no_circle() -> None:
     graph = {path: modules_imported(path) for path in modules("encoders")}
-    assert graph[ROOT / "encoders" / "vision_encoder.py"]
+    assert graph[ROOT / "encoders" / "base" / "vision_encoder.py"]
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
-def test_accelerated_towers_import_no_encoder_file_and_no_base() -> None:
-    for path in modules("encoders/accelerated"):
-        assert neighbours(path) <= ACCELERATED_KNOWS, path.name
+@pytest.mark.parametrize("path", families(), ids=lambda path: path.stem)
+def test_a_family_closes_over_few_files(path: Path) -> None:
+    files = closure(path)
+    most, lines = CLOSURE_OF_SEVERAL_TOWERS if "deepseek" in path.stem else CLOSURE
+    count = sum(len(file.read_text().splitlines()) for file in files)
+    assert len(files) <= most, sorted(file.name for file in files)
+    assert count <= lines, f"{count} lines in {len(files)} files"
+
+
+@pytest.mark.parametrize("path", families(), ids=lambda path: path.stem)
+def test_importing_a_family_imports_no_image_library(path: Path) -> None:
+    code = f"import sys, encoders.{path.stem}; print('PIL' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
@@ -201,10 +226,12 @@ def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
         for path in modules(package)
         if any(covers("encoders.accelerated", name) for name in imports(path))
     }
-    assert users <= {"accelerated", "block_runner.py"}
+    assert users <= {"accelerated", "base"}
     importers = [
         function.name
-        for function in ast.walk(ast.parse((ROOT / "encoders" / "block_runner.py").read_text()))
+        for function in ast.walk(
+            ast.parse((ROOT / "encoders" / "base" / "block_runner.py").read_text())
+        )
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.ImportFrom) and node.module == "accelerated"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from encoders.inputs import to_rgb
+from encoders.inputs.intake import to_rgb
 from vitgraph.colours import feature_rgb, principal_components
 from vitgraph.features import Features, Item, load_features, save_features
 from vitgraph.plots import nearest_patches, plot_feature_maps, plot_nearest_patches

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoders.inputs import to_rgb
+from encoders.inputs.intake import to_rgb
 from hub_server import HubServer
 from vitgraph.cli import main
 from vitgraph.demo import panned_clip, sample_photographs

@@ -15,7 +15,7 @@ from PIL import Image
 
 from encoders import ItemError, Video
 from encoders.contract import EncoderOutput
-from encoders.streams import EncodesItems
+from encoders.streams.items import EncodesItems
 from graphwrap import GraphedEncoder
 from photographs import china, flower, hopper, panning_clip, photographs
 from stream_cases import TOWERS, NumberEncoder, prefetch_threads, tower

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import tqdm.auto  # noqa: F401  # before a test lets it look for a notebook
 
-from encoders.streams import Progress
+from encoders.streams.progress import Progress
 from stream_cases import NumberEncoder
 
 

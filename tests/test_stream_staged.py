@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from encoders import Video
-from encoders.inputs import PatchPreprocessor, StagedPreprocessor, TilePreprocessor
+from encoders.inputs.images import StagedPreprocessor
+from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.tiles import TilePreprocessor
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
 from oracles import slow

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 from oracles import BY_NAME, build_encoder, distances, draw_pixels, grids_for
 
 PATCHED = (nn.Linear, nn.Conv2d, nn.Conv3d)

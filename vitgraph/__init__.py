@@ -13,7 +13,7 @@ from .shadows import refuse_shadows
 
 if TYPE_CHECKING:
     from encoders import *  # noqa: F403
-    from encoders.inputs import read_video as read_video
+    from encoders.inputs.clips import read_video as read_video
     from graphwrap import GraphedEncoder as GraphedEncoder
     from weights import CheckpointError as CheckpointError
     from weights import extract_encoder as extract_encoder

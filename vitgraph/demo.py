@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.inputs import to_rgb
+from encoders.inputs.intake import to_rgb
 from weights import families, load_encoder
 from weights.published import NO_VIDEO
 

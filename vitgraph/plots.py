@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from encoders.inputs import read_images, to_rgb
+from encoders.inputs.intake import read_images, to_rgb
 
 from .colours import feature_rgb, require_map
 from .devices import enough_disk

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, inputs
+from encoders.base.saving import PublishedForm, in_pairs
+from encoders.contract import Preprocessor
 from encoders.inputs.processor_files import image_section
-from encoders.saving import PublishedForm, in_pairs
 
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
@@ -279,7 +280,7 @@ def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str,
     return files
 
 
-def _defaults_used(tower: Tower, preprocessor: inputs.Preprocessor) -> str:
+def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
     """Return the warning for a checkpoint without such files; ``save_pretrained`` writes none."""
     snapshot = tower.contents.snapshot
     values, keyword = _shown(preprocessor, tower.contents.config)
@@ -296,7 +297,7 @@ def _defaults_used(tower: Tower, preprocessor: inputs.Preprocessor) -> str:
     )
 
 
-def _shown(preprocessor: inputs.Preprocessor, config: Mapping[str, Any]) -> tuple[str, str]:
+def _shown(preprocessor: Preprocessor, config: Mapping[str, Any]) -> tuple[str, str]:
     """Return the defaults that no file sets, and the keyword that overrides them, or none."""
     if isinstance(preprocessor, inputs.PatchPreprocessor):
         rules = preprocessor.images

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import BlockTower, Metadata
-from ..layers import add_weighted_rows, is_plain_table
+from ..layers.products import add_weighted_rows, is_plain_table
 from .choices import KernelChoices
 from .derived import DerivedWeights
 from .fused_blocks import Forward, Ran

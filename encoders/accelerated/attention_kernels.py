@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..attention import attention
+from ..layers.attention import attention
 
 HALF = (torch.float16, torch.bfloat16)
 WINDOW = 64

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import attention
+from ..layers.attention import attention
 from .attention_kernels import (
     KERNELS,
     REFERENCE,

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import check_equal_segments
 from ..block_parts import BlockParts, PartNorm, RelativePositions
 from ..contract import BlockTower, Metadata
-from ..layers import is_plain, is_untouched
+from ..layers.attention import check_equal_segments
+from ..layers.products import is_plain, is_untouched
 from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors
 from .choices import KernelChoices
 from .derived import DerivedWeights

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from ..block_parts import BlockParts, NamesItsParts
-from ..layers import is_untouched
+from ..layers.products import is_untouched
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -1,4 +1,4 @@
-"""What goes into a tower: images and videos turned into pixels, and the grids that describe them.
+"""What goes into a tower: images and videos turned into pixels.
 
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
 - ``image_files``: image files opened and turned upright
@@ -9,34 +9,11 @@
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
   the Qwen repos
-- ``grids``: ``grid_thw`` read on the host, and the orders of patches that follow from it
-- ``checks``: arguments of an encoder's methods that are refused
 """
 
-from .checks import (
-    block_indices,
-    check_input_size,
-    check_pixels,
-    check_rows,
-    check_tiles,
-    missing_grid,
-    require_features,
-    require_metadata,
-    require_output,
-    require_tensor,
-)
 from .clips import read_item, read_video
-from .grids import (
-    merge_order_positions,
-    raster_maps,
-    read_grid,
-    split_rows,
-    squarest,
-    stitch_tiles,
-    window_order,
-)
 from .image_files import naming, open_image
-from .images import Preprocessor, StagedItem, StagedPreprocessor, resize
+from .images import StagedItem, StagedPreprocessor, resize
 from .intake import Video, is_one_item, read_images, to_rgb
 from .patches import PatchPreprocessor
 from .pixel_rules import PixelRules
@@ -64,7 +41,6 @@ __all__ = [
     "OcrPreprocessor",
     "PatchPreprocessor",
     "PixelRules",
-    "Preprocessor",
     "SquarePreprocessor",
     "StagedItem",
     "StagedPreprocessor",
@@ -74,35 +50,18 @@ __all__ = [
     "ViewPreprocessor",
     "WindowPreprocessor",
     "best_tiling",
-    "block_indices",
-    "check_input_size",
-    "check_pixels",
-    "check_rows",
-    "check_tiles",
     "is_one_item",
-    "merge_order_positions",
-    "missing_grid",
     "naming",
     "open_image",
     "plan_windows",
-    "raster_maps",
     "read_candidates",
-    "read_grid",
     "read_images",
     "read_item",
     "read_video",
     "require_av",
-    "require_features",
-    "require_metadata",
-    "require_output",
-    "require_tensor",
     "resize",
     "sample_frames",
     "smart_resize",
     "smart_resize_video",
-    "split_rows",
-    "squarest",
-    "stitch_tiles",
     "to_rgb",
-    "window_order",
 ]

@@ -7,7 +7,7 @@ normalised in float32 with the rescale by 1/255 folded into mean and std. Neithe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
@@ -18,42 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..contract import Grid, VisionInputs
-from .processor_files import ProcessorFiles, Stats
+from .processor_files import Stats
 from .sizes import MOST_PIXELS, read_rate
-
-
-class Preprocessor(Protocol):
-    """All that an encoder asks of its preprocessing."""
-
-    def __call__(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Turn images, then videos, into pixels and a grid; see ``VisionEncoder.preprocess``."""
-        ...
-
-    def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> Preprocessor:
-        """Return a copy with the defaults of a repo's processor files.
-
-        Args:
-            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
-                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
-            error: makes the exception of a bad value from its message.
-
-        Raises:
-            ValueError: a value for images that is not implemented, or that disagrees with the
-                tower. A bad value for videos is raised by the first call that passes a video.
-        """
-        ...
 
 
 class StagedItem(NamedTuple):

@@ -24,8 +24,9 @@ from ..contract import (
     VisionInputs,
     output_like,
 )
-from ..inputs import StagedPreprocessor, read_grid
-from ..pooling import check_fields, check_pool, pool
+from ..grids import read_grid
+from ..inputs.images import StagedPreprocessor
+from .pooling import check_fields, check_pool, pool
 
 FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
 
@@ -175,15 +176,6 @@ def _in_own_memory(output: Output) -> Output:
     return output if whole else output.clone()
 
 
-def check_paths(inputs: VisionInputs, paths: Mapping[str, object]) -> None:
-    """Raise a ValueError unless inputs have the paths of an encoder."""
-    if inputs.paths.keys() != paths.keys():
-        raise ValueError(
-            f"the inputs have the paths {', '.join(inputs.paths)}, this encoder has "
-            f"{', '.join(paths)}: pass what its own preprocess returned"
-        )
-
-
 def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[VisionInputs]:
     """The inputs of each item alone, as views.
 
@@ -194,7 +186,7 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
     Raises:
         ValueError: entries of a path that cannot be assigned to items, or pixels of other entries.
     """
-    inputs.check_items()
+    inputs.check(paths)
     alone: dict[str, list[PathInputs]] = {}
     for name, (pixels, grid_thw, items) in inputs.paths.items():
         sizes = [spec.input_size for spec in paths[name].item_specs(read_grid(grid_thw))]

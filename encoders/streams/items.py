@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from torch import Tensor
 
 from ..contract import Output
-from .calls import Encoding, ItemResults
-from .stream import ItemError, ItemResult, StreamOptions, stream_items
+
+if TYPE_CHECKING:
+    from .calls import Encoding
+    from .stream import ItemResult
 
 
 class EncodesItems(Generic[Output]):
@@ -101,6 +103,8 @@ class EncodesItems(Generic[Output]):
             torch.OutOfMemoryError, MemoryError: memory ran out; the message names
                 ``max_tokens_per_call``.
         """
+        from .calls import ItemResults
+
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         encoding = self.encoding()
         encoding.check(wanted)
@@ -168,6 +172,9 @@ class EncodesItems(Generic[Output]):
                 else an item's own source raises stays as it is.
             torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it, while iterating.
         """
+        from .calls import ItemResults
+        from .stream import StreamOptions, stream_items
+
         limits = {
             "min_pixels": min_pixels,
             "max_pixels": max_pixels,
@@ -183,6 +190,8 @@ class EncodesItems(Generic[Output]):
 
 def _as_given(results: Generator[ItemResult, None, None]) -> Iterator[Any]:
     """The values alone, with the key where one was given; an error carries its own key."""
+    from .stream import ItemError
+
     with closing(results):
         for _, key, value, _, paired in results:
             yield (key, value) if paired and not isinstance(value, ItemError) else value

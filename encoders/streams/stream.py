@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 
 from ..contract import Grid, VisionInputs
-from ..inputs import StagedItem, is_one_item, read_grid, read_item
+from ..grids import read_grid
+from ..inputs.clips import read_item
+from ..inputs.images import StagedItem
+from ..inputs.intake import is_one_item
 from .calls import Encoding, ItemResults, advising_limit, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch

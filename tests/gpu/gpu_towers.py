@@ -22,14 +22,14 @@ from encoders.accelerated.attention_kernels import (
     AttentionShape,
     is_installed,
 )
+from encoders.base.tile_encoder import TileEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.block_parts import BlockParts, NamesItsParts
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
 from encoders.step3_vl import Step3VLConfig, Step3VLTower
-from encoders.tile_encoder import TileEncoder
-from encoders.vision_encoder import VisionEncoder
 from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
 from graphwrap.packing import Packer

@@ -23,8 +23,8 @@ from gpu_towers import (
 )
 from torch import Tensor
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
 

@@ -17,7 +17,7 @@ import torch
 from gpu_towers import kernels_for
 from torch import Tensor
 
-from encoders.attention import _flash_takes, attention, padding_rows
+from encoders.layers.attention import _flash_takes, attention, padding_rows
 from oracles import (
     BY_NAME,
     FAMILIES,

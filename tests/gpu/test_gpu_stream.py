@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoders.vision_encoder import VisionEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from photographs import panning_clip, photographs
 from stream_cases import TOWERS, prefetch_threads, tower

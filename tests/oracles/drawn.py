@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
+from encoders.base.tile_encoder import TileEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.tile_encoder import TileEncoder
-from encoders.vision_encoder import VisionEncoder
 
 from .configs import Config, edited
 from .families import BY_NAME, Family

@@ -27,15 +27,15 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
 from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
+from encoders.base.paths_encoder import PathsEncoder
+from encoders.base.tile_encoder import TileEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from encoders.deepseek_ocr import DeepseekOCRTower
 from encoders.deepseek_vl import DeepseekVLEncoder
 from encoders.deepseek_vl2 import DeepseekVL2Tower
-from encoders.paths import PathsEncoder
 from encoders.step3 import Step3Tower
 from encoders.step3_vl import Step3VLTower
-from encoders.tile_encoder import TileEncoder
-from encoders.vision_encoder import VisionEncoder
 from weights import FAMILIES as RECORDS
 from weights import PUBLISHED
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.vision_encoder import VisionEncoder
 
 from .configs import Config
 from .deepseek import hybrid, ocr, siglip

@@ -20,8 +20,8 @@ from ..terminal import counted, format_table
 if TYPE_CHECKING:
     import torch
 
-    from encoders.encoder import Encoder
-    from encoders.vision_encoder import VisionEncoder
+    from encoders.base.encoder import Encoder
+    from encoders.base.vision_encoder import VisionEncoder
     from graphwrap import GraphedEncoder, GraphStats
 
 SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from encoders.encoder import Encoder
-from encoders.pooling import check_pool
-from encoders.streams import ItemError
+from encoders.base.encoder import Encoder
+from encoders.streams.pooling import check_pool
+from encoders.streams.stream import ItemError
 from graphwrap import GraphedEncoder
 
 VECTORS, ERRORS = "embedding", "error"

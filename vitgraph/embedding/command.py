@@ -14,7 +14,8 @@ from .. import __version__
 from ..arguments import add_source, read_source
 
 if TYPE_CHECKING:
-    from encoders.streams import Encoding, ItemResults, StreamOptions
+    from encoders.streams.calls import Encoding, ItemResults
+    from encoders.streams.stream import StreamOptions
 
     from .job import Job
     from .manifest import Manifest
@@ -180,7 +181,8 @@ class _Command(NamedTuple):
 
     def calls(self) -> tuple[dict[str, int | None], ItemResults, StreamOptions]:
         """How the encoder is called: keywords of ``preprocess``, results, stream."""
-        from encoders.streams import ItemResults, StreamOptions
+        from encoders.streams.calls import ItemResults
+        from encoders.streams.stream import StreamOptions
 
         options = self.options
         threads = self.worker.threads() if options.workers is None else options.workers

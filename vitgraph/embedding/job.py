@@ -11,17 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from encoders.base.paths_encoder import PathsEncoder
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.paths import PathsEncoder
-from encoders.streams import (
-    Encoding,
-    ItemError,
-    ItemResult,
-    ItemResults,
-    StreamOptions,
-    stream_items,
-)
-from encoders.vision_encoder import VisionEncoder
+from encoders.streams.calls import Encoding, ItemResults
+from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 
 from ..devices import DTYPES
 from .manifest import FileList, Manifest

@@ -123,7 +123,7 @@ def encode(options: argparse.Namespace) -> None:
     graphs = check(options)
     from PIL import Image
 
-    from encoders.streams import ItemResults
+    from encoders.streams.calls import ItemResults
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device, read_dtype

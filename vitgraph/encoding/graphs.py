@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from encoders.encoder import Encoder
-from encoders.paths import PathsEncoder
-from encoders.streams import ItemResults, join_inputs
+from encoders.base.encoder import Encoder
+from encoders.base.paths_encoder import PathsEncoder
+from encoders.streams.calls import ItemResults, join_inputs
 from graphwrap import GraphedEncoder, GraphStats
 
 from ..terminal import counted

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from encoders.base.encoder import Encoder
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.encoder import Encoder
-from encoders.inputs import ViewPreprocessor
-from encoders.pooling import pool
-from encoders.streams import ItemResults
+from encoders.inputs.views import ViewPreprocessor
+from encoders.streams.calls import ItemResults
+from encoders.streams.pooling import pool
 
 from ..features import Item
 from ..plots import crop_padding

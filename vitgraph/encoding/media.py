@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from encoders.inputs import Video, to_rgb
+from encoders.inputs.intake import Video, to_rgb
 
 from ..devices import enough_memory
 from ..video import read_video

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from encoders import PathsEncoder, Qwen3VLEncoder, VisionEncoder
+from encoders.base.tile_encoder import TileEncoder
 from encoders.contract import GridLike, Metadata
-from encoders.inputs.grids import read_grid
-from encoders.tile_encoder import TileEncoder
+from encoders.grids import read_grid
 
 __all__ = ["export_onnx", "export_program"]
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from encoders import Encoder, PathsEncoder
-from encoders.pooling import POOLS
-from encoders.pooling import pool as pool_item
-from encoders.streams import ItemResults
+from encoders.streams.calls import ItemResults
+from encoders.streams.pooling import POOLS
+from encoders.streams.pooling import pool as pool_item
 from graphwrap import GraphedEncoder
 from weights import load_encoder
 

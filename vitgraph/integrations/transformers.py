@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders import EncoderOutput, InternViT, VisionEncoder
-from encoders.patch_encoder import PatchEncoder
+from encoders.base.patch_encoder import PatchEncoder
 from graphwrap import GraphedEncoder
 
 try:

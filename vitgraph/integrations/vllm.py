@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from encoders import EncoderOutput, InternViT, PartialOutput, Qwen3VLEncoder, VisionEncoder
-from encoders.patch_encoder import PatchEncoder
+from encoders.base.patch_encoder import PatchEncoder
 from graphwrap import GraphedEncoder
 
 __all__ = ["multi_modal_data"]

@@ -20,9 +20,9 @@ from encoders.contract import (
     PartialOutput,
     VisionInputs,
 )
-from encoders.inputs.grids import read_grid
-from encoders.streams import EncodesItems, ItemResults, select_items
-from encoders.streams.calls import ItemPath, check_paths, join_outputs
+from encoders.grids import read_grid
+from encoders.streams.calls import ItemPath, ItemResults, join_outputs, select_items
+from encoders.streams.items import EncodesItems
 from graphwrap import GraphedEncoder
 from graphwrap.guards import read_outputs, require_choice
 from graphwrap.runner import with_paths
@@ -234,7 +234,7 @@ class DataParallelEncoder:
         elif grid_thw is not None:
             raise ValueError("grid_thw beside the result of preprocess, which has it: leave it out")
         else:
-            check_paths(inputs, self._paths)
+            inputs.check(self._paths)
 
     def _share(self, grid_thw: GridLike) -> Shares:
         """Read the grid of a call, and assign its items."""
@@ -259,7 +259,7 @@ class DataParallelEncoder:
         self, inputs: VisionInputs, run: Callable[[VisionInputs], list[Any]], pool: str = "none"
     ) -> Part:
         """Assign the items of an encoder of several paths, and run those of this rank."""
-        check_paths(inputs, self._paths)
+        inputs.check(self._paths)
         everything = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
         shares = self._assign(everything["image"], [], costs_of_items(inputs, self._paths))
         mine = select_items(inputs, self._paths, shares.mine)

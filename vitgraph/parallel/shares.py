@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderItemSpec, Grid, VisionInputs
-from encoders.inputs.grids import read_grid
+from encoders.grids import read_grid
 from encoders.streams.calls import ItemPath
 
 ATTENTION_ROWS = 7000
@@ -40,7 +40,7 @@ def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[
         ValueError: entries of a path that cannot be assigned to items.
     """
     costs = [0.0] * len(inputs.grid_thw)
-    inputs.check_items()
+    inputs.check(paths)
     for name, (_, grid_thw, items) in inputs.paths.items():
         for item, spec in zip(items, paths[name].item_specs(read_grid(grid_thw)), strict=True):
             costs[item] += cost_of(spec)

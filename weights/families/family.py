@@ -94,9 +94,15 @@ class Family:
         return family_facts(self.name).small
 
     def on_meta(self, config: Any) -> Encoder:
-        """Build the encoder of a config with tensors that have shapes and no memory."""
+        """Build the encoder of a config with tensors that have shapes and no memory.
+
+        Raises:
+            ValueError: sizes that neither the tower nor its preprocessing can have.
+        """
         with torch.device("meta"), _WithoutInit():
-            return self.encoder(config)
+            encoder = self.encoder(config)
+        assert encoder.preprocessor  # made here, so that a bad size is an error of the checkpoint
+        return encoder
 
 
 _INIT = frozenset(filter(callable, vars(init).values()))

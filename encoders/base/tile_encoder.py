@@ -14,16 +14,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from .attention import TileSegments
-from .contract import EncoderItemSpec, Grid, GridLike, Metadata
-from .inputs import (
-    check_input_size,
-    check_tiles,
-    read_grid,
-    require_features,
-    require_tensor,
-    stitch_tiles,
-)
+from ..contract import EncoderItemSpec, Grid, GridLike, Metadata
+from ..grids import read_grid, stitch_tiles
+from ..layers.attention import TileSegments
+from .checks import check_input_size, check_tiles, require_tensor
 from .vision_encoder import VisionEncoder
 
 Tower = TypeVar("Tower", bound="TileEncoder")
@@ -155,7 +149,6 @@ class TileEncoder(VisionEncoder):
         With ``tiles`` (of :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
         without its thumbnail. Without ``tiles`` each item gets [tiles, h, w, D].
         """
-        require_features(features)
         grids = self._read(grid_thw)
         sizes = [t if features.ndim == 3 else t * self._tokens_of(h, w) for t, h, w in grids]
         if features.shape[0] != sum(sizes):

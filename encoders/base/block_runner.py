@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .contract import Accelerator, Metadata
-from .layers import add_weighted_rows
+from ..contract import Accelerator, Metadata
+from ..layers.products import add_weighted_rows
 
 Runner = TypeVar("Runner", bound="BlockRunner")
 
@@ -137,7 +137,7 @@ class BlockRunner(nn.Module, ABC):
             UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name
                 that cannot run here.
         """
-        from .accelerated import accelerate  # only where it is asked for: it needs Triton
+        from ..accelerated import accelerate  # only where it is asked for: it needs Triton
 
         if self.accelerator is not None:
             raise ValueError(

@@ -24,8 +24,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..hf_config import read_size, require_value
-from ..layers import patch_product
 from .blocks import Block, BlockSizes, resize_table
+from .products import patch_product
 
 _TRANSFORMERS = {
     "hidden_size": 768,

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import Grid, GridLike, VisionInputs
-from .checks import plain_values, require_features
+from .contract import Grid, GridLike, VisionInputs
 
 LONGEST_ROW = 60
 """Characters of a wrong row that a message shows: pixels in its place would make megabytes."""
 _RULE = "each item needs three positive integers (t, h, w) in patches"
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array or scalar of numpy's or another library's, which need not be installed."""
+
+    def tolist(self) -> Any: ...
+
+
+def plain_values(values: Any) -> Any:
+    """Return the values of a tensor or an array as Python's numbers, and anything else as it is.
+
+    Raises:
+        ValueError: a tensor without values (meta), or in another layout than a dense one.
+    """
+    if isinstance(values, list | tuple | int | str):  # the usual types, which are quick to tell
+        return values
+    if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
+        kind = "on the meta device" if values.is_meta else f"of layout {values.layout}"
+        raise ValueError(f"a tensor {kind} has no values to read: pass a dense tensor or a list")
+    return values.tolist() if isinstance(values, Tensor | _Array) else values
 
 
 def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size") -> list[Grid]:
@@ -101,7 +121,6 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
     Raises:
         ValueError: no tensor, or one with neither a row per patch nor a row per token.
     """
-    require_features(features)
     patches = [t * h * w for t, h, w in grids]
     tokens = [count // merge**2 for count in patches]
     if features.shape[0] == sum(patches):

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Grid, Output, VisionInputs, output_like
-from ..inputs import Preprocessor
-from ..tile_encoder import TileEncoder
+from ..contract import Grid, Output, Preprocessor, VisionInputs, output_like
 from .paths_encoder import PathsEncoder, tilings_of
+from .tile_encoder import TileEncoder
 
 LARGEST_BATCH = {"image": 8, "tiles": 36}
 """Views of the largest default graph. One whole image of Step3-VL is 10 TFLOP of work: 2,704
@@ -30,13 +29,14 @@ class TilesThenImage(PathsEncoder):
     Args:
         tower: has all parameters and modules; its config has ``image_size`` and ``tile_size``, the
             sides of the whole image and of a tile in pixels.
-        preprocessor: makes the inputs of both paths.
+        preprocessor: makes the inputs of both paths; None for that of the family.
     """
 
-    def __init__(self, tower: TileEncoder, preprocessor: Preprocessor) -> None:
+    def __init__(self, tower: TileEncoder, preprocessor: Preprocessor | None) -> None:
         super().__init__()
-        self.config, self.preprocessor = tower.config, preprocessor
-        self.share(tower)
+        self.config, self._preprocessor = tower.config, preprocessor
+        self._parameters, self._buffers = tower._parameters, tower._buffers
+        self._modules = tower._modules  # each of them stands once in the state_dict
         self.paths = {
             "image": tower.at(self.config.image_size, LARGEST_BATCH["image"]),
             "tiles": tower.at(self.config.tile_size, LARGEST_BATCH["tiles"]),
@@ -79,8 +79,8 @@ class TilesThenImage(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Maps "image" [1, h, w, D] and, of items with tiles, "tiles" [1, rows*h, columns*w, D]."""
-        pieces = self._pieces(inputs)
-        patches, tokens = (sum(piece.sizes[n] for piece in pieces) for n in (0, 1))
+        entries = self._entries(inputs)
+        patches, tokens = (sum(entry.sizes[n] for entry in entries) for n in (0, 1))
         if len(features) not in (patches, tokens):
             raise ValueError(
                 f"features have {len(features)} rows: these inputs make {patches} patches or "
@@ -88,33 +88,33 @@ class TilesThenImage(PathsEncoder):
             )
         kind = 0 if len(features) == patches else 1
         maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
-        for rows, piece in zip(
-            features.split([p.sizes[kind] for p in pieces]), pieces, strict=True
+        for rows, entry in zip(
+            features.split([p.sizes[kind] for p in entries]), entries, strict=True
         ):
-            part = rows.unflatten(0, (piece.grid[0], -1)) if kind == 0 else rows
-            path = self.paths[piece.name]
-            (maps[piece.item][piece.name],) = path.feature_maps(part, [piece.grid], [piece.layout])
+            part = rows.unflatten(0, (entry.grid[0], -1)) if kind == 0 else rows
+            path = self.paths[entry.name]
+            (maps[entry.item][entry.name],) = path.feature_maps(part, [entry.grid], [entry.layout])
         return maps
 
-    def _pieces(self, inputs: VisionInputs) -> list[Piece]:
+    def _entries(self, inputs: VisionInputs) -> list[Entry]:
         """The entries of all items, in the order in which ``join`` puts their rows."""
         tilings = tilings_of(inputs)
-        entries = {
+        grids = {
             name: dict(zip(path.items, path.grid_thw.tolist(), strict=True))
             for name, path in inputs.paths.items()
         }
-        pieces = []
+        entries = []
         for item, (columns, rows) in enumerate(tilings):
             for name, layout in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
-                if item in entries[name]:
-                    t, h, w = entries[name][item]
+                if item in grids[name]:
+                    t, h, w = grids[name][item]
                     (spec,) = self.paths[name].item_specs([(t, h, w)])
                     sizes = t * h * w, spec.output_tokens
-                    pieces.append(Piece(item, name, (t, h, w), sizes, layout))
-        return pieces
+                    entries.append(Entry(item, name, (t, h, w), sizes, layout))
+        return entries
 
 
-class Piece(NamedTuple):
+class Entry(NamedTuple):
     """One entry of a path, and where its rows go in space."""
 
     item: int

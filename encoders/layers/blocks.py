@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..attention import TileSegments, attention
 from ..block_parts import BlockParts
 from ..hf_config import require_divisible
+from .attention import TileSegments, attention
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .contract import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
+from ..contract import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
 
 POOLS = ("none", "mean", "max", "cls")
 """What ``pool=`` takes; "none" keeps the whole output."""

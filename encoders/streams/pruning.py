@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .contract import EncoderOutput, Grid, GridLike
-from .inputs import read_grid
+from ..contract import EncoderOutput, Grid, GridLike
+from ..grids import read_grid
 
 
 class PrunedTokens(NamedTuple):

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .block_runner import BlockRunner
-from .contract import (
+from ..contract import (
     EncoderItemSpec,
-    EncoderOutput,
     Grid,
     GridLike,
     Metadata,
@@ -22,20 +20,18 @@ from .contract import (
     VisionInputs,
     output_like,
 )
-from .encoder import Encoder
-from .inputs import (
-    StagedPreprocessor,
+from ..grids import read_grid, split_rows
+from ..layers.attention import segment_metadata
+from .block_runner import BlockRunner
+from .checks import (
     block_indices,
     check_pixels,
     missing_grid,
-    read_grid,
     require_metadata,
     require_output,
     require_tensor,
-    split_rows,
 )
-from .segments import segment_metadata
-from .streams import Encoding
+from .encoder import Encoder
 
 
 class VisionEncoder(BlockRunner, Encoder):
@@ -137,11 +133,6 @@ class VisionEncoder(BlockRunner, Encoder):
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Return one output per item: those of the only path, split."""
         return self.split(outputs["image"], inputs.grid_thw) if outputs else []
-
-    def encoding(self) -> Encoding[EncoderOutput]:
-        """This encoder, and how ``encode`` and ``encode_many`` call it."""
-        stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
-        return Encoding(self, self.paths, self.paths, self.device, stager=stager)
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
         """Cut a batched output into one output per item.

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .contract import EncoderItemSpec, Grid, GridLike, Metadata
-from .inputs import check_rows, raster_maps, read_grid, squarest
+from ..contract import EncoderItemSpec, Grid, GridLike, Metadata
+from ..grids import raster_maps, read_grid, squarest
+from .checks import check_rows
 from .vision_encoder import VisionEncoder
 
 

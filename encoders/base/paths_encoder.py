@@ -1,9 +1,9 @@
-"""The base class of encoders that take several inputs per item, each encoded by a path of its own.
+"""The base classes of encoders that take several inputs per item, each by a path of its own.
 
 A path is a single-path encoder: a view of one tower for tiles of another size, or another tower.
 The paths run one after another, and their outputs are joined per item.
 
-Shapes: D tower width.
+Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ..contract import EncoderOutput, GridLike, Metadata, Output, VisionInputs
-from ..encoder import Encoder
-from ..streams import Encoding
-from ..vision_encoder import VisionEncoder
+from ..contract import (
+    EncoderOutput,
+    GridLike,
+    Metadata,
+    Output,
+    VisionInputs,
+)
+from .encoder import Encoder
+from .vision_encoder import VisionEncoder
 
 Self = TypeVar("Self", bound="PathsEncoder")
 
@@ -128,18 +133,6 @@ class PathsEncoder(Encoder):
             for item, entry in zip(numbers, entries, strict=True):
                 items[item][name] = entry
         return items
-
-    def encoding(self) -> Encoding[EncoderOutput]:
-        """This encoder, and how ``encode`` and ``encode_many`` call its paths."""
-        return Encoding(self, self.paths, self.paths, self.device)
-
-    def share(self, tower: VisionEncoder) -> None:
-        """Have the parameters and modules of ``tower`` under the same names, each of them once.
-
-        The tower is seen by two objects then: as a path, and as this encoder.
-        """
-        self._parameters, self._modules = tower._parameters, tower._modules
-        self._buffers = tower._buffers
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
-from .contract import EncoderOutput, GridLike, Metadata, Output, PartialOutput, VisionInputs
-from .inputs import Preprocessor, require_features
+from ..contract import (
+    EncoderOutput,
+    GraphableEncoder,
+    GridLike,
+    Metadata,
+    Output,
+    PartialOutput,
+    Preprocessor,
+    VisionInputs,
+)
+from ..streams.items import EncodesItems
+from .checks import require_features
 from .saving import SavedEncoder
-from .streams import EncodesItems
-from .streams.calls import check_paths
+
+if TYPE_CHECKING:
+    from ..streams.calls import Encoding
 
 Self = TypeVar("Self", bound="Encoder")
 Features: TypeAlias = Tensor | Sequence[Tensor] | Sequence[EncoderOutput] | Sequence[PartialOutput]
@@ -27,11 +38,29 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
     """The base class of all encoders: one call, feature maps and inner blocks for every family.
 
     Subclasses take one kind of input per item (:class:`VisionEncoder`) or several
-    (:class:`encoders.paths.PathsEncoder`).
+    (:class:`encoders.PathsEncoder`).
     """
 
     config: Any
-    preprocessor: Preprocessor
+    _preprocessor: Preprocessor | None = None
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """Turns images and videos into inputs; by default with the published rules of the family.
+
+        It is made at the first use, so that importing an encoder imports no image library.
+        """
+        if self._preprocessor is None:
+            self._preprocessor = self._default_preprocessor()
+        return self._preprocessor
+
+    @preprocessor.setter
+    def preprocessor(self, preprocessor: Preprocessor) -> None:
+        self._preprocessor = preprocessor
+
+    def _default_preprocessor(self) -> Preprocessor:
+        """The preprocessor with the published rules of the family and the sizes of the config."""
+        raise NotImplementedError
 
     @property
     @abstractmethod
@@ -127,10 +156,18 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
         outputs = {name: self.paths[name](*path[:2]) for name, path in calls if path.items}
         return self.join(outputs, pixel_values)
 
+    def encoding(self) -> Encoding[EncoderOutput]:
+        """This encoder, and how ``encode`` and ``encode_many`` call its paths."""
+        from ..inputs.images import StagedPreprocessor
+        from ..streams.calls import Encoding
+
+        stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
+        paths = cast("Mapping[str, GraphableEncoder]", self.paths)
+        return Encoding(self, paths, paths, self.device, stager=stager)
+
     def _check_inputs(self, inputs: VisionInputs) -> None:
         """Raise a ValueError unless inputs are those of this encoder's paths."""
-        check_paths(inputs, self.paths)
-        inputs.check_items()
+        inputs.check(self.paths)
 
     @overload
     def feature_maps(self, features: Features, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...

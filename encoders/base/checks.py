@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..contract import EncoderOutput, Grid, PartialOutput
-
-
-@runtime_checkable
-class _Array(Protocol):
-    """An array or scalar of numpy's or another library's, which need not be installed."""
-
-    def tolist(self) -> Any: ...
-
-
-def plain_values(values: Any) -> Any:
-    """Return the values of a tensor or an array as Python's numbers, and anything else as it is.
-
-    Raises:
-        ValueError: a tensor without values (meta), or in another layout than a dense one.
-    """
-    if isinstance(values, list | tuple | int | str):  # the usual types, which are quick to tell
-        return values
-    if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
-        kind = "on the meta device" if values.is_meta else f"of layout {values.layout}"
-        raise ValueError(f"a tensor {kind} has no values to read: pass a dense tensor or a list")
-    return values.tolist() if isinstance(values, Tensor | _Array) else values
+from ..grids import plain_values
 
 
 def require_tensor(pixel_values: object) -> None:
