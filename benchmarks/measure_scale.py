@@ -1,4 +1,4 @@
-"""What ``benchmarks/scale.py`` computes with: rates of one core, of one disk and of one GPU."""
+"""What ``vitgraph embed --plan`` computes with: rates of one core, of one disk and of one GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def measure_host(images: int, listed: int) -> dict[str, Any]:
             "decoding": {name: measure_decoding(size, images) for name, size in SIZES.items()},
             "per second": measure_lists(listed),
             "bytes per listed file": measure_bytes(min(listed, 20_000)),
-            "towers": measure_towers(),
         }
     finally:
         torch.set_num_threads(threads)
@@ -94,18 +93,6 @@ def without_weights(repo_id: str) -> VisionEncoder:
                 with torch.device("meta"):
                     return family.encoder(family.config.from_hf(model.config))
     raise ValueError(f"{repo_id}: is not a published repo that is known")
-
-
-def measure_towers() -> dict[str, Any]:
-    """Width of a vector, and tokens of an image of each size; nothing is encoded."""
-    found = {}
-    for name, repo_id in TOWERS.items():
-        encoder = without_weights(repo_id)
-        images = [torch.zeros(3, h, w, dtype=torch.uint8) for w, h in SIZES.values()]
-        specs = encoder.item_specs(encoder.preprocess(images).grid_thw)
-        tokens = {size: spec.output_tokens for size, spec in zip(SIZES, specs, strict=True)}
-        found[name] = {"width": encoder.out_features, "tokens": tokens}
-    return found
 
 
 def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
@@ -169,8 +156,15 @@ def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "images": images,
         "workers": workers,
+        "encoders": {name: identity(repo_id) for name, repo_id in TOWERS.items()},
         "towers": {name: dict(rates_of(name, images, workers, repeats)) for name in TOWERS},
     }
+
+
+def identity(repo_id: str) -> dict[str, Any]:
+    """What ``vitgraph embed --plan`` knows a tower by that has these rates."""
+    encoder = without_weights(repo_id)
+    return {"class": type(encoder).__name__, "features": encoder.num_features}
 
 
 def rates_of(

@@ -1,4 +1,4 @@
-"""Capacity planning: the tables of ``docs/scale.md``, from measured rates.
+"""The tables of ``docs/scale.md``, from measured rates.
 
     python -m benchmarks.scale --host --json benchmarks/results/scale_host.json
     python -m benchmarks.scale --gpu --json benchmarks/results/scale_h200.json
@@ -7,10 +7,8 @@
 ``--host`` measures one core, and needs no GPU: JPEG files of quality 90 decoded and resized per
 second of CPU time, and files listed. Run it on a host like those of the GPUs. ``--gpu`` measures
 ``encode_many`` over images that are in memory, with towers of published size, random weights,
-bfloat16 and CUDA graphs, so that the GPU alone binds. All else is arithmetic:
-
-    images per second of one GPU = min(rate of the GPU, cores per GPU x rate of one core)
-    hours = images / (GPUs x images per second of one GPU) / 3600
+bfloat16 and CUDA graphs, so that the GPU alone binds. ``vitgraph embed --plan`` computes with these
+rates; its arithmetic stands in ``vitgraph/embedding/planning/estimate.py``.
 """
 
 from __future__ import annotations
@@ -29,11 +27,6 @@ GPU = ROOT / "benchmarks" / "results" / "scale_h200.json"
 PARALLEL = ROOT / "benchmarks" / "results" / "data_parallel_h200.json"
 SOAK = ROOT / "benchmarks" / "results" / "soak_h200.json"
 IMAGES = 10_000_000
-GPUS = (1, 8, 64)
-CORES = 12
-"""Per GPU, as many hosts of eight GPUs have."""
-SHOWN = "640x480"
-"""The size of the tables that show one alone."""
 PENDING = (
     "*Not measured yet: `{}` measures, `python -m benchmarks.scale --write` writes the table.*"
 )
@@ -80,8 +73,6 @@ def blocks() -> dict[str, str]:
         "rates": no_gpu or rates(cast(Body, gpu)),
         "decoding": no_host or decoding(cast(Body, host)),
         "cores": no_gpu or no_host or cores(cast(Body, gpu), cast(Body, host)),
-        "hours": no_gpu or no_host or hours(cast(Body, gpu), cast(Body, host)),
-        "bytes": no_host or stored(cast(Body, host)),
         "parallel": pending.get("data_parallel") or share(cast(Body, parallel)),
         "soak": pending.get("soak") or soaked(cast(Body, soak)),
     }
@@ -153,44 +144,6 @@ def cores(gpu: Body, host: Body) -> str:
     ]
     text = "Cores that keep one GPU busy. Computed: the rate of the GPU over the rate of one core."
     return f"{text}\n\n{markdown(('tower', *sizes), rows)}"
-
-
-def hours(gpu: Body, host: Body) -> str:
-    """Computed: hours of 10 million images, and what binds."""
-    rows = []
-    for tower, found in gpu["towers"].items():
-        busy = found[SHOWN]["images per second"]
-        decoded = CORES * host["decoding"][SHOWN][family(tower)]
-        rate = min(busy, decoded)
-        binds = "GPU" if busy <= decoded else f"decoding: {CORES} cores make {decoded:,.0f}/s"
-        taken = [f"{IMAGES / (count * rate) / 3600:,.2f}" for count in GPUS]
-        rows.append([tower, f"{rate:,.0f}", *taken, binds])
-    header = ("tower", "images/s per GPU", *(f"{n} GPU{'s' * (n > 1)}" for n in GPUS), "binds")
-    text = (
-        f"Hours for {IMAGES:,} images of {SHOWN}, {CORES} cores per GPU. Computed from the tables "
-        "above, without the minute in which each worker starts."
-    )
-    return f"{text}\n\n{markdown(header, rows)}"
-
-
-def stored(host: Body) -> str:
-    """Computed: bytes on disk of 10 million results."""
-    rows = []
-    for tower, found in host["towers"].items():
-        width, tokens = found["width"], found["tokens"][SHOWN]
-        counts = (width * 4, width * 2, tokens * width * 2)
-        rows.append([tower, f"{width}", f"{tokens:,}", *(size_of(IMAGES * n) for n in counts)])
-    header = ("tower", "width", "tokens", "vector, float32", "vector, float16", "tokens, float16")
-    text = (
-        f"Bytes on disk for {IMAGES:,} images of {SHOWN}. Computed: images x width x bytes, for "
-        "`--pool none` x tokens; widths and tokens are those of the published configs."
-    )
-    return f"{text}\n\n{markdown(header, rows)}"
-
-
-def size_of(count: float) -> str:
-    """A number of bytes for readers."""
-    return f"{count / 1e12:,.1f} TB" if count >= 1e12 else f"{count / 1e9:,.0f} GB"
 
 
 def share(body: Body) -> str:

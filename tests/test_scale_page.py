@@ -34,7 +34,6 @@ def host_results() -> dict[str, Any]:
         "decoding": {"640x480": {"kilobytes": 70.0, "Qwen": 100.0, "InternViT": 50.0}},
         "per second": {"files of a folder": 100_000},
         "bytes per listed file": 250,
-        "towers": {"Qwen3-VL-8B": {"width": 4096, "tokens": {"640x480": 300}}},
     }
 
 
@@ -44,18 +43,8 @@ def test_the_page_shows_the_committed_figures() -> None:
     assert scale.fill(page, scale.blocks()) == page
 
 
-def test_hours_follow_from_the_slower_of_gpu_and_cores() -> None:
-    text = scale.hours(gpu_results(), host_results())
-    # 10,000,000 / 600 / 3600 = 4.63
-    assert "| Qwen3-VL-8B | 600 | 4.63 | 0.58 | 0.07 | GPU |" in text
-    text = scale.hours(gpu_results(2400.0), host_results())
-    # 12 cores x 100 per second = 1,200 per second
-    assert "| Qwen3-VL-8B | 1,200 | 2.31 | 0.29 | 0.04 | decoding: 12 cores make 1,200/s |" in text
-
-
-def test_cores_and_bytes_are_computed_from_rates() -> None:
+def test_cores_are_computed_from_rates() -> None:
     assert "| Qwen3-VL-8B | 6.0 |" in scale.cores(gpu_results(), host_results())
-    assert "| 4096 | 300 | 164 GB | 82 GB | 24.6 TB |" in scale.stored(host_results())
     said = scale.decoding(host_results())
     assert "10,000,000 files of a folder in 100 s (at 100,000 per second)" in said
     assert "takes 2.5 GB of memory (250 bytes per file)" in said
@@ -69,26 +58,26 @@ def test_blocks_that_are_not_measured_say_what_measures_them(
         monkeypatch.setattr(scale, name, root / getattr(scale, name).name)
     monkeypatch.setattr(scale, "ROOT", tmp_path)
     blocks = scale.blocks()
-    assert "benchmarks.scale --gpu --json benchmarks/results/scale_h200.json" in blocks["hours"]
+    assert "benchmarks.scale --gpu --json benchmarks/results/scale_h200.json" in blocks["rates"]
     assert "benchmarks.soak --json" in blocks["soak"]
     root.mkdir(parents=True)
     (root / scale.GPU.name).write_text(json.dumps(gpu_results()))
     rates = scale.blocks()["rates"]
     assert "torch 2.11.0, flash-attn-4 4.0.0" in rates
     assert "600 (300)" in rates
-    assert "--host" in scale.blocks()["hours"]
+    assert "--host" in scale.blocks()["cores"]
 
 
 @pytest.mark.slow
-def test_one_core_is_measured_and_towers_are_counted() -> None:
+def test_one_core_is_measured_and_towers_are_told_apart() -> None:
     found = measure_scale.measure_decoding((96, 64), 2)
     assert found["Qwen"] > 0
     assert found["InternViT"] > 0
     lists = measure_scale.measure_lists(50)
     assert min(lists.values()) > 0
-    towers = measure_scale.measure_towers()
-    assert towers["Qwen3-VL-8B"]["tokens"]["640x480"] == 300
-    assert towers["InternViT-300M"]["width"] == 896
+    committed = json.loads(scale.GPU.read_text())["encoders"]
+    found = {name: measure_scale.identity(repo) for name, repo in measure_scale.TOWERS.items()}
+    assert found == committed
 
 
 def test_a_rate_of_a_gpu_is_measured_as_on_the_cpu() -> None:

@@ -126,6 +126,24 @@ def load_encoder(
         return encoder.eval().requires_grad_(False)
 
 
+def describe_encoder(
+    repo_id_or_path: str | os.PathLike[str], options: HubOptions, family: str | None = None
+) -> Encoder:
+    """Return the encoder of a checkpoint on the meta device, with its preprocessing.
+
+    It has every shape and no values; no tensor is read or fetched. The arguments are those of
+    :func:`load_encoder`, as is what is raised.
+    """
+    check_family(family)
+
+    def describe(snapshot: Snapshot) -> Encoder:
+        tower, encoder = find_encoder(snapshot, family)
+        _set_up_preprocessing(encoder, tower)
+        return encoder.eval().requires_grad_(False)
+
+    return with_checkpoint(repo_id_or_path, options, describe)
+
+
 def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Return the dtype to cast to, None to keep the stored one."""
     if dtype is None or dtype == "auto":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import __version__
 from ..arguments import add_source, read_source
+from .planning import add_plan, check_plan
 
 if TYPE_CHECKING:
     from encoders.streams.calls import Encoding, ItemResults
@@ -89,6 +90,12 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a list or a cell may name files outside its own folder",
     )
+    group.add_argument(
+        "--fetch-urls",
+        action="store_true",
+        help="a list or a cell may name https URLs of public addresses; at most 64 MiB and 60 s each",
+    )
+    add_plan(parser.add_argument_group("planning"))
     group = parser.add_argument_group("several workers")
     group.add_argument(
         "--shard",
@@ -126,7 +133,10 @@ def embed(options: argparse.Namespace) -> int:
             if options.repo is not None:
                 raise ValueError(f"{options.repo}: a job is looked at without a checkpoint")
             return check(folder)
-    wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files, "--out": options.out}
+    check_plan(options)
+    wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
+    if not options.plan:
+        wanted["--out"] = options.out
     if missing := [name for name, value in wanted.items() if value is None]:
         options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     check_embed(options)
@@ -158,9 +168,15 @@ def run_worker(options: argparse.Namespace) -> int:
         raise ValueError(f"--shard-items {options.shard_items}: must be at least 1")
     fields = read_fields(options)
     read = _source_options(options)
-    command = _Command(
+    command = Command(
         options, fields, worker, Source(options.files, read), ImageReader(read), _limits(options)
     )
+    if options.plan:
+        from .planning.command import print_plan
+
+        commit = _settings(command, None)["commit"]
+        print_plan(command, partial(_load, options, fields, worker, commit))
+        return 0
     storage = open_storage(options.out)
     load = cache(partial(_load, options, fields, worker))
     job = _open_job(command, storage, load)
@@ -169,8 +185,8 @@ def run_worker(options: argparse.Namespace) -> int:
     return job.finish()
 
 
-class _Command(NamedTuple):
-    """What one call of the command works with."""
+class Command(NamedTuple):
+    """What one call of the command works with: its options, and what was read from them."""
 
     options: argparse.Namespace
     fields: tuple[str, ...]
@@ -192,7 +208,7 @@ class _Command(NamedTuple):
         return self.limits, results, stream
 
 
-def _open_job(command: _Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
+def _open_job(command: Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
     """Join the job of a folder, or begin one there.
 
     Whoever comes first lists the files, and writes the manifest when nothing can go wrong any more
@@ -225,7 +241,7 @@ def _open_job(command: _Command, storage: Storage, load: Callable[[str], Encodin
 
 
 def _begin_job(
-    command: _Command, storage: Storage, load: Callable[[str], Encoding[Any]]
+    command: Command, storage: Storage, load: Callable[[str], Encoding[Any]]
 ) -> Job | None:
     """List the files of a job, load its encoder, and write its manifest.
 
@@ -291,7 +307,7 @@ def _limits(options: argparse.Namespace) -> dict[str, int | None]:
     return {name: vars(options)[name] for name in ("min_pixels", "max_pixels", "max_tiles")}
 
 
-def _settings(command: _Command, manifest: Manifest | None) -> dict[str, Any]:
+def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
     """All that the vectors depend on; no tensor is read or fetched for it.
 
     The commit of a repo is looked up once per job: whoever joins takes that of the manifest.

@@ -1,0 +1,78 @@
+"""What ``vitgraph embed --plan`` does: it samples the source, asks for rates, and prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoders import Encoder
+from encoders.streams import Encoding
+from weights.hub.repo import HubOptions
+from weights.load import describe_encoder
+
+from ...arguments import read_source
+from ...devices import DTYPES
+from ..command import Command
+from .estimate import THREADS_PER_GPU, Estimate, report
+from .sample import choose, committed_rate, measure_rate, take_sample
+
+
+def print_plan(command: Command, load: Callable[[], Encoding[Any]]) -> None:
+    """Print what a job would take; nothing is written, and no weights are read without a device.
+
+    Args:
+        command: what the command was called with.
+        load: loads the encoder as the job would; called if a device is named.
+
+    Raises:
+        ValueError: an option that makes no sense, or a source of which no image can be read.
+        OSError: the source cannot be listed.
+    """
+    options = command.options
+    limits, wanted, stream = command.calls()
+    if options.workers is None:
+        stream = stream._replace(workers=THREADS_PER_GPU)
+    source = read_source(options)
+    family = source.pop("family")
+    encoder = describe_encoder(options.repo, HubOptions(**source), family)
+    encoder.encoding().check(wanted)
+    count, what = count_written(encoder, options.pool, command.fields, limits)
+    size = DTYPES[options.out_dtype].itemsize
+    total, chosen = choose(command.source)
+    for line in (*command.source.notes, *command.source.describe_left_out()):
+        print(line)
+    sample, images = take_sample(
+        chosen, command.reader.read, encoder, limits, lambda image: count(image) * size
+    )
+    if options.device is None:
+        rate = committed_rate(encoder, sample.tokens)
+    else:
+        rate = measure_rate(load(), images, limits, wanted, stream)
+    assert stream.workers is not None
+    estimate = Estimate(total, sample, rate, stream.workers)
+    print(report(estimate, options.files, options.gpus, f"{what}, {options.out_dtype}"))
+
+
+def count_written(
+    encoder: Encoder, pool: str, fields: Sequence[str], limits: Mapping[str, Any]
+) -> tuple[Callable[[Tensor], int], str]:
+    """Return what counts the numbers that a job writes for an image, and what they are called.
+
+    Whole outputs are counted on the meta device, which computes shapes and no values.
+    """
+    if pool != "none":
+        width = encoder.num_features if pool == "cls" else encoder.out_features
+        return lambda image: width, f"vectors [{width}]"
+
+    def count(image: Tensor) -> int:
+        with torch.no_grad():
+            (output,) = encoder.encode([image], **limits)
+        found = [output._asdict()[name] for name in fields]
+        tensors = [x for field in found for x in (field if isinstance(field, tuple) else [field])]
+        return sum(tensor.numel() for tensor in tensors)
+
+    return count, ", ".join(fields)

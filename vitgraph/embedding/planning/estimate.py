@@ -1,0 +1,140 @@
+"""The arithmetic of ``vitgraph embed --plan``: hours, bytes and cores of a job.
+
+    images per second of one GPU = min(rate of the GPU, threads per GPU / seconds of one thread)
+    hours = images / (GPUs x images per second of one GPU) / 3600
+
+A thread reads an image and decodes it. What goes in is measured by :mod:`.sample`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...terminal import format_table
+
+GPUS = (1, 8, 64)
+"""The rows of the table where ``--gpus`` says nothing."""
+THREADS_PER_GPU = 12
+"""As many hosts of eight GPUs have cores for each."""
+
+
+class Sample(NamedTuple):
+    """What some images of a source have told; means per image."""
+
+    read_bytes: float
+    read_seconds: float
+    """Of one thread, waiting included."""
+    decode_seconds: float
+    """Of one core."""
+    written_bytes: float
+    tokens: Sequence[int]
+    """Output tokens of each image."""
+    unreadable: int
+    """How many more images cannot be encoded."""
+
+
+class Rate(NamedTuple):
+    """Images per second of one device, and how that is known."""
+
+    per_second: float
+    known_by: str
+
+
+class Estimate(NamedTuple):
+    """One job, as far as arithmetic knows it."""
+
+    images: int
+    sample: Sample
+    rate: Rate | None
+    """Of one GPU, None if nobody has measured it."""
+    threads: int = THREADS_PER_GPU
+
+    @property
+    def decoded_per_second(self) -> float:
+        """What the threads beside one GPU read and decode."""
+        return self.threads / (self.sample.read_seconds + self.sample.decode_seconds)
+
+    @property
+    def per_second(self) -> float:
+        """Images per second with one GPU."""
+        gpu = self.rate.per_second if self.rate else float("inf")
+        return min(gpu, self.decoded_per_second)
+
+    @property
+    def binds(self) -> str:
+        """The resource that the job waits for."""
+        if self.rate and self.rate.per_second <= self.decoded_per_second:
+            return "the GPU"
+        slower = self.sample.read_seconds > self.sample.decode_seconds
+        return "reading" if slower else "decoding"
+
+    @property
+    def cores(self) -> float:
+        """Cores that decode for one GPU at this rate."""
+        return self.per_second * self.sample.decode_seconds
+
+    def hours(self, gpus: int) -> float:
+        """Hours of the whole job, without the minute in which each worker starts."""
+        return self.images / (gpus * self.per_second) / 3600
+
+
+def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> str:
+    """Return the arithmetic as text.
+
+    Args:
+        estimate: of the job.
+        source: its name.
+        gpus: the only row of the table; None shows some.
+        written: what is written for each image.
+    """
+    images, sample, rate = estimate.images, estimate.sample, estimate.rate
+    tokens = f"{statistics.mean(sample.tokens):,.0f} tokens ({min(sample.tokens):,} to "
+    tokens += f"{max(sample.tokens):,})"
+    bad = f", {sample.unreadable} more cannot be encoded" if sample.unreadable else ""
+    head = [
+        f"{source}: {images:,} images",
+        f"sample: {len(sample.tokens)} images{bad}; on average {readable(sample.read_bytes)} and "
+        f"{tokens}",
+        f"one thread: {sample.read_seconds * 1e3:,.1f} ms to read, "
+        f"{sample.decode_seconds * 1e3:,.1f} ms to decode; {estimate.threads} threads per GPU "
+        f"(--workers) make {estimate.decoded_per_second:,.0f} images per second",
+        f"one device: {rate.per_second:,.0f} images per second, {rate.known_by}"
+        if rate
+        else "one device: its rate is not known; --device cuda measures it on this machine. Below "
+        "stands what the threads alone would take",
+        "",
+    ]
+    rows = [
+        (
+            f"{count}",
+            f"{count * estimate.per_second:,.0f}",
+            _shown(estimate.hours(count)),
+            f"{count * estimate.cores:,.1f}",
+            f"{count * estimate.per_second * sample.read_bytes / 1e6:,.1f}",
+        )
+        for count in ([gpus] if gpus else GPUS)
+    ]
+    table = format_table(("GPUs", "images/s", "hours", "cores", "MB/s read"), rows)
+    total = images * sample.written_bytes
+    tail = [
+        "",
+        f"binds: {estimate.binds}",
+        f"bytes: {readable(images * sample.read_bytes)} to read, about {readable(total)} to write "
+        f"({written})",
+    ]
+    return "\n".join([*head, table, *tail])
+
+
+def _shown(hours: float) -> str:
+    """Hours with two decimals, and the first two digits where that would be nothing."""
+    return f"{hours:,.2f}" if hours >= 0.01 else f"{hours:.2g}"
+
+
+def readable(count: float) -> str:
+    """Return a number of bytes with the unit that suits it."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 1e3:,.1f} kB"

@@ -1,0 +1,173 @@
+"""What ``vitgraph embed --plan`` measures: some images of a source, and the rate of a device.
+
+Without a device, the rate of a GPU follows from what is committed: images per second of one H200
+(``scale_h200.json``) for four towers, by the tokens of an image.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import cycle, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoders.inputs import to_rgb
+from encoders.streams import Encoding, ItemResults, StreamOptions, stream_items
+from encoders.vision_encoder import Encoder
+
+from ...benching.figures import results_folder
+from ..sources import File
+from .estimate import Rate, Sample
+
+COMMITTED = "scale_h200.json"
+SAMPLED = 32
+"""Images that are read."""
+LEAST_SECONDS = 3.0
+"""How long the rate of a device is measured at least."""
+
+
+class _Measured(NamedTuple):
+    """One image of the sample."""
+
+    image: Tensor
+    read_bytes: int
+    read_seconds: float
+    decode_seconds: float
+    written_bytes: int
+    tokens: int
+
+
+def take_sample(
+    files: Sequence[File],
+    encoder: Encoder,
+    limits: Mapping[str, Any],
+    written_bytes: Callable[[Tensor], int],
+) -> tuple[Sample, list[Tensor]]:
+    """Read and decode some images, evenly from the whole source, in one thread.
+
+    Args:
+        files: of the source.
+        encoder: whose preprocessing is measured; it may be on the meta device.
+        limits: keywords of ``preprocess``.
+        written_bytes: what the job writes for an image.
+
+    Returns:
+        The figures, and the images as uint8 tensors.
+
+    Raises:
+        ValueError: no image of the sample can be read.
+    """
+    places = sorted({*np.linspace(0, len(files) - 1, SAMPLED).astype(int).tolist()})
+    measured: list[_Measured] = []
+    errors: list[str] = []
+    with _one_thread():
+        encoder.preprocess([torch.zeros(3, 64, 64, dtype=torch.uint8)], **limits)  # imports
+        for place in places:
+            try:
+                measured.append(_measure(files[place], encoder, limits, written_bytes))
+            except (OSError, ValueError) as error:
+                errors.append(f"{files[place].key}: {error}")
+    if not measured:
+        raise ValueError(f"none of {len(places)} sampled images can be read; {errors[0]}")
+    columns = np.array([one[1:5] for one in measured])
+    size, reading, decoding, written = columns.mean(axis=0).tolist()
+    tokens = [one.tokens for one in measured]
+    sample = Sample(size, reading, decoding, written, tokens, len(errors))
+    return sample, [one.image for one in measured]
+
+
+def _measure(
+    file: File, encoder: Encoder, limits: Mapping[str, Any], written_bytes: Callable[[Tensor], int]
+) -> _Measured:
+    began = time.perf_counter()
+    data = file.read()
+    read_seconds = time.perf_counter() - began
+    encoding = encoder.encoding()
+    began = time.thread_time()
+    if encoding.stager is not None:  # what threads do for a GPU, which does the rest itself
+        encoding.stager.stage([data], [], limits)
+    else:
+        encoder.preprocess([data], **limits)
+    decode_seconds = time.thread_time() - began
+    image = to_rgb(data)
+    tokens = encoding.tokens(encoder.preprocess([image], **limits))
+    written = written_bytes(image)
+    return _Measured(image, len(data), read_seconds, decode_seconds, written, tokens)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch resize with one core inside, as it does in the threads of a stream."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+def measure_rate(
+    encoding: Encoding,
+    images: Sequence[Tensor],
+    limits: Mapping[str, Any],
+    wanted: ItemResults,
+    options: StreamOptions,
+) -> Rate:
+    """Encode decoded images again and again, and return how many a device encodes per second."""
+    options = options._replace(progress=False, on_error="raise")
+
+    def seconds_of(count: int) -> float:
+        items = islice(cycle(images), count)
+        began = time.perf_counter()
+        with closing(stream_items(encoding, items, limits, wanted, options)) as results:
+            for _ in results:
+                pass
+        return time.perf_counter() - began
+
+    seconds_of(1)  # warms up
+    count = len(images)
+    while (seconds := seconds_of(count)) < LEAST_SECONDS:
+        count *= 4
+    return Rate(count / seconds, f"measured on {_name_of(encoding.device)}")
+
+
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device}"
+
+
+def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
+    """Return the rate of one H200 for images of these tokens, None for a tower not measured."""
+    committed = json.loads((results_folder() / COMMITTED).read_text())
+    own = {"class": type(encoder).__name__, "features": encoder.num_features}
+    for name, identity in committed["encoders"].items():
+        if identity == own:
+            known = seconds_by_tokens(committed["towers"][name].values())
+            seconds = sum(seconds_of(count, known) for count in tokens) / len(tokens)
+            about = committed["about"]
+            return Rate(1 / seconds, f"as {name} on one {about['gpu']} ({about['date']})")
+    return None
+
+
+def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
+    """Return the mean seconds of one image by its tokens, with ascending tokens."""
+    found = defaultdict[int, list[float]](list)
+    for size in sizes:
+        found[int(size["tokens"])].append(1 / size["images per second"])
+    return {tokens: sum(found[tokens]) / len(found[tokens]) for tokens in sorted(found)}
+
+
+def seconds_of(tokens: int, known: Mapping[int, float]) -> float:
+    """Return the seconds of an image: between two measured sizes on a line, above in proportion."""
+    most = max(known)
+    between = float(np.interp(tokens, list(known), list(known.values())))
+    return between * max(tokens / most, 1)
