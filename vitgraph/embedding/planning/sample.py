@@ -12,18 +12,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import cycle, islice
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from encoders import Encoder
 from encoders.inputs import to_rgb
 from encoders.streams import Encoding, ItemResults, StreamOptions, stream_items
-from encoders.vision_encoder import Encoder
 
 from ...benching.figures import results_folder
-from ..sources import File
+from ..reading import File
 from .estimate import Rate, Sample
 
 COMMITTED = "scale_h200.json"
@@ -44,16 +45,35 @@ class _Measured(NamedTuple):
     tokens: int
 
 
+def choose(files: Iterable[File], most: int = SAMPLED) -> tuple[int, list[File]]:
+    """Count files, and choose some at random, each with the same chance; none else is kept.
+
+    Args:
+        files: of a source; a list of millions need not fit into memory.
+        most: how many to choose.
+    """
+    chance, chosen, count = Random(0), list[File](), 0
+    for file in files:
+        count += 1
+        if len(chosen) < most:
+            chosen.append(file)
+        elif (place := chance.randrange(count)) < most:
+            chosen[place] = file
+    return count, chosen
+
+
 def take_sample(
     files: Sequence[File],
+    read: Callable[[File], bytes],
     encoder: Encoder,
     limits: Mapping[str, Any],
     written_bytes: Callable[[Tensor], int],
 ) -> tuple[Sample, list[Tensor]]:
-    """Read and decode some images, evenly from the whole source, in one thread.
+    """Read and decode some images in one thread.
 
     Args:
-        files: of the source.
+        files: the images.
+        read: returns the bytes of an image file.
         encoder: whose preprocessing is measured; it may be on the meta device.
         limits: keywords of ``preprocess``.
         written_bytes: what the job writes for an image.
@@ -62,20 +82,22 @@ def take_sample(
         The figures, and the images as uint8 tensors.
 
     Raises:
-        ValueError: no image of the sample can be read.
+        ValueError: none of them can be read.
     """
-    places = sorted({*np.linspace(0, len(files) - 1, SAMPLED).astype(int).tolist()})
     measured: list[_Measured] = []
     errors: list[str] = []
     with _one_thread():
         encoder.preprocess([torch.zeros(3, 64, 64, dtype=torch.uint8)], **limits)  # imports
-        for place in places:
+        for file in files:
+            began = time.perf_counter()
             try:
-                measured.append(_measure(files[place], encoder, limits, written_bytes))
+                data = read(file)
+                seconds = time.perf_counter() - began
+                measured.append(_measure(data, seconds, encoder, limits, written_bytes))
             except (OSError, ValueError) as error:
-                errors.append(f"{files[place].key}: {error}")
+                errors.append(f"{file.key}: {error}")
     if not measured:
-        raise ValueError(f"none of {len(places)} sampled images can be read; {errors[0]}")
+        raise ValueError(f"none of {len(files)} sampled images can be read; {errors[0]}")
     columns = np.array([one[1:5] for one in measured])
     size, reading, decoding, written = columns.mean(axis=0).tolist()
     tokens = [one.tokens for one in measured]
@@ -84,11 +106,12 @@ def take_sample(
 
 
 def _measure(
-    file: File, encoder: Encoder, limits: Mapping[str, Any], written_bytes: Callable[[Tensor], int]
+    data: bytes,
+    read_seconds: float,
+    encoder: Encoder,
+    limits: Mapping[str, Any],
+    written_bytes: Callable[[Tensor], int],
 ) -> _Measured:
-    began = time.perf_counter()
-    data = file.read()
-    read_seconds = time.perf_counter() - began
     encoding = encoder.encoding()
     began = time.thread_time()
     if encoding.stager is not None:  # what threads do for a GPU, which does the rest itself
@@ -117,7 +140,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def measure_rate(
-    encoding: Encoding,
+    encoding: Encoding[Any],
     images: Sequence[Tensor],
     limits: Mapping[str, Any],
     wanted: ItemResults,
