@@ -15,7 +15,7 @@ from PIL import Image
 
 import vitgraph
 from photographs import china
-from tls_server import HOSTS, TlsServer, make_certificate, resolver
+from tls_server import TlsServer, make_certificate, resolver
 from vitgraph.fetching import Fetcher, addresses_of, is_public, shown
 
 PUBLIC = "93.184.216.34"
@@ -53,18 +53,6 @@ def png() -> bytes:
     return file.getvalue()
 
 
-def fetcher(server: TlsServer, **settings: Any) -> Fetcher:
-    """A fetcher that finds the hosts of the certificate at a public address."""
-    known = {host.replace(".", "_"): [PUBLIC] for host in HOSTS}
-    return Fetcher(**{"resolve": resolver(**known), "context": server.context, **settings})
-
-
-def local(server: TlsServer, **settings: Any) -> Fetcher:
-    """A fetcher that finds them on loopback, and was allowed to."""
-    known = {host.replace(".", "_"): ["127.0.0.1"] for host in HOSTS}
-    return fetcher(server, **{"resolve": resolver(**known), "allowed_hosts": HOSTS, **settings})
-
-
 # --- what is read ---------------------------------------------------------------------------------
 
 
@@ -73,7 +61,7 @@ def test_the_checked_address_is_the_one_connected_to(
 ) -> None:
     """A name server that answers with loopback the second time is not asked a second time."""
     answers = [[PUBLIC], ["127.0.0.1"]]
-    rebinding = fetcher(server, resolve=lambda host, port: answers.pop(0))
+    rebinding = Fetcher(resolve=lambda host, port: answers.pop(0), context=server.context)
     assert rebinding.read(server.url("/a.png")) == png()
     assert connected == [(PUBLIC, server.port)]
     assert len(answers) == 1
@@ -90,14 +78,14 @@ def test_no_proxy_and_no_credentials_of_the_environment_are_used(
     (tmp_path / ".netrc").write_text("machine photos.test login me password secret\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    assert local(server).read(server.url("/a.png")) == png()
+    assert server.fetcher().read(server.url("/a.png")) == png()
     (_, _, headers), *_ = server.requests
     assert set(headers) == {"Host", "User-Agent", "Accept", "Accept-Encoding", "Connection"}
 
 
 def test_paths_and_queries_are_sent_as_they_are_meant(server: TlsServer) -> None:
     server.files["/b%20c%C3%A9.png?a=1&b=%2F"] = b"found"
-    assert local(server).read(server.url("/b cé.png?a=1&b=%2F#part")) == b"found"
+    assert server.fetcher().read(server.url("/b cé.png?a=1&b=%2F#part")) == b"found"
 
 
 def test_the_second_address_is_tried_where_the_first_is_silent(
@@ -111,13 +99,13 @@ def test_the_second_address_is_tried_where_the_first_is_silent(
         return connect(address, *rest)
 
     monkeypatch.setattr(socket, "create_connection", create_connection)
-    two = local(server, resolve=lambda host, port: ["127.0.0.2", "127.0.0.1"])
+    two = server.fetcher(resolve=lambda host, port: ["127.0.0.2", "127.0.0.1"])
     assert two.read(server.url("/a.png")) == png()
 
 
 def test_a_file_without_a_length_is_read_to_its_end(server: TlsServer) -> None:
     server.files["/b?chunked"] = b"12345"
-    assert local(server).read(server.url("/b?chunked")) == b"12345"
+    assert server.fetcher().read(server.url("/b?chunked")) == b"12345"
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -197,14 +185,14 @@ def test_every_hop_of_a_redirect_is_checked_again(
 def test_five_redirects_are_followed_and_a_sixth_is_refused(server: TlsServer) -> None:
     for number in range(1, 7):
         server.redirects[f"/{number}"] = f"/{number - 1}" if number > 1 else "/a.png"
-    assert local(server).read(server.url("/5")) == png()
+    assert server.fetcher().read(server.url("/5")) == png()
     with pytest.raises(ValueError, match=r"/6: is redirected more than 5 times"):
-        local(server).read(server.url("/6"))
+        server.fetcher().read(server.url("/6"))
 
 
 def test_a_redirect_to_another_host_is_followed(server: TlsServer) -> None:
     server.redirects["/r"] = server.url("/a.png", "cdn.test")
-    assert local(server).read(server.url("/r")) == png()
+    assert server.fetcher().read(server.url("/r")) == png()
     assert [host.split(":")[0] for host, *_ in server.requests] == ["photos.test", "cdn.test"]
 
 
@@ -232,16 +220,16 @@ def test_a_certificate_of_another_host_or_of_nobody_is_refused(server: TlsServer
 @pytest.mark.parametrize("path", ["/b", "/b?chunked"])
 def test_a_file_over_the_limit_of_bytes_is_refused(path: str, server: TlsServer) -> None:
     server.files[path] = bytes(1001)
-    assert len(local(server, most_bytes=1001).read(server.url(path))) == 1001
+    assert len(server.fetcher(most_bytes=1001).read(server.url(path))) == 1001
     with pytest.raises(ValueError, match="is larger than 1,000 bytes; download it yourself"):
-        local(server, most_bytes=1000).read(server.url(path))
+        server.fetcher(most_bytes=1000).read(server.url(path))
 
 
 def test_a_server_that_sends_byte_by_byte_meets_the_limit_of_time(server: TlsServer) -> None:
     server.files["/slow"], server.slowly["/slow"] = bytes(b"x" * 1000), 0.02
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"/slow: took longer than 0\.5 s; download it yourself"):
-        local(server, seconds=0.5).read(server.url("/slow"))
+        server.fetcher(seconds=0.5).read(server.url("/slow"))
     assert time.monotonic() - began < 10  # it would take 20 s
 
 
@@ -258,12 +246,12 @@ def test_an_answer_that_breaks_off_is_an_error(server: TlsServer) -> None:
     server.files["/b"] = b"12345"
     server.lying.add("/b")
     with pytest.raises(ValueError, match="broke off 10 bytes before the end"):
-        local(server).read(server.url("/b"))
+        server.fetcher().read(server.url("/b"))
 
 
 def test_other_answers_than_200_are_named(server: TlsServer) -> None:
     with pytest.raises(ValueError, match=r"^https://photos.test:\d+/x: the server answers 404 Not"):
-        local(server).read(server.url("/x?secret=1"))
+        server.fetcher().read(server.url("/x?secret=1"))
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -289,7 +277,7 @@ def test_a_url_is_shown_without_its_secrets() -> None:
 
 @pytest.fixture
 def reads_from_the_server(server: TlsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitgraph.fetching.Fetcher", lambda: local(server))
+    monkeypatch.setattr("vitgraph.fetching.Fetcher", server.fetcher)
 
 
 def turned(suffix: str) -> bytes:

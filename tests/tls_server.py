@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from vitgraph.fetching import Fetcher
 
 HOSTS = ("photos.test", "cdn.test")
 
@@ -66,6 +69,12 @@ class TlsServer:
     def url(self, path: str, host: str = HOSTS[0]) -> str:
         """The URL of a path."""
         return f"https://{host}:{self.port}{path}"
+
+    def fetcher(self, **settings: Any) -> Fetcher:
+        """A fetcher that finds the hosts of the certificate here, and is allowed to."""
+        known = {host.replace(".", "_"): ["127.0.0.1"] for host in HOSTS}
+        here = {"resolve": resolver(**known), "context": self.context, "allowed_hosts": HOSTS}
+        return Fetcher(**{**here, **settings})
 
     @contextmanager
     def running(self) -> Iterator[TlsServer]:

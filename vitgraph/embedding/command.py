@@ -93,7 +93,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fetch-urls",
         action="store_true",
-        help="a list or a cell may name https URLs of public addresses; at most 64 MiB and 60 s each",
+        help="a list or a cell may name https URLs of public addresses, 64 MiB and 60 s at most",
     )
     add_plan(parser.add_argument_group("planning"))
     group = parser.add_argument_group("several workers")
