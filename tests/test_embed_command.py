@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from encoders.base.vision_encoder import VisionEncoder
 from photographs import china, flower, hopper
 from vitgraph.cli import main
+from vitgraph.embedding.reading import File, ImageReader
 from vitgraph.features import load_embeddings
 
 KEYS = ["b/inner/one.jpg", "b/two.PNG", "c.jpg", "d.jpg"]
@@ -198,6 +200,29 @@ def test_bad_files_go_into_a_table_and_the_exit_code_is_3(
         table = list(csv.reader(file))
     assert [row[0] for row in table] == ["key", "a.jpg", "c.jpg"]
     assert "cannot be read as an image" in table[2][1]
+
+
+@pytest.mark.parametrize("options", [(), ("--pool", "none", "--fields", FIELDS), ("--plan",)])
+def test_whatever_reading_an_image_raises_is_its_error(
+    options: tuple[str, ...],
+    embed: Embed,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = ImageReader.read
+
+    def read_some(reader: ImageReader, file: File) -> bytes:
+        if file.key == "c.jpg":
+            raise BadZipFile("Bad CRC-32 for file 'c.jpg'")
+        return read(reader, file)
+
+    monkeypatch.setattr(ImageReader, "read", read_some)
+    planned = "--plan" in options
+    assert embed(photos, *options) == (0 if planned else 3)
+    if not planned:
+        with (tmp_path / "out" / "errors.csv").open() as file:
+            assert list(csv.reader(file))[1:] == [["c.jpg", "Bad CRC-32 for file 'c.jpg'"]]
 
 
 @pytest.mark.parametrize("format", ["npy", "safetensors", "parquet"])

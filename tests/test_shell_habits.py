@@ -20,7 +20,11 @@ THEIR_SIGNATURES = {
 }
 """Functions of ``integrations`` with another library's signature, by file and name."""
 
-READS_ITEMS = {"encoders/streams/stream.py": ["_prepare"]}
+READS_ITEMS = {
+    "encoders/streams/stream.py": ["_prepare"],
+    "vitgraph/embedding/job.py": ["_estimate"],
+    "vitgraph/embedding/planning/sample.py": ["take_sample"],
+}
 """Where an item is read, by code of the user's own: whatever that raises is the item's error."""
 
 

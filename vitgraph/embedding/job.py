@@ -145,7 +145,7 @@ class Job:
             item = self.reader.item(self.files.file(number))
             try:
                 inputs = encoding.encoder.preprocess([item], **limits)
-            except (ValueError, OSError):
+            except Exception:  # noqa: BLE001  # of a store or a data set, which raise any class
                 continue  # the job itself says what is wrong with it
             specs = [
                 spec
