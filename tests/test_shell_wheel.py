@@ -97,6 +97,7 @@ def test_transformers_is_not_a_dependency_of_any_extra(metadata: Message) -> Non
         "einops",
         "safetensors",
         "huggingface-hub",
+        "fsspec",
         "pillow",
         "numpy",
         "tqdm",
