@@ -42,9 +42,10 @@ def check_embed(options: argparse.Namespace) -> None:
         raise ValueError("--normalize: needs one vector per item; leave --pool none out")
     read_fields(options)
     read_worker(options.shard, os.environ)
-    if "://" not in options.out:
+    if not options.plan and "://" not in options.out:
         Manifest.find(open_storage(options.out))
-    right = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, "--out", options.out]
+    ending = ["--plan"] if options.plan else ["--out", options.out]
+    right = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, *ending]
     check_checkpoint(options.repo, shlex.join(right))
     check_source(options)
     _check_files(options)
