@@ -34,7 +34,7 @@ def test_text_is_not_an_image(cli: Cli, checkpoint: Path, tmp_path: Path) -> Non
 
 def test_a_url_names_what_reads_it(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
     run = cli("encode", checkpoint, "https://x.org/a.png", "--out", tmp_path / "f.safetensors")
-    assert_one_line(run, "x.org/a.png: is a URL", "pass vitgraph.load_image(url), or download it")
+    assert_one_line(run, "https://x.org/a.png: is a URL", "vitgraph.load_image(URL)")
 
 
 def test_a_decompression_bomb_and_half_a_file_are_named(
