@@ -89,7 +89,7 @@ def draw_bars(body: Body, path: Path = BARS) -> None:
     best = vllm_best()
     towers = [tower for tower in body["towers"] if tower["tower"] in best]
     with settings():
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
         figure.set_layout_engine("constrained", hspace=0.08, w_pad=0.08)
         panels = figure.subplots(2, len(towers), squeeze=False)
         for column, tower in zip(panels.T, towers, strict=True):
@@ -121,7 +121,7 @@ def fill_bars(axes: Axes, title: str, bars: Mapping[str, float | None]) -> None:
     figures = [f"{ms:#.3g}".rstrip(".") for ms in lengths]
     axes.bar_label(drawn, figures, padding=3, color=GREY, fontsize=9)
     axes.set_xlim(0, 1.25 * max(lengths))
-    axes.set_title(title, color=GREY, fontsize=10)
+    axes.set_title(title, color=GREY, fontsize=9.5)
     axes.invert_yaxis()
     axes.tick_params(left=False, bottom=False, labelbottom=False, labelcolor=GREY, labelsize=9)
     axes.spines[:].set_visible(False)
