@@ -342,7 +342,7 @@ def test_bench_speed_prints_the_attention_kernel_of_each_budget() -> None:
     about = dict.fromkeys(("checkpoint", "encoder", "device", "dtype", "torch", "runs"), "x")
     entry = {"kernels": "auto", "note": "", "sizes": [size], "graphs": graphs}
     out = bench_speed.table({"about": about, "kernels": [entry]})
-    assert "1 budgets captured in 9.5 s; MiB: arena 1, pool 1024, derived weights 0" in out
+    assert "1 budget captured in 9.5 s; MiB: arena 1, pool 1024, derived weights 0" in out
     assert "flash4, triton" in out
     assert "5.00" in out
 
