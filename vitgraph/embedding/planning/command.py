@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.streams import Encoding
+from encoders.streams.calls import Encoding
 from weights.hub.repo import HubOptions
 from weights.load import describe_encoder
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.inputs import to_rgb
-from encoders.streams import Encoding, ItemResults, StreamOptions, stream_items
+from encoders.inputs.intake import to_rgb
+from encoders.streams.calls import Encoding, ItemResults
+from encoders.streams.stream import StreamOptions, stream_items
 
 from ...benching.figures import results_folder
 from ..reading import File
