@@ -215,6 +215,19 @@ def test_the_config_of_a_tower_keeps_what_was_published(tmp_path: Path) -> None:
     assert config == {**section, "model_type": kind}
 
 
+def test_code_that_the_config_names_is_not_named_for_the_tower(tmp_path: Path) -> None:
+    """With trust_remote_code, AutoModel would take the code of the whole model for it."""
+    folder = write_seeded_checkpoint(tmp_path / "chat", "intern_vit_300m", width=64)
+    code = {"AutoModel": "owner/name--modeling.WholeModel"}
+    edit_config(folder, lambda config: config.update(auto_map=code))
+    edit_config(folder, lambda config: config["vision_config"].update(auto_map=code))
+    out = extract_encoder(folder, tmp_path / "tower")
+    assert "auto_map" not in read_json(out / "config.json")
+    with pytest.raises(ValueError, match="does not recognize this"):
+        AutoModel.from_pretrained(out, trust_remote_code=True)
+    assert same_weights(load_encoder(out), load_encoder(folder))
+
+
 @pytest.mark.parametrize("note", ["x", [], {}, {"family": []}, {"family": "qwen3_vl", "config": 1}])
 def test_a_forged_description_is_refused(qwen3: Path, note: object) -> None:
     edit_config(qwen3, lambda config: config.update(vitgraph=note))
