@@ -299,6 +299,7 @@ def test_bench_speed_measures_a_checkpoint_and_says_that_the_reference_runs(
     assert "Qwen3VLEncoder on cpu, float32" in out
     assert "the reference runs in place of the accelerated encoder: the encoder is on cpu" in out
     assert "there are no graphs without CUDA" in out
+    assert "gain" not in out  # the reference ran twice
     code, out, _ = cli(
         "bench",
         "speed",
@@ -342,6 +343,7 @@ def test_bench_speed_prints_the_attention_kernel_of_each_budget() -> None:
     about = dict.fromkeys(("checkpoint", "encoder", "device", "dtype", "torch", "runs"), "x")
     entry = {"kernels": "auto", "note": "", "sizes": [size], "graphs": graphs}
     out = bench_speed.table({"about": about, "kernels": [entry]})
+    assert "gain" in out
     assert "1 budget captured in 9.5 s; MiB: arena 1, pool 1024, derived weights 0" in out
     assert "flash4, triton" in out
     assert "5.00" in out

@@ -18,6 +18,11 @@ from .speed import add_speed
 CLONE = Path(__file__).parents[2]
 INSTALLED = Path(__file__).parents[1] / "results"
 """Where the wheel has what a clone has in ``benchmarks/results``."""
+_FIGURES = {
+    "graphs": "Print what graphs gained on an H200.",
+    "speed REPO": "Measure your own checkpoint on this machine.",
+}
+"""What the command prints by itself."""
 GRAPHS = "graphs_h200.json"
 _SHORT = ("1x224", "8x448", "mix8", "1 tile", "13 tiles")
 _TIMES = {
@@ -40,11 +45,8 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the options and figures of the command to its parser."""
     _add_table_options(parser, None)
     figures = parser.add_subparsers(title="figures", metavar="NAME")
-    for name, summary, add in (
-        ("graphs", "Print what graphs gained on an H200.", _add_graphs),
-        ("speed", "Measure your own checkpoint on this machine.", add_speed),
-    ):
-        figure = figures.add_parser(name, help=summary, description=summary)
+    for (usage, summary), add in zip(_FIGURES.items(), (_add_graphs, add_speed), strict=True):
+        figure = figures.add_parser(usage.split()[0], help=summary, description=summary)
         add(figure)
         figure.add_argument("--debug", action="store_true", help="show the traceback of an error")
         figure.set_defaults(parser=figure)
@@ -81,10 +83,12 @@ def print_graphs(options: argparse.Namespace) -> None:
 
 
 def list_results() -> str:
-    """Return a table of the results files with the scripts that printed them."""
+    """Return what the command prints, and a table of the results files with their scripts."""
     paths = sorted(results_folder().glob("*.json"))
     rows = [(path.stem, _script(path), _measured_on(path)) for path in paths]
-    return format_table(("results", "printed by", "measured on"), rows)
+    commands = [f"vitgraph bench {name:13}{summary}" for name, summary in _FIGURES.items()]
+    table = format_table(("results", "script", "measured on"), rows)
+    return "\n".join([*commands, "", "Results, and the script of a clone that prints each:", table])
 
 
 def _script(path: Path) -> str:
