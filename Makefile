@@ -11,7 +11,7 @@ INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help demo test lint types fast notebooks docs clean
+.PHONY: help demo test lint types fast family notebooks docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -31,6 +31,10 @@ types: $(VENV)/.test ## mypy --strict over the four packages
 
 fast: $(VENV)/.test ## the tests of a plain `pytest`
 	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
+
+family: $(VENV)/.test ## the tests of one family, for example make family NAME=qwen3_vl
+	@test -n "$(NAME)" || { echo "which family? make family NAME=qwen3_vl"; exit 1; }
+	$(PYTEST) -m "not gpu" --family $(NAME) $(PARALLEL) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
 	$(PYTEST) -m "not gpu" tests/test_shell_notebooks.py tests/test_shell_bare.py -k notebook

@@ -19,10 +19,12 @@ from command_line import Cli, Run
 from encoders import Encoder
 from fetching import point_client_at
 from hub_server import HubServer
+from one_family import family_of
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import load_encoder
+from weights.published import family_names
 
 OWN_PROCESS = "VITGRAPH_TEST_IN_OWN_PROCESS"
 """The environment variable of a process that runs one test of a third-party package."""
@@ -45,6 +47,28 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
     if not config.option.markexpr:
         config.option.markexpr = "not slow and not gpu and not integrations"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--family NAME`` runs the tests of one family; ``make family`` passes it on."""
+    parser.addoption("--family", metavar="NAME", help="run the tests of one family alone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests whose ids do not name the family that is asked for."""
+    family = config.option.family
+    if family is None:
+        return
+    if family not in family_names():
+        raise pytest.UsageError(f"--family {family}: must be one of {', '.join(family_names())}")
+    kept = [item for item in items if family_of(id_of(item)) == family]
+    config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+    items[:] = kept
+
+
+def id_of(item: pytest.Item) -> str:
+    """The id of a parametrised test, nothing for another."""
+    return item.name.partition("[")[2].removesuffix("]")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,31 @@ def test_make_demo_installs_no_test_tools() -> None:
 def test_a_python_that_is_too_old_is_named() -> None:
     old = "import sys; sys.exit(sys.version_info < (3, 10))"
     assert old in plan("demo")
+
+
+@needs_make
+def test_make_family_runs_the_tests_that_name_the_family() -> None:
+    assert 'pytest -m "not gpu" --family qwen3_vl ' in plan("family", "NAME=qwen3_vl")
+
+
+@pytest.mark.parametrize(
+    ("family", "others"),
+    [("deepseek_vl", ["deepseek_vl_hybrid", "deepseek_vl2"]), ("intern_vit", ["qwen2_vl"])],
+)
+def test_the_tests_of_a_family_are_those_whose_ids_name_it(family: str, others: list[str]) -> None:
+    files = ["tests/test_layouts.py", "tests/test_load_values.py"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--family", family, *files]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    ids = re.findall(r"\[(.+)\]", run.stdout)
+    assert any(family in one for one in ids)
+    assert not [one for one in ids for other in others if other in one.split("-")]
+
+
+def test_a_family_that_is_none_is_answered_with_the_names() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--family", "qwen9"]
+    run = subprocess.run([*command, __file__], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "--family qwen9: must be one of deepseek_ocr, deepseek_vl" in run.stderr
 
 
 def test_ci_calls_make_test_and_stops_at_the_first_failure() -> None:
