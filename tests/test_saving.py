@@ -19,7 +19,7 @@ from checkpoints import edit_config, same_weights
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from hub_server import HubServer
-from test_extract import AUTO, RENAMED, TRANSFORMERS, stored_in, transformers_class
+from test_tower_folder import AUTO, RENAMED, TRANSFORMERS, stored_in, transformers_class
 from vitgraph.seeded import RECIPES, write_seeded_checkpoint
 from weights import extract_encoder, load_encoder
 

@@ -1,0 +1,230 @@
+"""The folder of a tower alone: what its config says, and who reads it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModel
+
+from checkpoints import INDEX, edit_config, read_json, same_weights
+from encoders import PathsEncoder
+from encoders.base.vision_encoder import VisionEncoder
+from vitgraph.seeded import RECIPES, write_seeded_checkpoint
+from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+from weights.tower_folder import PROJECTOR
+
+TOWER = "model.safetensors"
+
+TRANSFORMERS = {
+    "qwen2_vl": ("qwen2_vl", "Qwen2VisionTransformerPretrainedModel"),
+    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
+    "qwen2_5_omni": ("qwen2_5_omni", "Qwen2_5OmniVisionEncoder"),
+    "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionModel"),
+    "qwen3_vl_moe": ("qwen3_vl_moe", "Qwen3VLMoeVisionModel"),
+    "qwen3_omni": ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoder"),
+    "qwen3_5": ("qwen3_5", "Qwen3_5VisionModel"),
+    "qwen4_exp": ("qwen4_exp", "Qwen4ExpVisionModel"),
+    "qwen_drive": ("qwen3_5", "Qwen3_5VisionModel"),
+    "cohere_compass": ("cohere_compass", "CohereCompassVisionModel"),
+    "exaone4_5": ("exaone4_5", "Exaone4_5_VisionModel"),
+    "intern_vit_hf": ("internvl", "InternVLVisionModel"),
+    "deepseek_vl_hf": ("siglip", "SiglipVisionModel"),
+    "step3_vl": ("step3p7", "Step3p7VisionModel"),
+    "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
+}
+"""Recipe -> the module and class of transformers that is its tower alone."""
+
+
+RENAMED = {"step3_vl", "step3_vl_hf"}
+"""Recipes whose tensors transformers renames and permutes while it reads them."""
+AUTO = {
+    *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
+    *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
+}
+"""Recipes whose towers ``AutoModel`` of transformers builds."""
+
+
+def stored_in(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of all files of a tower's folder."""
+    files = [load_file(path) for path in folder.glob("*.safetensors")]
+    return {name: tensor for file in files for name, tensor in file.items()}
+
+
+@pytest.fixture
+def qwen3(tmp_path: Path) -> Path:
+    return write_seeded_checkpoint(tmp_path / "qwen3", "qwen3_vl", width=64)
+
+
+def transformers_class(family: str) -> Any:
+    module, name = TRANSFORMERS[family]
+    found = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    return vars(found)[name]
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_extracted_tower_loads_as_the_original(tmp_path: Path, family: str) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)
+    out = extract_encoder(folder, tmp_path / "tower")
+    whole, tower = load_encoder(folder), load_encoder(out)
+    assert same_weights(whole, tower)
+    assert whole.preprocessor == tower.preprocessor
+    assert whole.config == tower.config
+    assert len(stored_in(out)) == inspect_checkpoint(folder).tensors
+    again = extract_encoder(out, tmp_path / "again")
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == {
+        path.name: path.read_bytes() for path in out.iterdir()
+    }
+
+
+@pytest.mark.filterwarnings("default")  # of transformers
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_transformers_class_of_the_tower_reads_it_whole(tmp_path: Path, family: str) -> None:
+    """Under its outer prefix not one name matched, and the class stayed silently random."""
+    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
+    out = extract_encoder(folder, tmp_path / "tower")
+    model, info = transformers_class(family).from_pretrained(out, output_loading_info=True)
+    stored = load_file(out / TOWER)
+    assert not any(info.values()), info
+    state = model.state_dict()
+    if family in RENAMED:
+        return  # what it computes is compared below
+    assert state.keys() == stored.keys()
+    assert all(torch.equal(value, stored[name]) for name, value in state.items())
+
+
+@pytest.mark.filterwarnings("default")  # of transformers
+@pytest.mark.parametrize("family", RECIPES)
+def test_automodel_builds_the_tower_or_refuses(tmp_path: Path, family: str) -> None:
+    """It built the whole model with a random language model: 18 GB for a tower of 0.6."""
+    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
+    out = extract_encoder(folder, tmp_path / "tower")
+    config = json.loads((out / "config.json").read_text())
+    if family in AUTO:
+        model, info = AutoModel.from_pretrained(out, output_loading_info=True)
+        assert not any(info.values()), info
+        assert config["architectures"] == [type(model).__name__]
+        state, stored = model.state_dict(), load_file(out / TOWER)
+        assert all(torch.equal(state[name], value) for name, value in stored.items())
+    elif "timm" in family:  # its wrapper needs a number of classes, which published configs have
+        edit_config(out, lambda config: config.update(num_classes=0, num_features=64))
+        model, info = AutoModel.from_pretrained(out, output_loading_info=True)
+        assert not any(info.values()), info
+        assert type(model).__name__ == "TimmWrapperModel"
+    else:
+        with pytest.raises(ValueError, match=r"does not recognize this|Unrecognized conf"):
+            AutoModel.from_pretrained(out)
+
+
+@pytest.mark.filterwarnings("default")  # of transformers
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
+    out = extract_encoder(folder, tmp_path / "tower")
+    model = transformers_class(family).from_pretrained(out, dtype=torch.float32).eval()
+    encoder = load_encoder(out, dtype=torch.float32)
+    image = encoder.paths["image"] if isinstance(encoder, PathsEncoder) else encoder
+    assert isinstance(image, VisionEncoder)
+    grid = [image.grid_for(1)]
+    rows = sum(spec.input_size for spec in image.item_specs(grid))
+    pixels = torch.randn(rows, *image.row_shape, generator=torch.Generator().manual_seed(0))
+    hidden, pooled, _ = image(pixels, grid)
+    with torch.no_grad():
+        if "qwen" in family or family in ("cohere_compass", "exaone4_5"):
+            found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
+        elif family in RENAMED:
+            found = load_file(out / PROJECTOR).popitem()[1].float()
+            found, wanted = model(pixels).last_hidden_state[0] @ found.T, pooled
+        else:
+            found, wanted = model(pixels).last_hidden_state, hidden.view(rows, -1, 64)
+    assert found.shape == wanted.shape
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@pytest.mark.filterwarnings("default")  # of timm
+def test_timm_reads_a_tower_in_its_layout(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    folder = write_seeded_checkpoint(tmp_path / "whole", "intern_vit_timm", width=64)
+    out = extract_encoder(folder, tmp_path / "tower")
+    model = timm.create_model(f"local-dir:{out}", pretrained=True, num_classes=0)
+    stored, state = load_file(out / TOWER), model.state_dict()
+    assert state.keys() == stored.keys()
+    assert all(torch.equal(state[name], stored[name].float()) for name in state)
+
+
+@pytest.mark.filterwarnings("default")  # of transformers
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_a_tower_that_transformers_saved_loads(tmp_path: Path, family: str) -> None:
+    """The fields around the tower's survive; the projector's file is copied by hand."""
+    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
+    out, saved = extract_encoder(folder, tmp_path / "tower"), tmp_path / "saved"
+    transformers_class(family).from_pretrained(out).save_pretrained(saved)
+    if (out / PROJECTOR).exists():
+        with pytest.raises(
+            CheckpointError, match=r"no file projector\.safetensors, .*: copy it from"
+        ):
+            load_encoder(saved)
+        shutil.copy(out / PROJECTOR, saved)
+    for path in out.glob("*processor_config.json"):
+        shutil.copy(path, saved)
+    whole, again = load_encoder(folder), load_encoder(saved)
+    assert same_weights(whole, again)
+    assert whole.config == again.config
+    assert whole.preprocessor == again.preprocessor
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_a_folder_of_the_old_form_loads(tmp_path: Path, family: str) -> None:
+    """Configs as published beside the tower's tensors without their prefix, all in one file."""
+    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)
+    out, old = extract_encoder(folder, tmp_path / "tower"), tmp_path / "old"
+    old.mkdir()
+    for path in folder.glob("*.json"):
+        if path.name != INDEX:
+            shutil.copy(path, old)
+    save_file(stored_in(out), old / TOWER)
+    whole, again = load_encoder(folder), load_encoder(old)
+    assert same_weights(whole, again)
+    assert whole.config == again.config
+    new = extract_encoder(old, tmp_path / "new")
+    assert read_json(new / "config.json") == read_json(out / "config.json")
+
+
+def test_the_config_of_a_tower_keeps_what_was_published(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "omni", "qwen3_omni", width=64)
+    published = read_json(folder / "config.json")
+    config = read_json(extract_encoder(folder, tmp_path / "tower") / "config.json")
+    section = published["thinker_config"].pop("vision_config")
+    note = config.pop("vitgraph")
+    assert (note["family"], note["config"]) == ("qwen3_vl", published)
+    assert config.pop("architectures") == ["Qwen3OmniMoeVisionEncoder"]
+    assert config.pop("dtype") == "bfloat16"
+    kind = "qwen3_omni_moe_vision_encoder"
+    assert config == {**section, "model_type": kind}
+
+
+def test_code_that_the_config_names_is_not_named_for_the_tower(tmp_path: Path) -> None:
+    """With trust_remote_code, AutoModel would take the code of the whole model for it."""
+    folder = write_seeded_checkpoint(tmp_path / "chat", "intern_vit_300m", width=64)
+    code = {"AutoModel": "owner/name--modeling.WholeModel"}
+    edit_config(folder, lambda config: config.update(auto_map=code))
+    edit_config(folder, lambda config: config["vision_config"].update(auto_map=code))
+    out = extract_encoder(folder, tmp_path / "tower")
+    assert "auto_map" not in read_json(out / "config.json")
+    with pytest.raises(ValueError, match="does not recognize this"):
+        AutoModel.from_pretrained(out, trust_remote_code=True)
+    assert same_weights(load_encoder(out), load_encoder(folder))
+
+
+@pytest.mark.parametrize("note", ["x", [], {}, {"family": []}, {"family": "qwen3_vl", "config": 1}])
+def test_a_forged_description_is_refused(qwen3: Path, note: object) -> None:
+    edit_config(qwen3, lambda config: config.update(vitgraph=note))
+    with pytest.raises(CheckpointError, match=r"config\.json: vitgraph=.*: must name one of"):
+        load_encoder(qwen3)
