@@ -130,16 +130,18 @@ def measure_lists(count: int) -> dict[str, int]:
 
 
 def measure_bytes(count: int) -> int:
-    """What a list of files takes of a worker's memory, per file."""
-    from vitgraph.embedding.sources import find_files
+    """What the worker that lists the files of a job takes of memory at most, per file."""
+    from vitgraph.embedding.manifest import write_list
+    from vitgraph.embedding.sources import Source
+    from vitgraph.embedding.storage import open_storage
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as out:
         for number in range(count):
             (Path(folder) / f"{number:014d}.jpg").touch()
         tracemalloc.start()
         try:
-            files = find_files(folder)
-            return round(tracemalloc.get_traced_memory()[0] / len(files))
+            write_list(open_storage(out), Source(folder), items_per_shard=1000)
+            return round(tracemalloc.get_traced_memory()[1] / count)
         finally:
             tracemalloc.stop()
 

@@ -121,10 +121,10 @@ def decoding(host: Body) -> str:
         for name, rate in host["per second"].items()
     )
     after = (
-        f"Before it begins, every worker lists all images. One core lists {IMAGES:,} {listed}, on "
-        f"a local disk; the list takes {IMAGES * host['bytes per listed file'] / 1e9:.1f} GB of "
-        f"memory ({host['bytes per listed file']} bytes per file). Rates were measured, the rest "
-        "computed."
+        f"Before a job begins, one worker lists all images. One core lists {IMAGES:,} {listed}, on "
+        f"a local disk; that takes {IMAGES * host['bytes per listed file'] / 1e9:.1f} GB of its "
+        f"memory ({host['bytes per listed file']} bytes per file of a folder). Rates were "
+        "measured, the rest computed."
     )
     return f"{text}\n\n{markdown(header, rows)}\n\n{after}"
 

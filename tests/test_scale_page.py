@@ -47,7 +47,7 @@ def test_cores_are_computed_from_rates() -> None:
     assert "| Qwen3-VL-8B | 6.0 |" in scale.cores(gpu_results(), host_results())
     said = scale.decoding(host_results())
     assert "10,000,000 files of a folder in 100 s (at 100,000 per second)" in said
-    assert "takes 2.5 GB of memory (250 bytes per file)" in said
+    assert "takes 2.5 GB of its memory (250 bytes per file of a folder)" in said
 
 
 def test_blocks_that_are_not_measured_say_what_measures_them(
