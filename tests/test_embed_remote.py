@@ -89,7 +89,10 @@ def write_tar(path: Path, count: int, padding: int = 0) -> None:
 # --- S3 -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chosen", ["npy mean", "safetensors mean", "npy none", "parquet none"])
+SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ("safetensors mean", "npy none")]
+
+
+@pytest.mark.parametrize("chosen", ["npy mean", "parquet none", *SLOW])
 def test_a_job_from_and_to_a_bucket_has_the_vectors_of_files(
     repo: Path, photos: Path, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:

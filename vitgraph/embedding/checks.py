@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..terminal import counted
 from .manifest import Manifest, digest_keys
 from .shards import Shard, missing_of, read_all_stats, shards_of
 from .storage import checksum, open_storage
@@ -41,7 +42,7 @@ def print_status(folder: str) -> int:
         f"{folder}: {len(stats):,} of {manifest.shards:,} shards are written, {files:,} of "
         f"{manifest.items:,} files"
     )
-    print(f"{rows:,} rows; {errors:,} files with errors")
+    print(f"{counted(rows, 'row')}; {counted(errors, 'file')} with errors")
     if stats:
         print(f"{files / max(seconds, 1e-9):,.1f} files per second and worker")
     _print_workers(stats)
@@ -59,7 +60,7 @@ def _print_workers(stats: list[dict[str, Any]]) -> None:
             count[worker] += 1
     for worker in sorted(newest, key=lambda name: [int(part) for part in name.split("/")]):
         age = max(time.time() - newest[worker], 0)
-        print(f"worker {worker}: {count[worker]:,} shards, the last one {age:,.0f} s ago")
+        print(f"worker {worker}: {counted(count[worker], 'shard')}, the last one {age:,.0f} s ago")
 
 
 def print_verdict(folder: str) -> int:

@@ -18,6 +18,7 @@ from encoders.streams.calls import Encoding, ItemResults
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 
 from ..devices import DTYPES
+from ..terminal import counted
 from .manifest import FileList, Manifest
 from .reading import File, ImageReader
 from .shards import VECTORS, Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
@@ -114,11 +115,11 @@ class Job:
             what = f"{self.manifest.items:,} vectors [{width}], about {_readable(total)}"
         self._require_space(total)
         read: int = self.manifest.files["bytes"]
-        count = f"{self.manifest.items:,} files" + f", {_readable(read)}" * (read > 0)
+        count = counted(self.manifest.items, "file") + f", {_readable(read)}" * (read > 0)
         done = len(self.shards) - len(self.missing)
-        print(f"{count}; {len(self.shards)} shards, {done} of them done")
+        print(f"{count}; {counted(len(self.shards), 'shard')}, {done} of them done")
         if self.worker.size > 1:
-            print(f"{self.worker} writes {len(self.todo)} shards")
+            print(f"{self.worker} writes {counted(len(self.todo), 'shard')}")
         dtype = self.manifest.settings["out_dtype"]
         print(f"writes {what} of {dtype} to {self.storage.name}", flush=True)
 
@@ -245,13 +246,14 @@ class Job:
         stats = read_all_stats(self.shards)
         errors = [(each["key"], each["error"]) for one in stats for each in one["errors"]]
         rows, name = sum(one["rows"] for one in stats), self.storage.name
-        print(f"{name}: {rows:,} of {self.manifest.items:,} files in {len(self.shards)} shards")
+        files, shards = counted(self.manifest.items, "file"), counted(len(self.shards), "shard")
+        print(f"{name}: {rows:,} of {files} in {shards}")
         if not errors:
             self.storage.delete(["errors.csv"])
             return 0
         with self.storage.alone(JOB), self.storage.writing("errors.csv") as temporary:
             temporary.write_bytes(csv_bytes([("key", "error"), *errors]))
-        print(f"{len(errors):,} files could not be encoded: {name}/errors.csv")
+        print(f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv")
         return 3
 
     def _finish_own(self, missing: Sequence[int]) -> int:
@@ -259,9 +261,10 @@ class Job:
         own = set(self.worker.own(range(len(self.shards)))).difference(missing)
         stats = read_all_stats([self.shards[number] for number in sorted(own)])
         errors = sum(len(one["errors"]) for one in stats)
+        written, wrong = counted(len(own), "shard"), counted(errors, "error")
         print(
-            f"{self.storage.name}: {self.worker} has written its {len(own)} shards, with "
-            f"{errors:,} errors; {len(missing)} of all {len(self.shards)} are left to other workers"
+            f"{self.storage.name}: {self.worker} has written its {written}, with {wrong}; "
+            f"{len(missing)} of all {len(self.shards)} are left to other workers"
         )
         return 3 if errors else 0
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..terminal import counted
 from .files import (
     beside,
     entries_below,
@@ -244,7 +245,8 @@ class Source:
         count = sum(len(one.members) for one in listed.values())
         whole = sum(max(file.size, int(file.version.split()[0])) for file in tars)
         self.notes.append(
-            f"listed {len(tars)} remote tar files in {seconds:.1f} s: {count:,} members, "
+            f"listed {counted(len(tars), 'remote tar file')} in {seconds:.1f} s: "
+            f"{counted(count, 'member')}, "
             f"{read:,} of {whole:,} bytes transferred ({read / max(whole, 1):.2%})"
         )
 
