@@ -57,6 +57,7 @@ def measure_host(images: int, listed: int) -> dict[str, Any]:
             "listed": listed,
             "decoding": {name: measure_decoding(size, images) for name, size in SIZES.items()},
             "per second": measure_lists(listed),
+            "listed on": cpu_name(),
             "bytes per listed file": measure_bytes(min(listed, 20_000)),
         }
     finally:

@@ -121,7 +121,8 @@ def decoding(host: Body) -> str:
         for name, rate in host["per second"].items()
     )
     after = (
-        f"Before a job begins, one worker lists all images. One core lists {IMAGES:,} {listed}, on "
+        f"Before a job begins, one worker lists all images. One core ({host['listed on']}) "
+        f"lists {IMAGES:,} {listed}, on "
         f"a local disk; that takes {IMAGES * host['bytes per listed file'] / 1e9:.1f} GB of its "
         f"memory ({host['bytes per listed file']} bytes per file of a folder). Rates were "
         "measured, the rest computed."
