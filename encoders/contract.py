@@ -21,6 +21,8 @@ Grid: TypeAlias = tuple[int, int, int]
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
 """[items, 3], or one item's three numbers."""
 Metadata: TypeAlias = dict[str, Tensor]
+Target: TypeAlias = torch.device | str | torch.dtype | None
+"""Where ``to`` moves tensors, or what it casts them to."""
 
 
 class EncoderOutput(NamedTuple):
@@ -41,11 +43,7 @@ class EncoderOutput(NamedTuple):
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
         return EncoderOutput(*_changed(self, Tensor.clone))
 
-    def to(
-        self,
-        device: torch.device | str | torch.dtype | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> EncoderOutput:
+    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> EncoderOutput:
         """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
         return EncoderOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
 
@@ -68,11 +66,7 @@ class PartialOutput(NamedTuple):
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
         return PartialOutput(*_changed(self, Tensor.clone))
 
-    def to(
-        self,
-        device: torch.device | str | torch.dtype | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> PartialOutput:
+    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> PartialOutput:
         """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
         return PartialOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
 
@@ -111,9 +105,7 @@ def _changed(output: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Ite
             yield None if value is None else change(value)
 
 
-def _move(
-    tensor: Tensor, device: torch.device | str | torch.dtype | None, dtype: torch.dtype | None
-) -> Tensor:
+def _move(tensor: Tensor, device: Target, dtype: torch.dtype | None) -> Tensor:
     """Move and cast a tensor; the second argument may be a dtype alone, as for ``Tensor.to``."""
     if isinstance(device, torch.dtype):
         device, dtype = None, device
@@ -129,11 +121,7 @@ class PathInputs(NamedTuple):
     items: tuple[int, ...]
     """The number of the item that each entry belongs to, ascending."""
 
-    def to(
-        self,
-        device: torch.device | str | torch.dtype | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> PathInputs:
+    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> PathInputs:
         """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
         return self._replace(pixel_values=_move(self.pixel_values, device, dtype))
 
@@ -162,11 +150,7 @@ class VisionInputs(NamedTuple):
         every = tuple(range(len(self.grid_thw)))
         return {"image": PathInputs(self.pixel_values, self.grid_thw, every), **self.other_paths}
 
-    def to(
-        self,
-        device: torch.device | str | torch.dtype | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> VisionInputs:
+    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> VisionInputs:
         """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
@@ -269,8 +253,7 @@ class Preprocessor(Protocol):
         """Return a copy with the defaults of a repo's processor files.
 
         Args:
-            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
-                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
+            files: parsed JSON of the files that the repo has, by their names without ``.json``.
             error: makes the exception of a bad value from its message.
 
         Raises:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .base.paths_encoder import PathPreprocessor, PathsEncoder, tilings_of
+from .base.paths_encoder import PathsEncoder, tilings_of
 from .base.tile_encoder import TileEncoder
 from .contract import (
     EncoderOutput,
@@ -260,7 +260,7 @@ class DeepseekOCRTower(TileEncoder):
 
     def __init__(self, config: DeepseekOCRConfig) -> None:
         super().__init__()
-        self.config, self._preprocessor = config, PathPreprocessor()
+        self.config = config
         self.sam_model = Compressor(config.sam, config.downsample_channels)
         self.vision_model = Clip(config.clip, config.positions)
         self.projector = Projector(config.hidden_size, config.out_hidden_size)
@@ -274,19 +274,9 @@ class DeepseekOCRTower(TileEncoder):
     ) -> EncoderOutput:
         """Encode views.
 
-        Args:
-            pixel_values: [B, 3, 16h, 16w], floating-point.
-            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
-                ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for, and views beyond those of its grid are padding.
-
         Returns:
             ``last_hidden_state`` [B, n, D] (CLIP, then SAM), ``pooler_output`` [B*n, out] without
             newlines, no DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
         """
         features = self._compress(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)

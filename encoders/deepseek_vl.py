@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base.paths_encoder import PathPreprocessor, PathsEncoder
+from .base.paths_encoder import PathsEncoder
 from .base.tile_encoder import TileEncoder
 from .contract import (
     EncoderOutput,
@@ -186,19 +186,9 @@ class DeepseekVLEncoder(TileEncoder):
     ) -> EncoderOutput:
         """Encode views.
 
-        Args:
-            pixel_values: [B, 3, 16h, 16w], floating-point.
-            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
-                ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for, and views beyond those of its grid are padding.
-
         Returns:
             ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [N, out], no
             DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
@@ -226,7 +216,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         self.config = config
         self._preprocessor = preprocessor
         projector = nn.Linear(low.hidden_size, low.out_hidden_size)
-        self.low = DeepseekVLEncoder(low, PathPreprocessor(), projector)
+        self.low = LowResolution(low, projector=projector)
         self.high = HighResolution(config)
         self.paths = {"image": self.low, "high": self.high}
         self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
@@ -270,6 +260,12 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         return [{"image": item} for item in maps]
 
 
+class LowResolution(DeepseekVLEncoder):
+    """The path "image" of the 7B, which cannot prepare an item by itself."""
+
+    _default_preprocessor = TileEncoder._default_preprocessor
+
+
 class HighResolution(TileEncoder):
     """The path "high" of the 7B: SAM, its features on the grid of the small view, a projection."""
 
@@ -278,7 +274,7 @@ class HighResolution(TileEncoder):
     def __init__(self, config: DeepseekVLHybridConfig) -> None:
         super().__init__()
         sizes = config.high
-        self.config, self._preprocessor = sizes, PathPreprocessor()
+        self.config = sizes
         self.grid = config.low.image_size // config.low.patch_size
         """Side of the grid of the small view in patches."""
         self.out, self.width = config.low.out_hidden_size, config.downsample_channels[-1]
@@ -300,18 +296,9 @@ class HighResolution(TileEncoder):
     ) -> EncoderOutput:
         """Encode views.
 
-        Args:
-            pixel_values: [B, 3, 16h, 16w], floating-point.
-            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
-                ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned.
-
         Returns:
             ``last_hidden_state`` [B, n, D] on the grid of the small view, ``pooler_output``
             [N, out/2], no DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
         """
         patches = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .base.paths_encoder import PathPreprocessor, PathsEncoder
+from .base.paths_encoder import PathsEncoder
 from .base.tile_encoder import TileEncoder
 from .contract import (
     EncoderOutput,
@@ -221,7 +221,7 @@ class DeepseekVL2Tower(TileEncoder):
 
     def __init__(self, config: DeepseekVL2Config) -> None:
         super().__init__()
-        self.config, self._preprocessor = config, PathPreprocessor()
+        self.config = config
         positions = (config.tile_size // config.patch_size) ** 2
         self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
         self.projector = Projector(config)
@@ -235,19 +235,9 @@ class DeepseekVL2Tower(TileEncoder):
     ) -> EncoderOutput:
         """Encode views.
 
-        Args:
-            pixel_values: [B, 3, 14h, 14w], floating-point.
-            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
-                ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for, and views beyond those of its grid are padding.
-
         Returns:
             ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [tokens, out]
             without newlines, no DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong size, or a grid or metadata that disagree.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)

@@ -177,18 +177,8 @@ class InternViT(TileEncoder):
     ) -> EncoderOutput:
         """Encode tiles.
 
-        Args:
-            pixel_values: [B, 3, 14h, 14w], floating-point.
-            grid_thw: (tiles, h, w) per item, h and w in patches; it is not read if
-                ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for, and tiles beyond those of its grid are padding.
-
         Returns:
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong tile size, or a grid or metadata that disagree.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)

@@ -33,10 +33,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import PatchEncoder
+from .base.patch_encoder import PatchEncoder, merge_order_positions, window_order
 from .block_parts import BlockParts
 from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Preprocessor
-from .grids import merge_order_positions, window_order
 from .hf_config import (
     find_section,
     read_blocks,
@@ -159,18 +158,8 @@ class Qwen2_5VLEncoder(PatchEncoder):
     ) -> EncoderOutput:
         """Encode packed patches.
 
-        Args:
-            pixel_values: [P, patch_dim], floating-point.
-            grid_thw: (t, h, w) in patches per item; it is not read if ``encoder_metadata`` is
-                given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for.
-
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong width, or a grid that disagrees with the rows.
         """
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         patches = self._embed(pixel_values, metadata)

@@ -33,9 +33,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .base.paths_encoder import PathPreprocessor
+from .base.paths_encoder import TilesThenImage
 from .base.tile_encoder import TileEncoder
-from .base.tiles_then_image import TilesThenImage
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
@@ -125,7 +124,6 @@ class Step3Tower(TileEncoder):
     def __init__(self, config: Step3Config) -> None:
         super().__init__()
         self.config = config
-        self._preprocessor = PathPreprocessor()
         self.embeddings = Embeddings(config)
         self.transformer = Transformer(config)
         width, wide = config.downsampled_size, 2 * config.downsampled_size
@@ -144,19 +142,9 @@ class Step3Tower(TileEncoder):
     ) -> EncoderOutput:
         """Encode views.
 
-        Args:
-            pixel_values: [B, 3, 14h, 14w], floating-point.
-            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
-                ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for, and views beyond those of its grid are padding.
-
         Returns:
             ``last_hidden_state`` [B, 4+n, D], the prefix rows first, ``pooler_output`` [N, out], no
             DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong size of views, or a grid or metadata that disagree.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)

@@ -34,9 +34,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .base.checks import check_input_size, check_rows
-from .base.paths_encoder import PathPreprocessor
+from .base.paths_encoder import TilesThenImage
 from .base.tile_encoder import TileEncoder
-from .base.tiles_then_image import TilesThenImage
 from .block_parts import BlockParts
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
@@ -138,7 +137,6 @@ class Step3VLTower(TileEncoder):
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
         self.config = config
-        self._preprocessor = PathPreprocessor()
         width, patch = config.hidden_size, config.patch_size
         self.patch = (config.in_channels, patch, patch)
         self.conv1 = nn.Conv2d(config.in_channels, width, patch, stride=patch, bias=False)
@@ -162,18 +160,8 @@ class Step3VLTower(TileEncoder):
     ) -> EncoderOutput:
         """Encode views.
 
-        Args:
-            pixel_values: [B, 3, 14h, 14w], floating-point.
-            grid_thw: (views, h, w) per item, h and w in patches; it is not read if
-                ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for, and views beyond those of its grid are padding.
-
         Returns:
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
-
-        Raises:
-            ValueError: integer pixels, a wrong size of views, or a grid or metadata that disagree.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)

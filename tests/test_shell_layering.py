@@ -61,8 +61,8 @@ KNOWS = {
 # What a family may import at the top of its file.
 FAMILY_KNOWS = {"contract", "block_parts", "grids", "hf_config", "base", "layers"}
 # The most files and lines that the file of a family closes over, itself included.
-CLOSURE = (16, 3600)
-CLOSURE_OF_SEVERAL_TOWERS = (20, 4400)
+CLOSURE = (14, 3300)
+CLOSURE_OF_SEVERAL_TOWERS = (18, 3960)
 # The only files of ``encoders`` that know what an image, an array or a video file is.
 INTAKE = {
     "image_files": {"PIL", "pillow_heif"},
@@ -230,7 +230,7 @@ def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
     importers = [
         function.name
         for function in ast.walk(
-            ast.parse((ROOT / "encoders" / "base" / "block_runner.py").read_text())
+            ast.parse((ROOT / "encoders" / "base" / "vision_encoder.py").read_text())
         )
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)

@@ -1,9 +1,10 @@
-"""What all encoders have in common: the base classes, how blocks run, checks of arguments, saving.
+"""What all encoders have in common: the base classes, checks of arguments, saving.
 
 - ``encoder``: the base class of all encoders, with their one call
-- ``vision_encoder``: encoders of one input path, with ``patch_encoder`` and ``tile_encoder``
-- ``paths_encoder``: encoders of several input paths, with ``tiles_then_image``
-- ``block_runner``: blocks as the modules they are, or accelerated
+- ``features``: feature maps and the outputs of inner blocks
+- ``vision_encoder``: encoders of one input path, and how their blocks run
+- ``patch_encoder``, ``tile_encoder``: towers over packed patches, and over square tiles
+- ``paths_encoder``: encoders of several input paths
 - ``checks``: arguments of an encoder's methods that are refused
 - ``saving``: encoders as checkpoints
 """

@@ -5,9 +5,11 @@ Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import os
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -18,23 +20,20 @@ from ..contract import (
     GridLike,
     Metadata,
     Output,
-    PartialOutput,
     Preprocessor,
     VisionInputs,
 )
 from ..streams.items import EncodesItems
-from .checks import require_features
-from .saving import SavedEncoder
+from .features import MapsFeatures
 
 if TYPE_CHECKING:
     from ..streams.calls import Encoding
+    from .saving import PublishedForm
 
 Self = TypeVar("Self", bound="Encoder")
-Features: TypeAlias = Tensor | Sequence[Tensor] | Sequence[EncoderOutput] | Sequence[PartialOutput]
-"""The rows of all items in one tensor, or those of each item in a list."""
 
 
-class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
+class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     """The base class of all encoders: one call, feature maps and inner blocks for every family.
 
     Subclasses take one kind of input per item (:class:`VisionEncoder`) or several
@@ -42,6 +41,8 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
     """
 
     config: Any
+    published: PublishedForm | None = None
+    """How the checkpoint is written that the encoder was loaded from; None without one."""
     _preprocessor: Preprocessor | None = None
 
     @property
@@ -59,8 +60,15 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
         self._preprocessor = preprocessor
 
     def _default_preprocessor(self) -> Preprocessor:
-        """The preprocessor with the published rules of the family and the sizes of the config."""
-        raise NotImplementedError
+        """The preprocessor with the published rules of the family and the sizes of the config.
+
+        Raises:
+            ValueError: this encoder is one path of another one, and prepares no items.
+        """
+        raise ValueError(
+            "this is one path of an encoder: call preprocess or encode of the encoder that has it "
+            "in paths, whose inputs.paths[name] this path takes"
+        )
 
     @property
     @abstractmethod
@@ -78,29 +86,6 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
         Raises:
             ValueError: entries that cannot be assigned to items.
         """
-
-    @abstractmethod
-    def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        """The maps [t, h, w, D] of items in raster order, with ``tiles`` stitched."""
-
-    @abstractmethod
-    def _states_of_blocks(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None,
-        output_fmt: str,
-    ) -> list[Tensor] | list[list[Tensor]]:
-        """The states that ``forward_intermediates`` returns of one path."""
-
-    @abstractmethod
-    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """The maps [t, h, w, D] of each item by the name of the path, from the rows of all."""
 
     @overload
     def __call__(self, pixel_values: VisionInputs) -> list[EncoderOutput]: ...
@@ -168,127 +153,6 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
     def _check_inputs(self, inputs: VisionInputs) -> None:
         """Raise a ValueError unless inputs are those of this encoder's paths."""
         inputs.check(self.paths)
-
-    @overload
-    def feature_maps(self, features: Features, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
-
-    @overload
-    def feature_maps(
-        self,
-        features: Tensor,
-        inputs: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]: ...
-
-    def feature_maps(
-        self,
-        features: Features,
-        inputs: VisionInputs | GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[dict[str, Tensor]] | list[Tensor]:
-        """Arrange features in space: the maps [t, h, w, D] of each item in raster order.
-
-        Args:
-            features: ``last_hidden_state``, ``pooler_output`` or a DeepStack feature of all items
-                in one tensor, or a list with one per item. Of a list of outputs, as
-                ``encoder(inputs)`` returns it, ``last_hidden_state`` is taken.
-            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read. With one
-                path also the ``grid_thw`` [items, 3] alone.
-            tiles: of :class:`VisionInputs`, beside a ``grid_thw``: stitches the tiles of an image.
-
-        Returns:
-            For each item a dict from the names of the paths that it uses to its map; tiles are
-            stitched, thumbnails and class tokens are left out. From a ``grid_thw``, a list with one
-            map per item.
-
-        Raises:
-            ValueError: no tensor, or features that are not of these inputs.
-        """
-        if isinstance(inputs, VisionInputs):
-            if tiles is not None:
-                raise ValueError("tiles was given with the result of preprocess, which has it")
-            self._check_inputs(inputs)
-            return self._maps_of_items(_rows_of_all(features), inputs)
-        return self._maps_of_grids(_rows_of_all(features), inputs, tiles)
-
-    @overload
-    def forward_intermediates(
-        self,
-        pixel_values: VisionInputs,
-        *,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: Literal["NLC"] = "NLC",
-    ) -> dict[str, list[Tensor]]: ...
-
-    @overload
-    def forward_intermediates(
-        self,
-        pixel_values: VisionInputs,
-        *,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: Literal["NCHW"],
-    ) -> dict[str, list[list[Tensor]]]: ...
-
-    @overload
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: Literal["NLC"] = "NLC",
-    ) -> list[Tensor]: ...
-
-    @overload
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None = None,
-        *,
-        output_fmt: Literal["NCHW"],
-    ) -> list[list[Tensor]]: ...
-
-    def forward_intermediates(
-        self,
-        pixel_values: Tensor | VisionInputs,
-        grid_thw: GridLike | None = None,
-        indices: int | Sequence[int] | None = None,
-        output_fmt: str = "NLC",
-    ) -> Any:
-        """Outputs of inner blocks, before any merger, in input order.
-
-        Args:
-            pixel_values: what ``preprocess`` returned, or as ``forward`` takes them.
-            grid_thw: [items, 3]; left out with the result of ``preprocess``.
-            indices: n for the last n blocks, block numbers (negatives from the end), None for all.
-            output_fmt: "NLC" for the rows of the tower, "NCHW" for maps in raster order.
-
-        Returns:
-            One entry per block, in the order of ``indices``. With "NLC" it is a tensor [P, D], or
-            [tiles, 1+h*w, D] of InternViT. With "NCHW" it is a list of one map [t, D, h, w] per
-            item, without class tokens. From the result of ``preprocess``, a dict that has this for
-            each path with entries, by the name of the path.
-
-        Raises:
-            ValueError: a block or format that does not exist, and the errors of ``forward``.
-        """
-        if output_fmt not in ("NLC", "NCHW"):
-            raise ValueError(f'output_fmt={output_fmt!r}: must be "NLC" or "NCHW"')
-        if not isinstance(pixel_values, VisionInputs):
-            if grid_thw is None:
-                raise ValueError(
-                    f"pixel_values is of type {type(pixel_values).__name__}, without grid_thw: "
-                    "pass the result of preprocess, or pixel_values with grid_thw"
-                )
-            return self._states_of_blocks(pixel_values, grid_thw, indices, output_fmt)
-        self._check_inputs(pixel_values)
-        if grid_thw is not None:  # the place of the indices in a call with whole inputs
-            indices = cast("int | Sequence[int]", grid_thw)
-        return {
-            name: self.paths[name]._states_of_blocks(*path[:2], indices, output_fmt)
-            for name, path in pixel_values.paths.items()
-            if path.items
-        }
 
     @property
     def device(self) -> torch.device:
@@ -379,14 +243,15 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
                 that cannot run here.
         """
 
+    @abstractmethod
     def kernel_choices(self) -> dict[str, Any]:
         """Return the kernels that an accelerated encoder chose, and why, as plain data for JSON.
 
         An encoder that is not accelerated returns ``{"kernels": "reference"}``. With several
         paths, each has an entry of its own under its name.
         """
-        return {name: path.kernel_choices() for name, path in self.paths.items()}
 
+    @abstractmethod
     def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
         """Use the kernels that another process chose, instead of timing them here.
 
@@ -394,38 +259,78 @@ class Encoder(SavedEncoder, EncodesItems[EncoderOutput], ABC):
             choices: the result of ``kernel_choices()`` in that process.
 
         Raises:
-            ValueError: choices of other paths, and what a path raises.
+            ValueError: this encoder is not accelerated, the data are no kernel choices or are those
+                of other paths, or they name a kernel that cannot run here.
         """
-        if choices.keys() != self.paths.keys():
-            raise ValueError(
-                f"kernel choices for {', '.join(map(str, choices))}: this encoder has the paths "
-                f"{', '.join(self.paths)}"
-            )
-        for name, path in self.paths.items():
-            path.load_kernel_choices(choices[name])
 
+    @abstractmethod
     def gradient_checkpointing_enable(self) -> None:
         """Recompute blocks in the backward instead of keeping their activations."""
-        for path in self.paths.values():
-            path.gradient_checkpointing_enable()
 
+    @abstractmethod
     def gradient_checkpointing_disable(self) -> None:
         """Keep the activations of blocks for the backward."""
-        for path in self.paths.values():
-            path.gradient_checkpointing_disable()
 
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Path:
+        """Write the encoder as a checkpoint that ``load_encoder`` reads back to the bit.
 
-def _rows_of_all(features: object) -> Tensor:
-    """Return the features of all items as one tensor, from one tensor or a list with one per item.
+        The folder has the configs of the checkpoint that the encoder was loaded from, its tensors
+        under their published names in the dtype that they have now (over 5 GB in several shards),
+        and a model card unless there is one. transformers' class of the tower alone reads it, and
+        timm does if the checkpoint was in timm's layout.
 
-    Raises:
-        ValueError: neither of these.
-    """
-    if isinstance(features, list | tuple) and not isinstance(features, EncoderOutput):
-        rows = [x[0] if isinstance(x, EncoderOutput | PartialOutput) else x for x in features]
-        tensors = [x for x in rows if isinstance(x, Tensor)]
-        if tensors and len(tensors) == len(rows):
-            return torch.cat(tensors)
-    require_features(features)
-    assert isinstance(features, Tensor)
-    return features
+        Args:
+            save_directory: the folder; it may hold an earlier save, which is replaced.
+
+        Returns:
+            ``save_directory``.
+
+        Raises:
+            ValueError: the encoder was not loaded from a checkpoint, its tensors are not those of
+                one (an adapter that is not merged, quantised or mixed dtypes), the folder's name is
+                longer than disks take, or the folder holds other weights, such as those of the
+                whole model.
+        """
+        from .saving import save_encoder
+
+        return save_encoder(self, save_directory)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Push model using vitgraph.",
+        private: bool | None = None,
+        token: str | bool | None = None,
+        branch: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Upload what :meth:`save_pretrained` writes to a repo of the Hub, in one commit.
+
+        A model card that the repo has already is left as it is.
+
+        Args:
+            repo_id: ``owner/name``; the repo is made if it is not there.
+            commit_message: of the commit.
+            private: whether a new repo is private; None takes the owner's default.
+            token: access token, as the Hub client takes it.
+            branch: branch to commit to; None is the main one.
+            create_pr: open a pull request instead of committing to the branch.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ValueError: what :meth:`save_pretrained` raises.
+        """
+        from .saving import push_encoder
+
+        return push_encoder(
+            self,
+            repo_id,
+            commit_message=commit_message,
+            private=private,
+            token=token,
+            branch=branch,
+            create_pr=create_pr,
+        )

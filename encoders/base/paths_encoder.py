@@ -9,50 +9,28 @@ Shapes: P patches of all paths of an item, N tokens of all paths of an item, D t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ..contract import (
     EncoderOutput,
+    Grid,
     GridLike,
     Metadata,
     Output,
+    Preprocessor,
     VisionInputs,
+    output_like,
 )
 from .encoder import Encoder
+from .tile_encoder import TileEncoder
 from .vision_encoder import VisionEncoder
 
 Self = TypeVar("Self", bound="PathsEncoder")
-
-
-class PathPreprocessor:
-    """The preprocessor of a tower that is one path of an encoder: it says whose to call."""
-
-    def __call__(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Raise a ValueError: one path alone cannot prepare an item."""
-        raise ValueError(
-            "this is one path of an encoder: call preprocess or encode of the encoder that has it "
-            "in paths, whose inputs.paths[name] this path takes"
-        )
-
-    def with_files(
-        self, files: Mapping[str, Any], error: Callable[[str], ValueError] = ValueError
-    ) -> PathPreprocessor:
-        """Return this preprocessor, which nothing in a file changes."""
-        return self
 
 
 class PathsEncoder(Encoder):
@@ -82,34 +60,7 @@ class PathsEncoder(Encoder):
         Raises:
             ValueError: always.
         """
-        raise self._one_path_is_meant("encoder", "forward")
-
-    def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        raise self._one_path_is_meant("encoder.feature_maps", "feature_maps")
-
-    def _states_of_blocks(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None,
-        output_fmt: str,
-    ) -> list[Tensor] | list[list[Tensor]]:
-        raise self._one_path_is_meant("encoder.forward_intermediates", "forward_intermediates")
-
-    def _one_path_is_meant(self, call: str, method: str) -> ValueError:
-        """The error for tensors or a grid, which belong to one path."""
-        given = "features, inputs" if method == "feature_maps" else "inputs"
-        one = "" if method == "forward" else f".{method}"
-        return ValueError(
-            f"{type(self).__name__} has the paths {', '.join(self.paths)}, and tensors do not say "
-            f"which is meant: call {call}({given}) with inputs = encoder.preprocess(..), or one "
-            f"path: encoder.paths[name]{one}(..)"
-        )
+        raise self._tensors_alone("forward")
 
     def split_paths(
         self, outputs: Mapping[str, Output], inputs: VisionInputs
@@ -140,12 +91,31 @@ class PathsEncoder(Encoder):
         return self.paths["image"].blocks
 
     def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
-        """See :meth:`encoders.Encoder.accelerated`: each path has kernels for its own shapes."""
         view = copy.copy(self)
         view.paths = {
             name: path.accelerated(kernels, precision) for name, path in self.paths.items()
         }
         return view
+
+    def kernel_choices(self) -> dict[str, Any]:
+        return {name: path.kernel_choices() for name, path in self.paths.items()}
+
+    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
+        if choices.keys() != self.paths.keys():
+            raise ValueError(
+                f"kernel choices for {', '.join(map(str, choices))}: this encoder has the paths "
+                f"{', '.join(self.paths)}"
+            )
+        for name, path in self.paths.items():
+            path.load_kernel_choices(choices[name])
+
+    def gradient_checkpointing_enable(self) -> None:
+        for path in self.paths.values():
+            path.gradient_checkpointing_enable()
+
+    def gradient_checkpointing_disable(self) -> None:
+        for path in self.paths.values():
+            path.gradient_checkpointing_disable()
 
 
 def tilings_of(inputs: VisionInputs) -> list[tuple[int, int]]:
@@ -176,3 +146,115 @@ def tilings_of(inputs: VisionInputs) -> list[tuple[int, int]]:
                 f"its number is {said}: pass what preprocess returned, in its order"
             )
     return [(columns, rows) for columns, rows, _ in tilings]
+
+
+LARGEST_BATCH = {"image": 8, "tiles": 36}
+"""Views of the largest default graph. One whole image of Step3-VL is 10 TFLOP of work: 2,704
+patches through 1.8 billion parameters. Only a long and narrow item has more than 36 tiles."""
+
+
+class TilesThenImage(PathsEncoder):
+    """An encoder of whole images and their tiles by one tower: an item's tiles come first.
+
+    The path "image" has one entry per item, of one tile that is the whole image. The path "tiles"
+    has one entry per item that has tiles, row by row.
+
+    Args:
+        tower: has all parameters and modules; its config has ``image_size`` and ``tile_size``, the
+            sides of the whole image and of a tile in pixels.
+        preprocessor: makes the inputs of both paths; None for that of the family.
+    """
+
+    def __init__(self, tower: TileEncoder, preprocessor: Preprocessor | None) -> None:
+        super().__init__()
+        self.config, self._preprocessor = tower.config, preprocessor
+        self._parameters, self._buffers = tower._parameters, tower._buffers
+        self._modules = tower._modules  # each of them stands once in the state_dict
+        self.paths = {
+            "image": tower.at(self.config.image_size, LARGEST_BATCH["image"]),
+            "tiles": tower.at(self.config.tile_size, LARGEST_BATCH["tiles"]),
+        }
+
+    def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
+        """Return one output per item: the rows of its tiles, then those of the whole image.
+
+        Args:
+            outputs: by the names of ``paths``; "tiles" is left out if no item has tiles.
+            inputs: what ``preprocess`` returned.
+
+        Returns:
+            Per item ``last_hidden_state`` [P, D], the rows of patches alone, and ``pooler_output``
+            [N, out].
+
+        Raises:
+            ValueError: entries that cannot be assigned to items.
+        """
+        tilings_of(inputs)
+        joined = []
+        for parts in self.split_paths(outputs, inputs):
+            ordered = [parts[name] for name in ("tiles", "image") if name in parts]
+            hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
+            first = self.paths["image"].rows_before
+            pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
+            joined.append(
+                output_like(
+                    ordered[0],
+                    torch.cat([x[:, first:].flatten(0, 1) for x in hidden]) if hidden else None,
+                    torch.cat(pooled) if pooled else None,
+                    ordered[0].deepstack_features,
+                )
+            )
+        return joined
+
+    def _check_inputs(self, inputs: VisionInputs) -> None:
+        super()._check_inputs(inputs)
+        tilings_of(inputs)
+
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """Maps "image" [1, h, w, D] and, of items with tiles, "tiles" [1, rows*h, columns*w, D]."""
+        entries = self._entries(inputs)
+        patches, tokens = (sum(entry.sizes[n] for entry in entries) for n in (0, 1))
+        if len(features) not in (patches, tokens):
+            raise ValueError(
+                f"features have {len(features)} rows: these inputs make {patches} patches or "
+                f"{tokens} tokens"
+            )
+        kind = 0 if len(features) == patches else 1
+        maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
+        for rows, entry in zip(
+            features.split([p.sizes[kind] for p in entries]), entries, strict=True
+        ):
+            part = rows.unflatten(0, (entry.grid[0], -1)) if kind == 0 else rows
+            path = self.paths[entry.name]
+            (maps[entry.item][entry.name],) = path.feature_maps(part, [entry.grid], [entry.layout])
+        return maps
+
+    def _entries(self, inputs: VisionInputs) -> list[Entry]:
+        """The entries of all items, in the order in which ``join`` puts their rows."""
+        tilings = tilings_of(inputs)
+        grids = {
+            name: dict(zip(path.items, path.grid_thw.tolist(), strict=True))
+            for name, path in inputs.paths.items()
+        }
+        entries = []
+        for item, (columns, rows) in enumerate(tilings):
+            for name, layout in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
+                if item in grids[name]:
+                    t, h, w = grids[name][item]
+                    (spec,) = self.paths[name].item_specs([(t, h, w)])
+                    sizes = t * h * w, spec.output_tokens
+                    entries.append(Entry(item, name, (t, h, w), sizes, layout))
+        return entries
+
+
+class Entry(NamedTuple):
+    """One entry of a path, and where its rows go in space."""
+
+    item: int
+    name: str
+    """Of the path."""
+    grid: Grid
+    sizes: tuple[int, int]
+    """Patches and tokens."""
+    layout: tuple[int, int, bool]
+    """(columns, rows, thumbnail) of the tiles."""

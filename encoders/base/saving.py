@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Dtypes that ``load_encoder`` reads."""
@@ -59,104 +59,74 @@ class PublishedForm:
     """The commit of the repo that every file was read at; None for a folder."""
 
 
-class SavedEncoder(nn.Module):
-    """The part of an encoder that saves it."""
+class SavedEncoder(Protocol):
+    """What saving must know of an encoder."""
 
-    published: PublishedForm | None = None
-    """Left by ``load_encoder``; None for an encoder that was built from a config."""
+    @property
+    def published(self) -> PublishedForm | None: ...
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Path:
-        """Write the encoder as a checkpoint that ``load_encoder`` reads back to the bit.
+    def state_dict(self) -> Mapping[str, Tensor]: ...
 
-        The folder has the configs of the checkpoint that the encoder was loaded from, its tensors
-        under their published names in the dtype that they have now (over 5 GB in several shards),
-        and a model card unless there is one. transformers' class of the tower alone reads it, and
-        timm does if the checkpoint was in timm's layout.
 
-        Args:
-            save_directory: the folder; it may hold an earlier save, which is replaced.
+def save_encoder(encoder: SavedEncoder, save_directory: str | os.PathLike[str]) -> Path:
+    """See :meth:`encoders.Encoder.save_pretrained`."""
+    folder = _checked_folder(save_directory)
+    _save(encoder, folder, folder.name)
+    return folder
 
-        Returns:
-            ``save_directory``.
 
-        Raises:
-            ValueError: the encoder was not loaded from a checkpoint, its tensors are not those of
-                one (an adapter that is not merged, quantised or mixed dtypes), the folder's name is
-                longer than disks take, or the folder holds other weights, such as those of the
-                whole model.
-        """
-        folder = _checked_folder(save_directory)
-        self._save(folder, folder.name)
-        return folder
+def push_encoder(
+    encoder: SavedEncoder,
+    repo_id: str,
+    *,
+    commit_message: str,
+    private: bool | None,
+    token: str | bool | None,
+    branch: str | None,
+    create_pr: bool,
+) -> str:
+    """See :meth:`encoders.Encoder.push_to_hub`."""
+    from huggingface_hub import HfApi
 
-    def _save(self, folder: Path, name: str) -> None:
-        """Write the files; ``name`` is what the model card loads."""
-        published = _require_published(self.published)
-        tensors = _published_tensors(self.state_dict(), published)
-        dtype = _only_dtype(tensors)
-        folder.mkdir(parents=True, exist_ok=True)
-        _refuse_other_weights(folder, tensors)
-        file, names = published.beside
-        _write_tensors({name: tensors[name] for name in tensors if name not in names}, folder)
-        _write_beside({name: tensors[name] for name in names}, folder / file)
-        files = {**published.files, "config": _with_dtype(published.files["config"], dtype)}
-        for file, content in files.items():
-            (folder / f"{file}.json").write_text(json.dumps(content, indent=2) + "\n")
-        if not (folder / "README.md").exists():
-            card = CARD.format(
-                title=type(self).__name__,
-                base=published.repo_id or "a local checkpoint",
-                parameters=sum(tensor.numel() for tensor in tensors.values()),
-                dtype=str(dtype).removeprefix("torch."),
-                name=name,
-                usage=published.usage.format(name=name),
-            )
-            _write_card(folder / "README.md", card, published.repo_id)
+    api = HfApi(token=token)
+    with TemporaryDirectory() as folder:
+        _save(encoder, Path(folder), repo_id)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        has_card = api.file_exists(repo_id, "README.md", revision=branch)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=Path(folder),
+            commit_message=commit_message,
+            revision=branch,
+            create_pr=create_pr,
+            ignore_patterns=["README.md"] if has_card else None,
+        )
+    return str(commit.commit_url)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        commit_message: str = "Push model using vitgraph.",
-        private: bool | None = None,
-        token: str | bool | None = None,
-        branch: str | None = None,
-        create_pr: bool = False,
-    ) -> str:
-        """Upload what :meth:`save_pretrained` writes to a repo of the Hub, in one commit.
 
-        A model card that the repo has already is left as it is.
-
-        Args:
-            repo_id: ``owner/name``; the repo is made if it is not there.
-            commit_message: of the commit.
-            private: whether a new repo is private; None takes the owner's default.
-            token: access token, as the Hub client takes it.
-            branch: branch to commit to; None is the main one.
-            create_pr: open a pull request instead of committing to the branch.
-
-        Returns:
-            The address of the commit.
-
-        Raises:
-            ValueError: what :meth:`save_pretrained` raises.
-        """
-        from huggingface_hub import HfApi
-
-        api = HfApi(token=token)
-        with TemporaryDirectory() as folder:
-            self._save(Path(folder), repo_id)
-            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-            has_card = api.file_exists(repo_id, "README.md", revision=branch)
-            commit = api.upload_folder(
-                repo_id=repo_id,
-                folder_path=Path(folder),
-                commit_message=commit_message,
-                revision=branch,
-                create_pr=create_pr,
-                ignore_patterns=["README.md"] if has_card else None,
-            )
-        return str(commit.commit_url)
+def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
+    """Write the files; ``name`` is what the model card loads."""
+    published = _require_published(encoder.published)
+    tensors = _published_tensors(encoder.state_dict(), published)
+    dtype = _only_dtype(tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    _refuse_other_weights(folder, tensors)
+    file, names = published.beside
+    _write_tensors({name: tensors[name] for name in tensors if name not in names}, folder)
+    _write_beside({name: tensors[name] for name in names}, folder / file)
+    files = {**published.files, "config": _with_dtype(published.files["config"], dtype)}
+    for file, content in files.items():
+        (folder / f"{file}.json").write_text(json.dumps(content, indent=2) + "\n")
+    if not (folder / "README.md").exists():
+        card = CARD.format(
+            title=type(encoder).__name__,
+            base=published.repo_id or "a local checkpoint",
+            parameters=sum(tensor.numel() for tensor in tensors.values()),
+            dtype=str(dtype).removeprefix("torch."),
+            name=name,
+            usage=published.usage.format(name=name),
+        )
+        _write_card(folder / "README.md", card, published.repo_id)
 
 
 def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:

@@ -1,18 +1,24 @@
-"""The base class of encoders of one input path: metadata, splitting, checks of pixels.
+"""The base class of encoders of one input path: metadata, splitting, and how blocks run.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..contract import (
+    Accelerator,
     EncoderItemSpec,
+    EncoderOutput,
     Grid,
     GridLike,
     Metadata,
@@ -22,7 +28,7 @@ from ..contract import (
 )
 from ..grids import read_grid, split_rows
 from ..layers.attention import segment_metadata
-from .block_runner import BlockRunner
+from ..layers.products import add_weighted_rows
 from .checks import (
     block_indices,
     check_pixels,
@@ -33,13 +39,19 @@ from .checks import (
 )
 from .encoder import Encoder
 
+Self = TypeVar("Self", bound="VisionEncoder")
 
-class VisionEncoder(BlockRunner, Encoder):
-    """The base class of encoders of one input path: metadata, splitting, checks of pixels.
+
+class VisionEncoder(Encoder):
+    """The base class of encoders of one input path: metadata, splitting, how blocks run.
 
     Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
     """
 
+    blocks: nn.ModuleList
+    gradient_checkpointing: bool = False
+    accelerator: Accelerator | None = None
+    """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
     _last_metadata: tuple[object, Metadata] | None = None
 
     @property
@@ -64,6 +76,32 @@ class VisionEncoder(BlockRunner, Encoder):
     @abstractmethod
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """The sizes of each item: rows, tokens, segments, longest segment and windows."""
+
+    @abstractmethod
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode the rows of all items.
+
+        Args:
+            pixel_values: [P, patch_dim] of towers over patches, [B, C, H, W] of towers over tiles;
+                floating-point, on the CPU or on the device of the encoder.
+            grid_thw: (t, h, w) per item, h and w in patches; it is not read if
+                ``encoder_metadata`` is given.
+            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
+                never waited for, and rows beyond those of its grid are padding.
+
+        Returns:
+            :class:`EncoderOutput`; the family says which shapes.
+
+        Raises:
+            ValueError: integer pixels, a wrong width or size, or a grid or metadata that disagree
+                with the pixels.
+        """
 
     def prepare_encoder_metadata(
         self,
@@ -225,3 +263,105 @@ class VisionEncoder(BlockRunner, Encoder):
         rows = f"{type(self).__name__} takes rows of shape {self.row_shape}{hint}"
         check_pixels(pixel_values, shape or self.row_shape, rows, weight.device)
         return pixel_values.to(device=weight.device, dtype=weight.dtype)
+
+    @abstractmethod
+    def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+        """Everything that each block reads besides the hidden state, made once per forward."""
+
+    def gradient_checkpointing_enable(self) -> None:
+        self.gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.gradient_checkpointing = False
+
+    def run_blocks(
+        self,
+        hidden: Tensor,
+        metadata: Metadata,
+        wanted: Sequence[int],
+        blocks: nn.ModuleList | None = None,
+    ) -> Iterator[Tensor]:
+        """The hidden state after each block in ``wanted``; blocks after the last are not run.
+
+        An accelerated encoder runs fused blocks unless gradients are recorded.
+
+        Args:
+            hidden: [P, D], of towers over tiles [tiles, n, D], of SAM [views, h, w, D]; rows in
+                the order that blocks work in.
+            metadata: what ``prepare_encoder_metadata`` returns.
+            wanted: block numbers from 0, ascending, each once.
+            blocks: the stack that runs, of an encoder that has several; None: ``self.blocks``.
+        """
+        blocks = self.blocks if blocks is None else blocks
+        if self.accelerator is None or self._records_gradients(hidden):
+            return self.reference_blocks(hidden, metadata, wanted, blocks)
+        return self.accelerator.run_blocks(self, hidden, metadata, wanted, blocks)
+
+    def hidden_after(
+        self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
+    ) -> Tensor:
+        """The hidden state after the first ``count`` blocks; ``hidden`` itself after none."""
+        for state in self.run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
+            hidden = state
+        return hidden
+
+    def reference_blocks(
+        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int], blocks: nn.ModuleList
+    ) -> Iterator[Tensor]:
+        """Yield the same states as ``run_blocks``, calling each block as a module."""
+        context = self.block_context(hidden, metadata)
+        for number, block in enumerate(islice(blocks, max(wanted, default=-1) + 1)):
+            hidden = self.run_block(block, hidden, context)
+            if number in wanted:
+                yield hidden
+
+    def add_weighted_rows(
+        self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
+    ) -> Tensor:
+        """Rows plus a weighted sum of rows of a table: interpolated position embeddings.
+
+        Args:
+            rows: [P, D].
+            table: [entries, D].
+            index: int64 [P, taps], which entries.
+            weight: [P, taps], float32 or wider.
+
+        Returns:
+            [P, D] in the dtype of ``rows``.
+        """
+        if self.accelerator is None or self._records_gradients(rows):
+            return add_weighted_rows(rows, table, index, weight)
+        return self.accelerator.add_weighted_rows(rows, table, index, weight)
+
+    def _records_gradients(self, hidden: Tensor) -> bool:
+        """Whether autograd records operations on ``hidden`` or on the weights."""
+        if not torch.is_grad_enabled():
+            return False
+        return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())
+
+    def run_block(self, block: nn.Module, *args: Any) -> Tensor:
+        """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
+        if self.gradient_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, *args, use_reentrant=False)
+        return block(*args)
+
+    def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
+        from ..accelerated import accelerate  # only where it is asked for: it needs Triton
+
+        if self.accelerator is not None:
+            raise ValueError(
+                "this encoder is accelerated already: call accelerated() on the encoder that it "
+                "was made from"
+            )
+        view = copy.copy(self)  # shares modules, parameters and hooks
+        weight = next(self.parameters())
+        view.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
+        return view
+
+    def kernel_choices(self) -> dict[str, Any]:
+        return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()
+
+    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
+        if self.accelerator is None:
+            raise ValueError("this encoder is not accelerated: call accelerated() first")
+        self.accelerator.load_choices(choices)

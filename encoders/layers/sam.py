@@ -31,9 +31,8 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts, RelativePositions
 from ..hf_config import read_blocks, read_ratio, read_size, require_divisible, require_value
-from .blocks import MLP, resize_table
+from .blocks import MLP, PatchEmbed, resize_table
 from .products import convolve
-from .siglip import PatchEmbed
 
 
 @dataclass(frozen=True)

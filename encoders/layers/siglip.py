@@ -20,12 +20,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from ..hf_config import read_size, require_value
-from .blocks import Block, BlockSizes, resize_table
-from .products import patch_product
+from .blocks import Block, BlockSizes, PatchEmbed, resize_table
 
 _TRANSFORMERS = {
     "hidden_size": 768,
@@ -83,18 +81,3 @@ class Siglip(nn.Module):
         rows = self.patch_embed(pixels)
         h, w = rows.shape[1:3]
         return rows.flatten(1, 2) + resize_table(self.pos_embed[0], h, w, antialias=False)
-
-
-class PatchEmbed(nn.Module):
-    """Embeds patches of p*p pixels; SAM has the same layer."""
-
-    def __init__(self, width: int, patch_size: int, channels: int) -> None:
-        super().__init__()
-        self.patch = (channels, patch_size, patch_size)
-        self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return [B, h, w, D] of views [B, C, H, W]."""
-        side = self.patch[-1]
-        rows = rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
-        return patch_product(self.proj, rows, self.patch)

@@ -86,11 +86,7 @@ class EncodesItems(Generic[Output]):
             max_tokens_per_call: most output tokens that the encoder is given at a time. An item
                 above it runs in parts between its segments (frames, tiles), which is exact; one
                 segment alone may exceed the limit. None runs all items in one call.
-            min_pixels: as ``preprocess`` takes it.
-            max_pixels: as ``preprocess`` takes it.
-            max_tiles: as ``preprocess`` takes it.
-            fps: as ``preprocess`` takes it.
-            num_frames: as ``preprocess`` takes it.
+            min_pixels, max_pixels, max_tiles, fps, num_frames: as ``preprocess`` takes them.
 
         Returns:
             One :class:`EncoderOutput` per item or, with a pool, one tensor [D] per item in float32
@@ -156,11 +152,7 @@ class EncodesItems(Generic[Output]):
             on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place,
                 whatever was raised while the item was read.
             max_tokens_per_call: as :meth:`encode` takes it.
-            min_pixels: as ``preprocess`` takes it.
-            max_pixels: as ``preprocess`` takes it.
-            max_tiles: as ``preprocess`` takes it.
-            fps: as ``preprocess`` takes it.
-            num_frames: as ``preprocess`` takes it.
+            min_pixels, max_pixels, max_tiles, fps, num_frames: as ``preprocess`` takes them.
 
         Returns:
             A generator of one result per item, on the encoder's device: what :meth:`encode`

@@ -1,0 +1,202 @@
+"""Feature maps and the outputs of inner blocks, of every encoder.
+
+Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..contract import EncoderOutput, GridLike, PartialOutput, VisionInputs
+from .checks import require_features
+
+Features: TypeAlias = Tensor | Sequence[Tensor] | Sequence[EncoderOutput] | Sequence[PartialOutput]
+"""The rows of all items in one tensor, or those of each item in a list."""
+
+
+class MapsFeatures(nn.Module, ABC):
+    """The part of an encoder that lays features out in space, and returns those of inner blocks."""
+
+    @property
+    @abstractmethod
+    def paths(self) -> Mapping[str, MapsFeatures]:
+        """The paths by name, "image" first; each is an encoder of one kind of input."""
+
+    @abstractmethod
+    def _check_inputs(self, inputs: VisionInputs) -> None:
+        """Raise a ValueError unless inputs are those of this encoder's paths."""
+
+    def _maps_of_grids(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        """The maps [t, h, w, D] of items in raster order, with ``tiles`` stitched."""
+        raise self._tensors_alone("feature_maps")
+
+    def _states_of_blocks(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None,
+        output_fmt: str,
+    ) -> list[Tensor] | list[list[Tensor]]:
+        """The states that ``forward_intermediates`` returns of one path."""
+        raise self._tensors_alone("forward_intermediates")
+
+    def _tensors_alone(self, method: str) -> ValueError:
+        """The error for tensors given to an encoder of several paths, which belong to one path."""
+        one = "" if method == "forward" else f".{method}"
+        given = "features, inputs" if method == "feature_maps" else "inputs"
+        return ValueError(
+            f"{type(self).__name__} has the paths {', '.join(self.paths)}, and tensors do not say "
+            f"which is meant: call encoder{one}({given}) with inputs = encoder.preprocess(..), or "
+            f"one path: encoder.paths[name]{one}(..)"
+        )
+
+    @abstractmethod
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
+        """The maps [t, h, w, D] of each item by the name of the path, from the rows of all."""
+
+    @overload
+    def feature_maps(self, features: Features, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
+
+    @overload
+    def feature_maps(
+        self,
+        features: Tensor,
+        inputs: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]: ...
+
+    def feature_maps(
+        self,
+        features: Features,
+        inputs: VisionInputs | GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[dict[str, Tensor]] | list[Tensor]:
+        """Arrange features in space: the maps [t, h, w, D] of each item in raster order.
+
+        Args:
+            features: ``last_hidden_state``, ``pooler_output`` or a DeepStack feature of all items
+                in one tensor, or a list with one per item. Of a list of outputs, as
+                ``encoder(inputs)`` returns it, ``last_hidden_state`` is taken.
+            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read. With one
+                path also the ``grid_thw`` [items, 3] alone.
+            tiles: of :class:`VisionInputs`, beside a ``grid_thw``: stitches the tiles of an image.
+
+        Returns:
+            For each item a dict from the names of the paths that it uses to its map; tiles are
+            stitched, thumbnails and class tokens are left out. From a ``grid_thw``, a list with one
+            map per item.
+
+        Raises:
+            ValueError: no tensor, or features that are not of these inputs.
+        """
+        if isinstance(inputs, VisionInputs):
+            if tiles is not None:
+                raise ValueError("tiles was given with the result of preprocess, which has it")
+            self._check_inputs(inputs)
+            return self._maps_of_items(_rows_of_all(features), inputs)
+        return self._maps_of_grids(_rows_of_all(features), inputs, tiles)
+
+    @overload
+    def forward_intermediates(
+        self,
+        pixel_values: VisionInputs,
+        *,
+        indices: int | Sequence[int] | None = None,
+        output_fmt: Literal["NLC"] = "NLC",
+    ) -> dict[str, list[Tensor]]: ...
+
+    @overload
+    def forward_intermediates(
+        self,
+        pixel_values: VisionInputs,
+        *,
+        indices: int | Sequence[int] | None = None,
+        output_fmt: Literal["NCHW"],
+    ) -> dict[str, list[list[Tensor]]]: ...
+
+    @overload
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None = None,
+        output_fmt: Literal["NLC"] = "NLC",
+    ) -> list[Tensor]: ...
+
+    @overload
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        indices: int | Sequence[int] | None = None,
+        *,
+        output_fmt: Literal["NCHW"],
+    ) -> list[list[Tensor]]: ...
+
+    def forward_intermediates(
+        self,
+        pixel_values: Tensor | VisionInputs,
+        grid_thw: GridLike | None = None,
+        indices: int | Sequence[int] | None = None,
+        output_fmt: str = "NLC",
+    ) -> Any:
+        """Outputs of inner blocks, before any merger, in input order.
+
+        Args:
+            pixel_values: what ``preprocess`` returned, or as ``forward`` takes them.
+            grid_thw: [items, 3]; left out with the result of ``preprocess``.
+            indices: n for the last n blocks, block numbers (negatives from the end), None for all.
+            output_fmt: "NLC" for the rows of the tower, "NCHW" for maps in raster order.
+
+        Returns:
+            One entry per block, in the order of ``indices``. With "NLC" it is a tensor [P, D], or
+            [tiles, 1+h*w, D] of InternViT. With "NCHW" it is a list of one map [t, D, h, w] per
+            item, without class tokens. From the result of ``preprocess``, a dict that has this for
+            each path with entries, by the name of the path.
+
+        Raises:
+            ValueError: a block or format that does not exist, and the errors of ``forward``.
+        """
+        if output_fmt not in ("NLC", "NCHW"):
+            raise ValueError(f'output_fmt={output_fmt!r}: must be "NLC" or "NCHW"')
+        if not isinstance(pixel_values, VisionInputs):
+            if grid_thw is None:
+                raise ValueError(
+                    f"pixel_values is of type {type(pixel_values).__name__}, without grid_thw: "
+                    "pass the result of preprocess, or pixel_values with grid_thw"
+                )
+            return self._states_of_blocks(pixel_values, grid_thw, indices, output_fmt)
+        self._check_inputs(pixel_values)
+        if grid_thw is not None:  # the place of the indices in a call with whole inputs
+            indices = cast("int | Sequence[int]", grid_thw)
+        return {
+            name: self.paths[name]._states_of_blocks(*path[:2], indices, output_fmt)
+            for name, path in pixel_values.paths.items()
+            if path.items
+        }
+
+
+def _rows_of_all(features: object) -> Tensor:
+    """Return the features of all items as one tensor, from one tensor or a list with one per item.
+
+    Raises:
+        ValueError: neither of these.
+    """
+    if isinstance(features, list | tuple) and not isinstance(features, EncoderOutput):
+        rows = [x[0] if isinstance(x, EncoderOutput | PartialOutput) else x for x in features]
+        tensors = [x for x in rows if isinstance(x, Tensor)]
+        if tensors and len(tensors) == len(rows):
+            return torch.cat(tensors)
+    require_features(features)
+    assert isinstance(features, Tensor)
+    return features
