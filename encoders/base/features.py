@@ -1,7 +1,4 @@
-"""Feature maps and the outputs of inner blocks, of every encoder.
-
-Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
-"""
+"""Feature maps and the outputs of inner blocks, of every encoder: P patches, D tower width."""
 
 from __future__ import annotations
 
