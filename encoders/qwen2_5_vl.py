@@ -171,7 +171,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
-        metadata = self.prepare_encoder_metadata(grid_thw)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, None)
         for hidden in self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted):
             yield self._reorder(hidden, metadata["reverse_index"])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from encoders import VisionEncoder
-from oracles import draw_pixels, tiny
+from oracles import PATCH_TOWERS, draw_pixels, fresh, tiny
 
 TOWERS = ["intern_vit_300m", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 GRID = [[1, 8, 8]]
@@ -56,3 +56,36 @@ def test_an_array_is_refused_as_a_keyword_of_preprocess(keyword: str) -> None:
     image = torch.zeros(3, 32, 32, dtype=torch.uint8)
     with pytest.raises(ValueError, match=f"{keyword}=.*must be a positive integer"):
         tiny("qwen2_vl").preprocess([image], **{keyword: np.zeros(4)})
+
+
+# --- grids that are far too large -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["encoder", "accelerated", "blocks"])
+@pytest.mark.parametrize("name", PATCH_TOWERS)
+def test_a_grid_in_pixels_is_refused_before_metadata_are_made(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = fresh(name)
+    pixels, grids = draw_pixels(encoder, [[1, 4, 6]]), [[1, 4480, 6720]]
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("gigabytes of metadata")
+
+    monkeypatch.setattr(type(encoder), "_grid_metadata", refuse)
+    call: Any = encoder.accelerated() if form == "accelerated" else encoder
+    if form == "blocks":
+        call = encoder.forward_intermediates
+    with pytest.raises(ValueError, match="has 24 rows but the grid makes 30105600: pass the grid"):
+        call(pixels, grids)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_rows_that_overflow_the_offsets_are_refused(name: str) -> None:
+    """Offsets are int32: they would go on below zero."""
+    encoder = fresh(name)
+    _, h, w = encoder.grid_for(1)
+    rows = encoder.item_specs([[1, h, w]])[0].longest_segment
+    for frames in (2**31 // rows + 1, 10**20):
+        with pytest.raises(ValueError, match=r"rows, attention takes at most 2147483647 in one"):
+            encoder.prepare_encoder_metadata([[frames, h, w]])

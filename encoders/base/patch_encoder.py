@@ -53,7 +53,7 @@ class PatchEncoder(VisionEncoder):
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """The hidden state [P, D] after each block in ``wanted``, in input order."""
-        metadata = self.prepare_encoder_metadata(grid_thw)
+        metadata = self.resolve_metadata(pixel_values, grid_thw, None)
         yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
     def admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:
