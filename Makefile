@@ -37,7 +37,7 @@ family: $(VENV)/.test ## the tests of one family, for example make family NAME=q
 	$(PYTEST) -m "not gpu" --family $(NAME) $(PARALLEL) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
-	$(PYTEST) -m "not gpu" tests/test_shell_notebooks.py tests/test_shell_bare.py -k notebook
+	$(PYTEST) -m "not gpu" tests/shell/test_shell_notebooks.py tests/shell/test_shell_bare.py -k notebook
 
 docs: $(VENV)/.test ## build the site of the documentation, with strict links, into build/site
 	$(PY) -m mkdocs build --strict

@@ -3,7 +3,7 @@
     python -m benchmarks.fetch [--repeats 3] [--json FILE]
     python -m benchmarks.fetch --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
 
-The hub is ``tests/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a request
+The hub is ``tests/support/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a request
 (each redirect too). The checkpoint has random weights for a tower of more than 32 MB over three
 shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load is a fresh
 process with an empty cache, timed from after the imports; the two ways take turns. The floor of the
@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # for the small hub and the checkpoints of the tests
+sys.path.insert(
+    0, str(ROOT / "tests" / "support")
+)  # for the small hub and the checkpoints of the tests
 
 RATE, LATENCY = 100e6, 0.02
 REPO = "owner/large"

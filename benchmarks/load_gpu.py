@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # for the small hub and the checkpoints of the tests
+sys.path.insert(
+    0, str(ROOT / "tests" / "support")
+)  # for the small hub and the checkpoints of the tests
 
 import torch  # noqa: E402
 

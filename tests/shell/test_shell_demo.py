@@ -1,0 +1,129 @@
+"""``make demo``: every family, from a checkpoint on disk to a picture."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from encoders.inputs.intake import to_rgb
+from vitgraph.cli import main
+from vitgraph.commands.demo import check_demo
+from vitgraph.demo import (
+    FAMILIES,
+    README_TOWERS,
+    draw_nearest,
+    panned_clip,
+    run_demo,
+    sample_photographs,
+)
+from vitgraph.encoding.media import Media, image_medium
+from vitgraph.plots import plot_feature_maps
+from vitgraph.seeded import write_seeded_checkpoint
+
+ROOT = Path(__file__).parents[2]
+README_PICTURE = ROOT / "docs" / "feature_maps.jpg"
+
+
+@pytest.mark.slow
+def test_demo_encodes_photographs_and_a_clip_with_every_family(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = run_demo(tmp_path / "demo")
+    assert picture == tmp_path / "demo" / "feature_maps.png"
+    with Image.open(picture) as image:
+        assert image.size[0] > 1000
+    drawn, committed = Image.open(tmp_path / "demo" / "readme.jpg"), Image.open(README_PICTURE)
+    assert drawn.size == committed.size
+    photographs = (0, 0, drawn.width // 5, drawn.height)  # the maps may differ by signs
+    difference = np.asarray(drawn.crop(photographs), float) - committed.crop(photographs)
+    assert np.abs(difference).mean() < 4  # of 255
+    lines = capsys.readouterr().out.splitlines()
+    for title in FAMILIES:
+        rows = [line.split() for line in lines if line.startswith(f"{title} ")]
+        assert [row[1] for row in rows] == ["pavilion", "dahlia", "portrait", "pan.mp4"]
+        assert all(int(row[-1]) >= 0 for row in rows)
+
+
+def test_picture_of_nearest_patches_is_drawn_again_as_committed(tmp_path: Path) -> None:
+    draw_nearest(tmp_path / "nearest_patches.jpg")
+    drawn = Image.open(tmp_path / "nearest_patches.jpg")
+    with Image.open(README_PICTURE.with_name("nearest_patches.jpg")) as committed:
+        assert drawn.size == committed.size
+        difference = np.asarray(drawn, float) - np.asarray(committed, float)
+    assert np.abs(difference).mean() < 4  # of 255
+
+
+def test_demo_draws_checkpoints_in_place_of_the_seeded_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitgraph.demo.sample_media", small_media)
+    tower = write_seeded_checkpoint(tmp_path / "my-tower", "qwen3_vl")
+    assert main(["demo", str(tower), "--out", str(tmp_path / "demo")]) == 0
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == ["feature_maps.png"]
+    assert "my-tower    dot " in capsys.readouterr().out
+
+
+def test_demo_refuses_two_checkpoints_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="whose last parts differ"):
+        check_demo(tmp_path / "demo", ["one/tower", "other/tower"])
+
+
+def test_demo_refuses_a_file_in_place_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text("")
+    with pytest.raises(ValueError, match="demo: is a file; give a folder for the pictures"):
+        check_demo(tmp_path / "demo", [])
+
+
+def test_picture_of_the_readme_shows_two_photographs_and_four_towers() -> None:
+    assert set(README_TOWERS) <= set(FAMILIES)
+    assert README_PICTURE.stat().st_size < 150_000
+    readme = (ROOT / "README.md").read_text()
+    (caption,) = re.findall(r"!\[([^]]+)\]\(docs/feature_maps.jpg\)", readme)
+    assert "random" in caption
+    media = small_media(ROOT)
+    features = torch.rand(1, 4, 4, 8)
+    columns = {title: [features] * 2 for title in README_TOWERS}
+    figure = plot_feature_maps([one.still for one in media * 2], columns)
+    assert len(figure.axes) == 2 * (1 + len(README_TOWERS))
+
+
+def small_media(folder: Path) -> list[Media]:
+    return [image_medium("dot", torch.full((3, 64, 64), 9, dtype=torch.uint8))]
+
+
+def test_samples_are_photographs_not_noise() -> None:
+    for name, path in sample_photographs().items():
+        pixels = to_rgb(path).float()
+        assert min(pixels.shape[1:]) > 400, name
+        # Neighbouring pixels of a photograph are alike; those of noise differ by 85 of 255.
+        assert (pixels[:, :, 1:] - pixels[:, :, :-1]).abs().mean() < 20, name
+
+
+def test_clip_pans_from_the_left_edge_to_the_right() -> None:
+    photograph = torch.arange(64, dtype=torch.uint8).expand(3, 40, 64)
+    clip = panned_clip(photograph, frames=5, side=32)
+    assert clip.shape == (5, 3, 32, 32)
+    assert clip[:, 0, 0, 0].tolist() == [0, 8, 16, 24, 32]
+
+
+def test_missing_sample_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitgraph.demo.find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"'vitgraph\[demo\]', or in a clone pip install '\.\[demo\]'"
+    ):
+        sample_photographs()
+
+
+def test_demo_without_matplotlib_says_so_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match=r"vitgraph\[plots\]"):
+        check_demo(tmp_path / "demo", [])
+    assert not (tmp_path / "demo").exists()

@@ -1,0 +1,135 @@
+"""House habits that a linter does not know."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = ("encoders", "graphwrap", "weights")
+PACKAGES = (*LIBRARY, "vitgraph")
+THEIR_SIGNATURES = {
+    ("transformers", "forward"),
+    *(("sentence_transformers", name) for name in ("preprocess", "forward", "save", "load")),
+}
+"""Functions of ``integrations`` with another library's signature, by file and name."""
+
+READS_ITEMS = {
+    "encoders/streams/stream.py": ["_prepare"],
+    "vitgraph/embedding/job.py": ["_estimate"],
+    "vitgraph/embedding/planning/sample.py": ["take_sample"],
+}
+"""Where an item is read, by code of the user's own: whatever that raises is the item's error."""
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def named(paths: list[Path]) -> list[object]:
+    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
+
+
+def calls(path: Path, *names: str) -> list[int]:
+    """Lines where one of the functions ``names`` is called by its bare name."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+    ]
+
+
+@pytest.mark.parametrize("path", named(sources(*PACKAGES, "tests", "benchmarks")))
+def test_no_file_reaches_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 400
+
+
+@pytest.mark.parametrize("path", named(sources(*LIBRARY)))
+def test_library_never_prints_exits_or_probes(path: Path) -> None:
+    assert calls(path, "print", "exit", "hasattr", "breakpoint") == []
+
+
+@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
+def test_no_blanket_except(path: Path) -> None:
+    blanket = []
+    for handler, function in handlers(ast.parse(path.read_text())):
+        assert handler.type, f"line {handler.lineno}: bare except"
+        if "Exception" in {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}:
+            blanket.append(function)
+    assert blanket == READS_ITEMS.get(str(path.relative_to(ROOT)), [])
+
+
+def handlers(node: ast.AST, function: str = "") -> Iterator[tuple[ast.ExceptHandler, str]]:
+    """Every ``except``, with the name of the function that it stands in."""
+    function = node.name if isinstance(node, ast.FunctionDef) else function
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ExceptHandler):
+            yield child, function
+        yield from handlers(child, function)
+
+
+@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
+def test_weights_are_never_loaded_leniently(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) != "zip":
+            arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert arguments.get("strict") != "False", f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
+def test_a_helper_lives_where_its_word_lives(path: Path) -> None:
+    assert path.stem not in ("utils", "util", "helpers", "common", "misc")
+
+
+@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
+def test_public_signatures_have_no_kwargs_and_no_mutable_default(path: Path) -> None:
+    for function in public_functions(path):
+        integrated = path.parent.name == "integrations"
+        theirs = integrated and (path.stem, function.name) in THEIR_SIGNATURES
+        assert theirs or function.args.kwarg is None, f"{function.name} takes **kwargs"
+        defaults = [*function.args.defaults, *function.args.kw_defaults]
+        mutable = [d for d in defaults if isinstance(d, (ast.List, ast.Dict, ast.Set))]
+        assert not mutable, f"{function.name} has a mutable default"
+
+
+def public_functions(path: Path) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+@pytest.mark.parametrize("path", named([p for p in sources(*PACKAGES) if p.read_text().strip()]))
+def test_every_module_begins_with_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_exported_name_has_a_docstring(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        exported = getattr(module, name)
+        if inspect.isclass(exported) or inspect.isfunction(exported):
+            assert exported.__doc__, f"{package}.{name}"
+            # A NamedTuple or dataclass without a docstring has one made of its fields.
+            assert not exported.__doc__.startswith(f"{name}("), f"{package}.{name}"
+
+
+@pytest.mark.parametrize("package", LIBRARY)
+def test_every_public_method_of_an_exported_class_is_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        exported = getattr(module, name)
+        if not inspect.isclass(exported) or issubclass(exported, BaseException):
+            continue
+        if Protocol in exported.__mro__:  # says which methods; the class that has them says what
+            continue
+        for method, function in inspect.getmembers(exported, inspect.isfunction):
+            ours = function.__module__.split(".")[0] in PACKAGES
+            if ours and not method.startswith("_") and method != "forward":
+                assert inspect.getdoc(function), f"{package}.{name}.{method}"

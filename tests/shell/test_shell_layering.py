@@ -1,0 +1,294 @@
+"""Data flows one way: weights know encoders, graphwrap only the contract, vitgraph all three."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
+# What may be imported besides the standard library; sub-packages included.
+ALLOWED = {
+    "encoders": {"torch", "einops", "encoders"},
+    "graphwrap": {
+        "torch",
+        "einops",
+        "numpy",
+        "tqdm",
+        "graphwrap",
+        "encoders.contract",
+        "encoders.grids",
+        "encoders.streams",
+    },
+    "weights": {
+        "torch",
+        "safetensors",
+        "huggingface_hub",
+        "numpy",
+        "tqdm",
+        "weights",
+        "encoders",
+    },
+    "vitgraph": {
+        "torch",
+        "fsspec",
+        "safetensors",
+        "numpy",
+        "PIL",
+        "tqdm",
+        "matplotlib",
+        "av",
+        "pyarrow",
+        *PACKAGES,
+    },
+}
+# What the files at the top of ``encoders`` are, besides the families.
+COMMON = {"__init__", "contract", "block_parts", "grids", "hf_config"}
+# The files and folders of ``encoders`` that each of its folders may import at the top of a file.
+KNOWS = {
+    "layers": {"contract", "block_parts", "hf_config", "layers"},
+    "base": {"contract", "block_parts", "grids", "layers", "streams.items", "base"},
+    "inputs": {"contract", "inputs"},
+    "streams": {"contract", "grids", "inputs", "streams"},
+    "accelerated": {"contract", "block_parts", "layers", "accelerated"},
+}
+# What a family may import at the top of its file.
+FAMILY_KNOWS = {"contract", "block_parts", "grids", "hf_config", "base", "layers"}
+# The most files and lines that the file of a family closes over, itself included.
+CLOSURE = (14, 3300)
+CLOSURE_OF_SEVERAL_TOWERS = (18, 3960)
+# The only files of ``encoders`` that know what an image, an array or a video file is.
+INTAKE = {
+    "image_files": {"PIL", "pillow_heif"},
+    "intake": {"PIL", "numpy"},
+    "clips": {"numpy"},
+    "images": {"numpy"},
+    "video_files": {"av"},
+}
+# What the files of ``vitgraph.integrations`` import, and nothing else does.
+INTEGRATED = {
+    "export": {"onnxscript"},
+    "transformers": {"transformers"},
+    "sentence_transformers": {"sentence_transformers"},
+}
+# The only file of ``encoders`` that knows the Hub, and inside its functions alone.
+SAVING = Path("encoders/base/saving.py")
+BASE = ROOT / "encoders" / "base"
+# The only file of ``vitgraph`` that reads data sets and asks the Hub for their commit.
+TABLES = Path("vitgraph/embedding/tables.py")
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, relative ones resolved."""
+    names: set[str] = set()
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            names |= {module} if node.module else {f"{module}.{a.name}" for a in node.names}
+    return names
+
+
+def covers(allowed: str, name: str) -> bool:
+    return name == allowed or name.startswith(f"{allowed}.")
+
+
+def foreign(path: Path) -> set[str]:
+    return {name for name in imports(path) if name.split(".")[0] not in sys.stdlib_module_names}
+
+
+def extra(path: Path) -> set[str]:
+    """What one file may import beyond its package."""
+    if path.parent.name == "integrations":
+        return INTEGRATED.get(path.stem, set())
+    if path.parent.name == "accelerated":
+        return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
+    if path.relative_to(ROOT) == SAVING:
+        return {"safetensors", "huggingface_hub"}
+    if path.parent.name == "streams":
+        return {"tqdm"}
+    if path.relative_to(ROOT) == TABLES:
+        return {"datasets", "huggingface_hub"}
+    return INTAKE.get(path.stem, set())
+
+
+def imports_at_the_top(path: Path) -> set[str]:
+    """Dotted names that a file imports outside of functions and of blocks for types alone."""
+    names: set[str] = set()
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
+            names.add(".".join(filter(None, (base, node.module))))
+    return names
+
+
+def neighbours(path: Path) -> set[str]:
+    """Modules of ``encoders`` that a file of it imports at the top, without the package's name."""
+    return {
+        name.removeprefix("encoders.")
+        for name in imports_at_the_top(path)
+        if covers("encoders", name)
+    }
+
+
+def families() -> list[Path]:
+    return [path for path in (ROOT / "encoders").glob("*.py") if path.stem not in COMMON]
+
+
+def closure(path: Path) -> set[Path]:
+    """The files of ``encoders`` that a file reaches by imports outside of functions."""
+    found, left = {path}, [path]
+    while left:
+        for name in imports_at_the_top(left.pop()):
+            file = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+            if covers("encoders", name) and file.exists() and file not in found:
+                found.add(file)
+                left.append(file)
+    return found
+
+
+def modules_imported(path: Path) -> set[Path]:
+    """Files of ``encoders`` that a file of it imports, type-only imports included."""
+    found = set()
+    for name in imports(path):
+        place = ROOT.joinpath(*name.split("."))
+        found |= {
+            file for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists()
+        }
+    return {file for file in found if file.is_relative_to(ROOT / "encoders")}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
+    for path in modules(package):
+        strangers = {
+            name
+            for name in foreign(path)
+            if not any(covers(allowed, name) for allowed in ALLOWED[package] | extra(path))
+        }
+        assert not strangers, f"{path.relative_to(ROOT)} imports {sorted(strangers)}"
+
+
+def test_a_family_imports_what_all_share_and_no_other_family() -> None:
+    for path in families():
+        for name in neighbours(path):
+            assert name.split(".")[0] in FAMILY_KNOWS, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("folder", KNOWS)
+def test_a_folder_of_encoders_imports_only_what_lies_before_it(folder: str) -> None:
+    for path in modules(f"encoders/{folder}"):
+        for name in neighbours(path):
+            assert any(covers(known, name) for known in KNOWS[folder]), f"{path}: {name}"
+
+
+def test_files_of_encoders_import_one_another_in_no_circle() -> None:
+    graph = {path: modules_imported(path) for path in modules("encoders")}
+    assert graph[ROOT / "encoders" / "base" / "vision_encoder.py"]
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+@pytest.mark.parametrize("path", families(), ids=lambda path: path.stem)
+def test_a_family_closes_over_few_files(path: Path) -> None:
+    files = closure(path)
+    most, lines = CLOSURE_OF_SEVERAL_TOWERS if "deepseek" in path.stem else CLOSURE
+    count = sum(len(file.read_text().splitlines()) for file in files)
+    assert len(files) <= most, sorted(file.name for file in files)
+    assert count <= lines, f"{count} lines in {len(files)} files"
+
+
+@pytest.mark.parametrize("path", families(), ids=lambda path: path.stem)
+def test_importing_a_family_imports_no_image_library(path: Path) -> None:
+    code = f"import sys, encoders.{path.stem}; print('PIL' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
+    """In the libraries, that is; ``vitgraph`` may import whatever they have."""
+    users = {
+        path.relative_to(ROOT / package).parts[0]
+        for package in ("encoders", "graphwrap", "weights")
+        for path in modules(package)
+        if any(covers("encoders.accelerated", name) for name in imports(path))
+    }
+    assert users <= {"accelerated", "base"}
+    importers = [
+        function.name
+        for function in ast.walk(
+            ast.parse((ROOT / "encoders" / "base" / "vision_encoder.py").read_text())
+        )
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and node.module == "accelerated"
+    ]
+    assert importers == ["accelerated"]
+
+
+def test_saving_imports_the_hub_inside_functions_alone() -> None:
+    lines = (ROOT / SAVING).read_text().splitlines()
+    imports = [line for line in lines if "huggingface_hub" in line or "safetensors import" in line]
+    assert imports
+    assert all(line.startswith("    ") for line in imports)
+
+
+def test_only_the_table_of_kernels_imports_flash_attention() -> None:
+    users = {
+        path.stem
+        for package in PACKAGES
+        for path in modules(package)
+        if any(covers("flash_attn", name) for name in imports(path))
+    }
+    assert users == {"attention_kernels"}
+
+
+@pytest.mark.parametrize("twin", ["rotary_cos_sin", "rotate"])
+def test_the_rope_twins_of_the_qwen_towers_are_textually_identical(twin: str) -> None:
+    texts = set()
+    for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+        text = (ROOT / "encoders" / f"{name}.py").read_text()
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        (function,) = [node for node in functions if node.name == twin]
+        texts.add(ast.get_source_segment(text, function))
+    assert len(texts) == 1
+
+
+def test_contributing_says_what_graphwrap_may_import() -> None:
+    (line,) = re.findall(
+        r"^- `graphwrap` may import (.*?) only\.", (ROOT / "CONTRIBUTING.md").read_text(), re.M
+    )
+    known = {name for name in ALLOWED["graphwrap"] if name.startswith("encoders.")}
+    assert set(re.findall(r"`([\w.]+)`", line)) == known
+
+
+def test_graphwrap_names_no_model() -> None:
+    for path in modules("graphwrap"):
+        text = path.read_text().lower()
+        assert not [name for name in ("qwen", "intern", "step3", "moonvit") if name in text], path
+
+
+def test_importing_the_library_pulls_in_no_model_zoo() -> None:
+    code = (
+        "import sys, encoders, weights, graphwrap\n"
+        "heavy = {'transformers', 'torchvision', 'timm', 'jax', 'matplotlib', 'av', 'vitgraph',\n"
+        "  'triton', 'flash_attn', 'encoders.accelerated'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

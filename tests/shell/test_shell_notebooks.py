@@ -1,0 +1,108 @@
+"""Notebooks stay small and readable; ``test_shell_bare.py`` runs them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
+
+
+def code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@each
+def test_notebook_is_numbered_and_its_outputs_are_stripped(path: Path) -> None:
+    assert path.stem.split("_")[0].isdigit()
+    for cell in code(nbformat.read(path, as_version=4)):
+        assert cell.outputs == []
+        assert cell.execution_count is None
+    assert path.stat().st_size < 500_000
+
+
+@each
+def test_a_third_of_the_cells_is_prose(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    prose = [cell for cell in cells if cell.cell_type == "markdown"]
+    assert 3 * len(prose) >= len(cells)
+
+
+@each
+def test_notebook_uses_nothing_private(path: Path) -> None:
+    for cell in code(nbformat.read(path, as_version=4)):
+        assert not re.search(r"\._(?!_init__)", cell.source)
+        assert "import _" not in cell.source
+
+
+@each
+def test_notebook_imports_nothing_that_only_a_clone_has(path: Path) -> None:
+    for cell in code(nbformat.read(path, as_version=4)):
+        assert not re.search(r"^\s*(from|import) (benchmarks|tests)\b", cell.source, re.M)
+        assert "sys.path" not in cell.source
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["step3_vl", "deepseek_vl2"])
+def test_the_quickstart_makes_maps_of_towers_of_several_views_unchanged(
+    tmp_path: Path, family: str
+) -> None:
+    quickstart = nbformat.read(NOTEBOOKS[0], as_version=4)
+    (lines,) = [cell.source for cell in code(quickstart) if "encoder.feature_maps" in cell.source]
+    encoder = load_encoder(write_seeded_checkpoint(tmp_path, family, width=32, depth=1))
+    known = {"encoder": encoder, "photographs": [torch.zeros(3, 60, 50, dtype=torch.uint8)] * 2}
+    exec(lines, known)
+    assert [one["image"].ndim for one in known["maps"]] == [4, 4]
+
+
+def test_figures_in_the_notebook_of_graphs_are_those_measured() -> None:
+    """Measured anew? Write the new figures into the cells that begin with these names."""
+    cells = [cell.source for cell in code(nbformat.read(NOTEBOOKS[1], as_version=4))]
+    told: dict[str, dict[str, list[list[float]]]] = {}
+    for name in ("measured", "memory"):
+        (cell,) = [source for source in cells if f"\n{name} = {{" in source]
+        told[name] = ast.literal_eval(re.search(rf"^{name} = (\{{.*?^\}})", cell, re.M | re.S)[1])
+    assert {name: [list(one) for one in rows] for name, rows in told["measured"].items()} == speed()
+    assert {name: [list(one) for one in rows] for name, rows in told["memory"].items()} == memory()
+
+
+def speed() -> dict[str, list[list[float]]]:
+    """Tokens, and milliseconds of three forms of each tower, with three digits."""
+    found = {}
+    for tower in results("speed_h200")["towers"]:
+        rows = [row for row in tower["workloads"] if not row["drawn"] and "hf_ms" in row]
+        rows.sort(key=lambda row: row["tokens"])
+        forms = ("hf_ms", "accelerated_ms")
+        lines = [[row[form]["median"] for row in rows] for form in forms]
+        lines.append([row["graphed_ms"]["auto"]["median"] for row in rows])
+        digits = [[float(f"{ms:.3g}") for ms in line] for line in lines]
+        if rows:
+            found[tower["tower"]] = [[row["tokens"] for row in rows], *digits]
+    return found
+
+
+def memory() -> dict[str, list[list[float]]]:
+    """Budgets, and MiB of arena and pool, by tower and seconds of capture."""
+    return {
+        f"{tower['tower']}, {tower['capture_seconds']:.1f} s": [
+            [row["budgets"] for row in tower["memory_by_budgets"]],
+            [round(row["pool_mib"] + row["arena_mib"]) for row in tower["memory_by_budgets"]],
+        ]
+        for tower in results("graphs_h200")["towers"]
+    }
+
+
+def results(name: str) -> dict[str, Any]:
+    return dict(json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text()))

@@ -1,0 +1,282 @@
+"""Every Python block of the README and the docs runs as it stands, and every command in ``sh``.
+
+Tests are offline, so what stands behind a repo id is a small seeded checkpoint in that repo's
+layout: its path in place of the id, or a hub on loopback where the page is about fetching. The
+photographs and the clip that the examples name lie in the working folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from encoders.inputs.intake import to_rgb
+from hub_server import HubServer
+from vitgraph.cli import main
+from vitgraph.demo import panned_clip, sample_photographs
+from vitgraph.video import write_video
+from weights import load_encoder
+
+ROOT = Path(__file__).parents[2]
+REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+DOCS = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *DOCS)
+HUB_REPO_ID = "Qwen/Qwen3-VL-235B-A22B-Instruct"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+def commands(page: str) -> list[str]:
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("vitgraph ")]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Iterator[Path]:
+    photographs = sample_photographs()
+    (tmp_path / "street.jpg").symlink_to(photographs["pavilion"])
+    (tmp_path / "flower.jpg").symlink_to(photographs["dahlia"])
+    write_video(tmp_path / "clip.mp4", panned_clip(to_rgb(photographs["pavilion"])), 8)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    torch.compiler.reset()
+
+
+def run_page(page: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the Python blocks of a page one after another, then its commands.
+
+    Args:
+        page: its path.
+        names: what to put in place of a repo id.
+        capsys: for what a command that fails has said.
+    """
+
+    def offline(text: str) -> str:
+        for repo_id, place in names.items():
+            text = text.replace(repo_id, place)
+        return text
+
+    scope: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(compile(offline(block), page, "exec"), scope)
+    for line in commands(page):
+        assert main(shlex.split(offline(line))[1:]) == 0, capsys.readouterr().err
+
+
+def test_every_page_with_code_is_run_here() -> None:
+    names = ("checkpoints", "command_line", "embedding", "graphs", "scale", "speed")
+    elsewhere = {"docs/integrations.md"}  # by test_integrations_docs.py
+    run = {"README.md", *(f"docs/{name}.md" for name in names)}
+    assert {page for page in PAGES if blocks(page, "python") or commands(page)} == run | elsewhere
+
+
+def test_readme_runs_from_top_to_bottom(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert REPO_ID in blocks("README.md", "python")[0]
+    run = [shlex.split(line)[1] for line in commands("README.md")]
+    assert run == ["encode", "inspect", "extract", "embed", "list"]
+    run_page("README.md", {REPO_ID: str(checkpoint)}, capsys)
+    assert (workplace / "maps.png").stat().st_size > 10_000
+    for path in map(workplace.joinpath, ("street.pt", "flower.pt")):
+        assert torch.load(path).ndim == 1
+    assert (workplace / "tower" / "model.safetensors").exists()
+
+
+def test_documented_way_to_read_a_features_file_works(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["encode", str(checkpoint), "street.jpg", "--out", "features.safetensors"])
+    run_page("docs/command_line.md", {}, capsys)
+
+
+@pytest.mark.slow
+def test_documented_graphs_run(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page("docs/graphs.md", {REPO_ID: str(checkpoint)}, capsys)
+
+
+def test_documented_embedding_runs(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pandas")
+    for job in commands("docs/embedding.md"):  # the page reads what they write
+        assert main(shlex.split(job.replace(REPO_ID, str(checkpoint)))[1:]) == 0
+    run_page("docs/embedding.md", {REPO_ID: str(checkpoint)}, capsys)
+
+
+def test_documented_job_of_many_workers_runs(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page("docs/scale.md", {REPO_ID: str(checkpoint)}, capsys)
+    assert "(2, 96) ['', 'nowhere.jpg: there is no such file" in capsys.readouterr().out
+
+
+def test_documented_speed_runs(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page("docs/speed.md", {REPO_ID: str(checkpoint)}, capsys)
+
+
+def test_documented_fetching_runs_against_a_hub(
+    workplace: Path, checkpoint: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert HUB_REPO_ID in blocks("docs/checkpoints.md", "python")[0]
+    hub.push(HUB_REPO_ID, checkpoint)
+    run_page("docs/checkpoints.md", {}, capsys)
+    assert (workplace / "tower" / "model.safetensors").exists()
+
+
+def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:
+    text = (ROOT / "README.md").read_text()
+    end = text.index("```", text.index("```python") + 3)
+    assert text[:end].count("\n") <= 45
+
+
+def test_comparison_with_the_peers_ends_by_line_40() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (header,) = [number for number, line in enumerate(lines, 1) if line.startswith("| | original")]
+    rows = lines[header + 1 : lines.index("", header)]
+    names = [row.split("|")[1].strip(" *").split()[0] for row in rows]
+    assert names == ["vitgraph", "transformers", "timm", "vLLM"]
+    assert len({row.count("|") for row in (lines[header - 1], *rows)}) == 1
+    assert lines.index("", header) <= 40
+
+
+def test_install_is_two_lines_and_its_size_stands_on_a_page() -> None:
+    install = blocks("README.md", "sh")[0].splitlines()
+    assert [line.split()[:2] for line in install] == [["pip", "install"]] * 2
+    assert "https://download.pytorch.org/whl/cpu" in install[0]
+    assert "GiB" not in (ROOT / "README.md").read_text()
+    assert "| 0.8 GiB | 1.0 GiB |" in (ROOT / "docs" / "install.md").read_text()
+
+
+def test_readme_is_short_ordered_and_wrapped_at_one_width() -> None:
+    text = (ROOT / "README.md").read_text()
+    titles = re.findall(r"^## (.+)", text, re.M)
+    assert titles == ["Families", "Many images", "CUDA graphs", "Fine-tuning", "Links"]
+    assert text.count("\n") <= 170
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
+    assert [line for line in prose if len(line) > 100] == []
+
+
+def test_readme_says_why_two_versions_of_vllm_are_named() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    about = json.loads((ROOT / "benchmarks/results/vllm_0.26_h200.json").read_text())["about"]
+    assert "| vLLM 0.33 |" in text
+    assert f"vLLM is {about['version']}, the newest for the torch {about['torch']}" in text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_sections_lead_to_a_heading(page: str) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", (ROOT / page).read_text()):
+        if "://" in target:
+            continue
+        text = ((ROOT / page).parent / target if target else ROOT / page).read_text()
+        headings = re.findall(r"^#+ (.+)", text, re.M)
+        slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
+        assert anchor in slugs, f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_and_named_files_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
+    for path in re.findall(r"`((?:tests|benchmarks|notebooks|docs|vitgraph)/[\w./]+\.\w+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_readme_names_every_encoder() -> None:
+    import encoders
+
+    bases = (encoders.Encoder, encoders.PathsEncoder, encoders.VisionEncoder)
+    text = (ROOT / "README.md").read_text()
+    for name in encoders.__all__:
+        exported = getattr(encoders, name)
+        if isinstance(exported, type) and issubclass(exported, torch.nn.Module):
+            assert exported in bases or f"`{name}`" in text, name
+
+
+@pytest.mark.slow
+def test_encoders_work_copied_out_with_the_files_that_the_readme_names(tmp_path: Path) -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    (sentence,) = re.findall(r"can be copied out with ([^.]+)\.", text)
+    named = re.findall(r"`(\w+)`", sentence)
+    encoders = ["intern_vit", "qwen2_vl", "qwen3_vl", "deepseek_ocr", "deepseek_vl", "deepseek_vl2"]
+    for encoder in encoders:
+        (tmp_path / f"my_{encoder}").mkdir()
+        for name in [encoder, *named]:
+            source = ROOT / "encoders" / name
+            if source.is_dir():
+                shutil.copytree(source, tmp_path / f"my_{encoder}" / name)
+            else:
+                shutil.copy(source.with_suffix(".py"), tmp_path / f"my_{encoder}")
+    imports = ", ".join(f"my_{encoder}.{encoder}" for encoder in encoders)
+    code = f"import sys, {imports}; assert 'encoders' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, check=True)
+
+
+def test_checkpoints_page_shows_the_committed_fetch_figures() -> None:
+    """Measured anew? ``python -m benchmarks.fetch`` prints them."""
+    report = json.loads((ROOT / "benchmarks" / "results" / "fetch.json").read_text())
+    said = (ROOT / "docs" / "checkpoints.md").read_text()
+    for row in (report["first_load"]["ranges"], report["first_load"]["shards"]):
+        least, most = row["seconds_range"]
+        seconds = f"{row['seconds']:.2f} ({least:.2f} to {most + 1e-9:.2f})"
+        assert f"| {seconds} | {row['requests']} | {row['bytes'] / 1e6:,.1f} |" in said
+
+
+def test_embedding_page_shows_the_committed_figures() -> None:
+    """Measured anew? ``python -m benchmarks.encode_many gpu`` prints them."""
+    report = json.loads((ROOT / "benchmarks" / "results" / "encode_many_h200.json").read_text())
+    rates = {name: round(rate) for name, rate in report["images per second"].items()}
+    said = " ".join((ROOT / "docs" / "embedding.md").read_text().split())
+    assert f"{report['items']:,} photographs of seven sizes" in said
+    assert f"{rates['from memory']} decoded photographs per second" in said
+    assert f"replays alone made {rates['replays']}, and {rates['from files']} from JPEG" in said
+    assert f"{report['workers']} threads, which decode {rates['decoding']}" in said
+
+
+def test_integrations_page_shows_the_committed_times_to_the_first_token() -> None:
+    """Measured anew? ``python -m benchmarks.first_token`` prints them."""
+    report = json.loads((ROOT / "benchmarks" / "results" / "first_token_h200.json").read_text())
+    page = (ROOT / "docs" / "integrations.md").read_text()
+    for row in report["rows"]:
+        columns = [f"{row[name] + 1e-9:.1f}" for name in row if name.endswith(" ms")]
+        assert f"| {row['workload']} | {' | '.join(columns)} |" in page
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_tower_class_finds_tensors_only_with_a_key_mapping(
+    checkpoint: Path,
+) -> None:
+    """docs/checkpoints.md says so of transformers; should it change, the page has to."""
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+    tower, report = Qwen3VLVisionModel.from_pretrained(checkpoint, output_loading_info=True)
+    assert set(report["missing_keys"]) == set(tower.state_dict())
+    names = {r"^model\.visual\.": ""}
+    tower, report = Qwen3VLVisionModel.from_pretrained(
+        checkpoint, output_loading_info=True, key_mapping=names
+    )
+    assert not report["missing_keys"]
+    ours = load_encoder(checkpoint)
+    assert tower.merger.linear_fc1.weight.equal(ours.merger.linear_fc1.weight)
