@@ -97,8 +97,7 @@ def read_ratio(section: Mapping[str, Any], *names: str, default: float) -> float
 def read_rope_theta(section: Mapping[str, Any]) -> float:
     """Return the base of the rotary angles: ``rope_theta``, at most 10^12.
 
-    It stands in the config itself or, first of all, in its ``rope_parameters``, whose older name is
-    ``rope_scaling`` (transformers 5.23.0).
+    ``rope_parameters``, or ``rope_scaling`` as they were called, come first (transformers 5.23.0).
 
     Raises:
         ValueError: a number out of its range, or rotary positions of another kind or width.
@@ -109,10 +108,7 @@ def read_rope_theta(section: Mapping[str, Any]) -> float:
     if not isinstance(rope, Mapping):
         raise ValueError(f"config field {name}={rope!r}: must be an object with rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "axial"):
-        raise ValueError(
-            f"config field {name}: rope_type={kind!r} is not implemented: must be 'axial'"
-        )
+    require_value({"rope_type": kind}, "rope_type", "axial", "default")
     theta = read_field(rope, "rope_theta", default=read_field(section, "rope_theta", default=1e4))
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 <= theta <= 1e12:
         raise ValueError(f"config field rope_theta={theta!r}: must be a number from 1 to 10^12")

@@ -27,7 +27,7 @@ from ..contract import (
     output_like,
 )
 from ..grids import split_rows
-from ..layers.attention import check_offsets, segment_metadata
+from ..layers.attention import segment_metadata
 from ..layers.products import add_weighted_rows
 from .checks import (
     block_indices,
@@ -137,7 +137,8 @@ class VisionEncoder(Encoder):
         grids = self._read(grid_thw)
         weight = next(self.parameters())
         specs = self.item_specs(grids)
-        check_offsets(sum(spec.segments * spec.longest_segment for spec in specs))
+        if (rows := sum(spec.segments * spec.longest_segment for spec in specs)) >= 2**31:
+            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
         entries = self._grid_metadata(grids, max_input_size, max_windows_per_batch)
         segments = segment_metadata(
             [spec.longest_segment for spec in specs for _ in range(spec.segments)],
@@ -223,8 +224,7 @@ class VisionEncoder(Encoder):
         """Return the given metadata, or make metadata from the grid if there is none.
 
         Raises:
-            ValueError: neither was given, no tensor of pixels, or another number of rows than the
-                grid makes.
+            ValueError: neither was given, no tensor of pixels, or rows of another grid.
         """
         require_tensor(pixel_values)
         if encoder_metadata is not None:
@@ -244,9 +244,7 @@ class VisionEncoder(Encoder):
         """Return the metadata of a grid, made once for consecutive calls with the same grid.
 
         With 32 images of 448x448 an accelerated call took 57.9 ms when every call made its
-        metadata, and a replay 51.3 ms (H200). Threads may call at once, so what is kept is read and
-        written in one step each; training may come after inference mode, which cannot read tensors
-        that were made in it.
+        metadata, and a replay 51.3 ms (H200). It is read and written in one step each, for threads.
         """
         weight = next(self.parameters())
         on_cuda = weight.device.type == "cuda"
@@ -254,7 +252,7 @@ class VisionEncoder(Encoder):
         key = (tuple(grids), weight.device, weight.dtype, stream)
         last = self._last_metadata
         if last is None or last[0] != key:
-            with torch.inference_mode(False):
+            with torch.inference_mode(False):  # training may come next
                 last = key, self.prepare_encoder_metadata(grids)
             self._last_metadata = last
         return last[1]

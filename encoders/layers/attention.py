@@ -332,19 +332,6 @@ def segment_metadata(
     }
 
 
-MOST_ROWS = 2**31 - 1
-"""Rows of one call: offsets are int32, as attention kernels read them."""
-
-
-def check_offsets(rows: int) -> None:
-    """Raise a ValueError if offsets of so many rows do not fit int32."""
-    if rows > MOST_ROWS:
-        raise ValueError(
-            f"the grid makes {rows} rows, attention takes at most {MOST_ROWS} in one call: pass "
-            "fewer items, and sizes in patches, not in pixels"
-        )
-
-
 def padded_offsets(
     lengths: Sequence[int], capacity: int | None, name: str, kind: str = "segments"
 ) -> Tensor:

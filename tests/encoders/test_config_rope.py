@@ -84,7 +84,7 @@ def test_towers_with_another_theta_match_transformers(
     ("changes", "message"),
     [
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn' is not impl"),
-        ({"rope_scaling": {"type": "mrope"}}, "rope_scaling: rope_type='mrope' is not implemented"),
+        ({"rope_scaling": {"type": "mrope"}}, "rope_type='mrope' is not implemented"),
         ({"rope_parameters": [10000.0]}, r"rope_parameters=\[10000.0\]: must be an object"),
         ({"rope_theta": 0}, "rope_theta=0: must be a number from 1 to"),
         ({"rope_theta": True}, "rope_theta=True: must be a number from 1 to"),
