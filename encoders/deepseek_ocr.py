@@ -255,8 +255,8 @@ class DeepseekOCREncoder(PathsEncoder):
 class DeepseekOCRTower(TileEncoder):
     """SAM, compressor, CLIP and projector over views of one size."""
 
-    rows_before = 1
-    largest_batch = 16
+    _rows_before = 1
+    _largest_batch = 16
 
     def __init__(self, config: DeepseekOCRConfig) -> None:
         super().__init__()
@@ -279,9 +279,9 @@ class DeepseekOCRTower(TileEncoder):
             newlines, no DeepStack features.
         """
         features = self._compress(pixel_values, None if encoder_metadata is not None else grid_thw)
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         rows = self.vision_model.embed(features)
-        rows = self.hidden_after(rows, metadata, self.config.depth)
+        rows = self._hidden_after(rows, metadata, self.config.depth)
         hidden = torch.cat((rows[:, 1:], features.flatten(1, 2)), dim=-1)
         return EncoderOutput(hidden, self.projector(hidden).flatten(0, 1), ())
 
@@ -290,11 +290,11 @@ class DeepseekOCRTower(TileEncoder):
         """The blocks of CLIP; those of SAM come before."""
         return self.vision_model.blocks
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
         """Return what the blocks of CLIP read; SAM's, over [B, h, w, D], read nothing."""
-        return super().block_context(hidden, metadata) if hidden.ndim == 3 else None
+        return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
 
-    def row_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _row_grid(self, h: int, w: int) -> tuple[int, int]:
         """One row per cell of the compressor's map."""
         return cells(h), cells(w)
 
@@ -304,9 +304,9 @@ class DeepseekOCRTower(TileEncoder):
     def _compress(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         """Run SAM and the compressor: [B, h/4, w/4, D of CLIP]."""
         weight = self.sam_model.pos_embed
-        hidden = self.sam_model.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+        hidden = self.sam_model.embed(self._admit_tiles(pixel_values, weight, grid_thw))
         blocks = self.sam_model.blocks
-        return self.sam_model.compress(self.hidden_after(hidden, {}, len(blocks), blocks))
+        return self.sam_model.compress(self._hidden_after(hidden, {}, len(blocks), blocks))
 
 
 class Compressor(Sam):

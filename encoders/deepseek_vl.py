@@ -191,8 +191,8 @@ class DeepseekVLEncoder(TileEncoder):
             DeepStack features.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.vision.norm(self.hidden_after(hidden, metadata, self.config.depth))
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 
     @property
@@ -202,7 +202,7 @@ class DeepseekVLEncoder(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.vision.pos_embed
-        return self.vision.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+        return self.vision.embed(self._admit_tiles(pixel_values, weight, grid_thw))
 
 
 class DeepseekVLHybridEncoder(PathsEncoder):
@@ -269,7 +269,7 @@ class LowResolution(DeepseekVLEncoder):
 class HighResolution(TileEncoder):
     """The path "high" of the 7B: SAM, its features on the grid of the small view, a projection."""
 
-    largest_batch = 16
+    _largest_batch = 16
 
     def __init__(self, config: DeepseekVLHybridConfig) -> None:
         super().__init__()
@@ -301,9 +301,9 @@ class HighResolution(TileEncoder):
             [N, out/2], no DeepStack features.
         """
         patches = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         first, last = min(self.config.global_blocks), self.config.depth - 1
-        states = list(self.run_blocks(patches, metadata, sorted({first, last})))
+        states = list(self._run_blocks(patches, metadata, sorted({first, last})))
         maps = self._on_grid(self.sam.neck(states[-1]))
         maps = maps + self._on_grid(self.neck_hd(states[0])) * self.hd_alpha_downsamples
         hidden = maps.flatten(2).transpose(1, 2)
@@ -334,27 +334,27 @@ class HighResolution(TileEncoder):
         """Columns of ``pooler_output``."""
         return self.out
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> None:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> None:
         """Return nothing: every view attends to itself."""
 
-    def block_outputs(
+    def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """Yield the patches [B, h*w, D] after each block in ``wanted``."""
-        for state in super().block_outputs(pixel_values, grid_thw, wanted):
+        for state in super()._block_outputs(pixel_values, grid_thw, wanted):
             yield state.flatten(1, 2)
 
-    def row_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _row_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return the grid of the small view, which the features have at every size of views."""
         return self.grid, self.grid
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
         patches = rows.shape[1] == h * w  # of an inner block
-        return rows.unflatten(1, (h, w) if patches else self.row_grid(h, w))
+        return rows.unflatten(1, (h, w) if patches else self._row_grid(h, w))
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.sam.pos_embed
-        return self.sam.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+        return self.sam.embed(self._admit_tiles(pixel_values, weight, grid_thw))
 
 
 class Aligner(nn.Module):

@@ -193,7 +193,7 @@ class DeepseekVL2Encoder(PathsEncoder):
                     f"an item has {views} views, the whole image and {columns}x{rows} tiles are "
                     f"{1 + columns * rows}: pass what preprocess returned"
                 )
-            cell = self.paths["image"].token_grid(h, w)
+            cell = self.paths["image"]._token_grid(h, w)
             items.append({"image": Picture(cell), "tiles": Picture(cell, columns, rows)})
         return items
 
@@ -240,8 +240,8 @@ class DeepseekVL2Tower(TileEncoder):
             without newlines, no DeepStack features.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.vision.norm(self.hidden_after(hidden, metadata, self.config.depth))
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.projector(two_by_two(hidden.unflatten(1, (h, w))))
         return EncoderOutput(hidden, tokens.flatten(0, 1), ())
@@ -251,13 +251,13 @@ class DeepseekVL2Tower(TileEncoder):
         """The blocks of SigLIP."""
         return self.vision.blocks
 
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 2x2 patches, those at an odd edge included."""
         return -(-h // 2), -(-w // 2)
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.vision.pos_embed
-        return self.vision.embed(self.admit_tiles(pixel_values, weight, grid_thw))
+        return self.vision.embed(self._admit_tiles(pixel_values, weight, grid_thw))
 
 
 class Projector(nn.Module):

@@ -145,8 +145,8 @@ class InternViTConfig:
 class InternViT(TileEncoder):
     """Encodes tiles to hidden states (class token first) and projected tokens."""
 
-    rows_before = 1
-    grid_multiple = 2
+    _rows_before = 1
+    _grid_multiple = 2
 
     def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -181,8 +181,8 @@ class InternViT(TileEncoder):
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.hidden_after(hidden, metadata, self.config.blocks_run)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.blocks_run)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
         return EncoderOutput(hidden, tokens, ())
@@ -197,13 +197,13 @@ class InternViT(TileEncoder):
         """Columns of ``pooler_output``: the projector's, or four patches side by side."""
         return int(self.config.out_hidden_size or 4 * self.config.hidden_size)
 
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 2x2 patches."""
         return h // 2, w // 2
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding
-        return self.embeddings(self.admit_tiles(pixel_values, weight, grid_thw))
+        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         order = "(b h w)" if self.config.ps_version == "v2" else "(b w h)"

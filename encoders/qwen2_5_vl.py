@@ -161,21 +161,21 @@ class Qwen2_5VLEncoder(PatchEncoder):
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         patches = self._embed(pixel_values, metadata)
-        hidden = self.hidden_after(patches, metadata, self.config.depth)
+        hidden = self._hidden_after(patches, metadata, self.config.depth)
         tokens = self.merger(hidden)[metadata["reverse_index"]]
         return EncoderOutput(self._reorder(hidden, metadata["reverse_index"]), tokens, ())
 
-    def block_outputs(
+    def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
-        metadata = self.resolve_metadata(pixel_values, grid_thw, None)
-        for hidden in self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted):
+        metadata = self._resolve_metadata(pixel_values, grid_thw, None)
+        for hidden in self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted):
             yield self._reorder(hidden, metadata["reverse_index"])
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the rotary angles, offsets and padding that every block reads."""
         return Context.of(metadata)
 
@@ -218,7 +218,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        patches = self.patch_embed(self.admit_patches(pixel_values, weight, metadata))
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         return self._reorder(patches, metadata["window_index"])
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:

@@ -131,12 +131,12 @@ class Qwen2VLEncoder(PatchEncoder):
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         patches = self._embed(pixel_values, metadata)
-        hidden = self.hidden_after(patches, metadata, self.config.depth)
+        hidden = self._hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.merger(hidden), ())
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the rotary angles, offsets and padding that every block reads."""
         return Context.of(metadata)
 
@@ -157,7 +157,7 @@ class Qwen2VLEncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        return self.patch_embed(self.admit_patches(pixel_values, weight, metadata))
+        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 
 
 class Context(NamedTuple):

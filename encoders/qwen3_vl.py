@@ -158,19 +158,19 @@ class Qwen3VLEncoder(PatchEncoder):
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], and ``deepstack_features``, a
             tuple of [N, out] with one entry per DeepStack block.
         """
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values, metadata)
         tapped = self.config.deepstack_visual_indexes
         wanted = sorted({*tapped, self.config.depth - 1})
         deepstack: list[Tensor] = []
-        states = self.run_blocks(hidden, metadata, wanted)
+        states = self._run_blocks(hidden, metadata, wanted)
         for number, hidden in zip(wanted, states, strict=True):
             if number in tapped:
                 merger = self.deepstack_merger_list[tapped.index(number)]
                 deepstack.append(merger(hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the rotary angles, offsets and padding that every block reads."""
         return Context.of(metadata)
 
@@ -197,9 +197,9 @@ class Qwen3VLEncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        patches = self.patch_embed(self.admit_patches(pixel_values, weight, metadata))
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        return self.add_weighted_rows(patches, self.pos_embed, taps, weights)
+        return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
 
 
 class Context(NamedTuple):

@@ -119,7 +119,7 @@ class Step3Encoder(TilesThenImage):
 class Step3Tower(TileEncoder):
     """Encodes square views of one size, for one of the two paths of the encoder."""
 
-    rows_before = PREFIX_ROWS
+    _rows_before = PREFIX_ROWS
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()
@@ -147,8 +147,8 @@ class Step3Tower(TileEncoder):
             DeepStack features.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.hidden_after(hidden, metadata, self.config.depth)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         maps = hidden[:, PREFIX_ROWS:].mT.unflatten(2, (h, w))
         maps = convolve(self.vit_downsampler2, convolve(self.vit_downsampler, maps))
@@ -160,7 +160,7 @@ class Step3Tower(TileEncoder):
         """All blocks."""
         return self.transformer.layers
 
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 4x4 patches: halves of a side, rounded down, then rounded up."""
         return -(-(h // 2) // 2), -(-(w // 2) // 2)
 
@@ -176,7 +176,7 @@ class Step3Tower(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding
-        return self.embeddings(self.admit_tiles(pixel_values, weight, grid_thw))
+        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
 
 
 class Embeddings(nn.Module):

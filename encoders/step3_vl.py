@@ -164,15 +164,15 @@ class Step3VLTower(TileEncoder):
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
-        metadata = self.resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.hidden_after(hidden, metadata, self.config.depth)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         maps = hidden.mT.unflatten(2, (h, w))
         maps = convolve(self.vit_downsampler2, convolve(self.vit_downsampler1, maps))
         tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
         return EncoderOutput(hidden, tokens, ())
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the rotary angles, offsets and padding that every block reads."""
         return Context.of(metadata, hidden)
 
@@ -181,7 +181,7 @@ class Step3VLTower(TileEncoder):
         """All blocks."""
         return self.transformer.resblocks
 
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """One token per 4x4 patches: each of two convolutions halves a side, rounded up."""
         return -(-h // 4), -(-w // 4)
 
@@ -203,7 +203,7 @@ class Step3VLTower(TileEncoder):
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        pixels = self.admit_tiles(pixel_values, self.conv1.weight, grid_thw)
+        pixels = self._admit_tiles(pixel_values, self.conv1.weight, grid_thw)
         patch = self.config.patch_size
         h, w = (size // patch for size in pixels.shape[2:])
         patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)

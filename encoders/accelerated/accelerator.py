@@ -95,7 +95,7 @@ class FusedBlocks:
             because, called = NO_PARTS, max(wanted, default=-1) + 1
         if because is not None or not len(hidden) or not wanted:
             self.ran[blocks] = Ran(called=called, because=because)
-            return encoder.reference_blocks(hidden, metadata, wanted, blocks)
+            return encoder._reference_blocks(hidden, metadata, wanted, blocks)
         self.derived.follow()
         forward = Forward(self.attention, self.derived, encoder, hidden, metadata)
         self.ran[blocks] = forward.ran

@@ -143,8 +143,8 @@ class Forward:
     def _call_block(self, block: nn.Module) -> None:
         """Run one block by calling its module."""
         hidden = self.stream.hidden.view(self.shape)
-        context = self.encoder.block_context(hidden, self.metadata)
-        hidden = self.encoder.run_block(block, hidden, context)
+        context = self.encoder._block_context(hidden, self.metadata)
+        hidden = self.encoder._run_block(block, hidden, context)
         self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
         self.ran.called += 1
 

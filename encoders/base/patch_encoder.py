@@ -49,20 +49,20 @@ class PatchEncoder(VisionEncoder):
             for t, h, w in self._read(grid_thw)
         ]
 
-    def block_outputs(
+    def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """The hidden state [P, D] after each block in ``wanted``, in input order."""
-        metadata = self.resolve_metadata(pixel_values, grid_thw, None)
-        yield from self.run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, None)
+        yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
-    def admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:
+    def _admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:
         """Check patches [P, patch_dim] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``admit_pixels`` raises, or another number of rows than the metadata's.
+            ValueError: what ``_admit_pixels`` raises, or not as many rows as the metadata's.
         """
-        pixels = self.admit_pixels(pixel_values, weight)
+        pixels = self._admit_pixels(pixel_values, weight)
         check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
         return pixels
 

@@ -194,7 +194,7 @@ class TilesThenImage(PathsEncoder):
         for parts in self.split_paths(outputs, inputs):
             ordered = [parts[name] for name in ("tiles", "image") if name in parts]
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
-            first = self.paths["image"].rows_before
+            first = self.paths["image"]._rows_before
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
             joined.append(
                 output_like(

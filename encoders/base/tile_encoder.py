@@ -29,11 +29,11 @@ class TileEncoder(VisionEncoder):
     Its ``config`` has ``tile_size``, ``patch_size`` and ``in_channels``.
     """
 
-    rows_before: int = 0
+    _rows_before: int = 0
     """Rows that attend beside the patches of a tile, and come before them."""
-    grid_multiple: int = 1
+    _grid_multiple: int = 1
     """Height and width of a tile in patches are multiples of it."""
-    largest_batch: int = 64
+    _largest_batch: int = 64
     """Tiles of the largest default graph. Larger batches run as several replays, which costs
     nothing where a replay of fewer tiles keeps the device busy anyway."""
     _side: int | None = None
@@ -47,7 +47,7 @@ class TileEncoder(VisionEncoder):
         """
         view = copy.copy(self)  # shares the dictionaries of modules, parameters and hooks
         view._side = side
-        view.largest_batch = largest_batch or self.largest_batch
+        view._largest_batch = largest_batch or self._largest_batch
         return view
 
     @property
@@ -55,17 +55,17 @@ class TileEncoder(VisionEncoder):
         """Height and width of a tile in pixels."""
         return int(self.config.tile_size) if self._side is None else self._side
 
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
         """Return what every block reads; a tower with rotary positions has more to say."""
         return TileSegments.of(metadata, hidden)
 
-    def row_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _row_grid(self, h: int, w: int) -> tuple[int, int]:
         """Rows and columns of ``last_hidden_state`` of a tile of h*w patches."""
         return h, w
 
-    def token_grid(self, h: int, w: int) -> tuple[int, int]:
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Rows and columns of the tokens of a tile of h*w patches: one per row unless merged."""
-        return self.row_grid(h, w)
+        return self._row_grid(h, w)
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
@@ -73,8 +73,8 @@ class TileEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The tokens of one tile and those of ``largest_batch`` tiles."""
-        return self._tile_tokens, self.largest_batch * self._tile_tokens
+        """The tokens of one tile and those of ``_largest_batch`` tiles."""
+        return self._tile_tokens, self._largest_batch * self._tile_tokens
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -92,36 +92,36 @@ class TileEncoder(VisionEncoder):
         return self._tokens_of(side, side)
 
     def _tokens_of(self, h: int, w: int) -> int:
-        return prod(self.token_grid(h, w))
+        return prod(self._token_grid(h, w))
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Rows (tiles), tokens, segments (tiles) and longest segment of each item."""
         return [
             EncoderItemSpec(
-                t, t * self._tokens_of(h, w), t, self.rows_before + prod(self.row_grid(h, w))
+                t, t * self._tokens_of(h, w), t, self._rows_before + prod(self._row_grid(h, w))
             )
             for t, h, w in self._read(grid_thw)
         ]
 
-    def block_outputs(
+    def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """Yield the hidden state [B, n, D] after each block in ``wanted``."""
         hidden = self._embed(pixel_values, grid_thw)
-        yield from self.run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
+        yield from self._run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
 
-    def admit_tiles(
+    def _admit_tiles(
         self, pixel_values: Tensor, weight: Tensor, grid_thw: GridLike | None
     ) -> Tensor:
         """Check tiles [B, C, H, W] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``admit_pixels`` raises, or tiles that are not of the grid.
+            ValueError: what ``_admit_pixels`` raises, or tiles that are not of the grid.
         """
         require_tensor(pixel_values)
-        step, sizes = self.config.patch_size * self.grid_multiple, pixel_values.shape[2:]
+        step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]
         whole = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
-        pixels = self.admit_pixels(
+        pixels = self._admit_pixels(
             pixel_values,
             weight,
             f" (or any height and width that are multiples of {step})",
@@ -167,12 +167,12 @@ class TileEncoder(VisionEncoder):
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
         """Rows [B, n, D] of tiles of h*w patches, as maps [B, rows, columns, D]."""
-        grid = self.row_grid(h, w)
+        grid = self._row_grid(h, w)
         return rows[:, -prod(grid) :].unflatten(1, grid)
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         """Tokens [N, out] of tiles of h*w patches, as maps [tiles, rows, columns, out]."""
-        return tokens.unflatten(0, (-1, *self.token_grid(h, w)))
+        return tokens.unflatten(0, (-1, *self._token_grid(h, w)))
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
-        return read_grid(grid_thw, self.grid_multiple, "the pixel shuffle")
+        return read_grid(grid_thw, self._grid_multiple, "the pixel shuffle")

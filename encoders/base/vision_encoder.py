@@ -163,7 +163,7 @@ class VisionEncoder(Encoder):
         """The metadata of a family besides ``cu_seqlens`` and ``max_seqlen``, on the CPU."""
 
     @abstractmethod
-    def block_outputs(
+    def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted`` (ascending), in input order."""
@@ -208,7 +208,7 @@ class VisionEncoder(Encoder):
         """The states that ``forward_intermediates`` returns of one path."""
         wanted = block_indices(indices, self.config.depth)
         numbers = sorted(set(wanted))
-        states = self.block_outputs(pixel_values, grid_thw, numbers)
+        states = self._block_outputs(pixel_values, grid_thw, numbers)
         kept = dict(zip(numbers, states, strict=True))
         if output_fmt == "NLC":
             return [kept[number] for number in wanted]
@@ -218,7 +218,7 @@ class VisionEncoder(Encoder):
     def _channels_first(self, features: Tensor, grid_thw: GridLike) -> list[Tensor]:
         return [x.permute(0, 3, 1, 2) for x in self._maps_of_grids(features, grid_thw)]
 
-    def resolve_metadata(
+    def _resolve_metadata(
         self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
     ) -> Metadata:
         """Return the given metadata, or make metadata from the grid if there is none.
@@ -257,7 +257,7 @@ class VisionEncoder(Encoder):
             self._last_metadata = last
         return last[1]
 
-    def admit_pixels(
+    def _admit_pixels(
         self, pixel_values: Tensor, weight: Tensor, hint: str = "", shape: tuple[int, ...] = ()
     ) -> Tensor:
         """Check ``pixel_values`` and bring them to the dtype and device of ``weight``.
@@ -271,7 +271,7 @@ class VisionEncoder(Encoder):
         return pixel_values.to(device=weight.device, dtype=weight.dtype)
 
     @abstractmethod
-    def block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
         """Everything that each block reads besides the hidden state, made once per forward."""
 
     def gradient_checkpointing_enable(self) -> None:
@@ -280,7 +280,7 @@ class VisionEncoder(Encoder):
     def gradient_checkpointing_disable(self) -> None:
         self.gradient_checkpointing = False
 
-    def run_blocks(
+    def _run_blocks(
         self,
         hidden: Tensor,
         metadata: Metadata,
@@ -300,28 +300,28 @@ class VisionEncoder(Encoder):
         """
         blocks = self.blocks if blocks is None else blocks
         if self.accelerator is None or self._records_gradients(hidden):
-            return self.reference_blocks(hidden, metadata, wanted, blocks)
+            return self._reference_blocks(hidden, metadata, wanted, blocks)
         return self.accelerator.run_blocks(self, hidden, metadata, wanted, blocks)
 
-    def hidden_after(
+    def _hidden_after(
         self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
     ) -> Tensor:
         """The hidden state after the first ``count`` blocks; ``hidden`` itself after none."""
-        for state in self.run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
+        for state in self._run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
             hidden = state
         return hidden
 
-    def reference_blocks(
+    def _reference_blocks(
         self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int], blocks: nn.ModuleList
     ) -> Iterator[Tensor]:
-        """Yield the same states as ``run_blocks``, calling each block as a module."""
-        context = self.block_context(hidden, metadata)
+        """Yield the same states as ``_run_blocks``, calling each block as a module."""
+        context = self._block_context(hidden, metadata)
         for number, block in enumerate(islice(blocks, max(wanted, default=-1) + 1)):
-            hidden = self.run_block(block, hidden, context)
+            hidden = self._run_block(block, hidden, context)
             if number in wanted:
                 yield hidden
 
-    def add_weighted_rows(
+    def _add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor:
         """Rows plus a weighted sum of rows of a table: interpolated position embeddings.
@@ -345,7 +345,7 @@ class VisionEncoder(Encoder):
             return False
         return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())
 
-    def run_block(self, block: nn.Module, *args: Any) -> Tensor:
+    def _run_block(self, block: nn.Module, *args: Any) -> Tensor:
         """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, *args, use_reentrant=False)

@@ -45,7 +45,7 @@ def test_metadata_kept_in_inference_mode_may_be_changed_and_copied() -> None:
     pixels = draw_pixels(fast, ONE)
     with torch.inference_mode():
         fast(pixels, ONE)
-    kept = fast.resolve_metadata(pixels, ONE, None)
+    kept = fast._resolve_metadata(pixels, ONE, None)
     assert not any(entry.is_inference() for entry in kept.values())
 
 

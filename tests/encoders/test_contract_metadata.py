@@ -34,7 +34,7 @@ def prepare(name: str, grids: Any, **capacities: Any) -> Metadata:
 
 
 def lengths(name: str, grids: Grids) -> list[int]:
-    rows = tiny(name).rows_before if kind(name) == "tiles" else 0
+    rows = tiny(name)._rows_before if kind(name) == "tiles" else 0
     return [rows + h * w for t, h, w in grids for _ in range(t)]
 
 

@@ -1,0 +1,46 @@
+"""What completion offers on an encoder is what users call; what subclasses call is private."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
+
+EVERY = {
+    *("accelerated", "kernel_choices", "load_kernel_choices"),
+    *("config", "preprocessor", "published", "num_features", "out_features", "device", "dtype"),
+    *("preprocess", "encode", "encode_many", "encoding", "feature_maps", "forward_intermediates"),
+    *("paths", "join", "blocks", "save_pretrained", "push_to_hub"),
+    *("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
+}
+ONE_PATH = EVERY | {
+    *("accelerator", "gradient_checkpointing"),
+    *("budget_range", "row_shape", "grid_for", "item_specs", "prepare_encoder_metadata", "split"),
+}
+SEVERAL_PATHS = EVERY | {"split_paths"}
+OFFERED = {
+    "qwen2_vl": ONE_PATH,
+    "qwen2_5_vl": ONE_PATH,
+    "qwen3_vl": ONE_PATH,
+    "intern_vit": ONE_PATH | {"at", "side"},
+    "deepseek_vl": ONE_PATH | {"at", "side"},
+    "deepseek_vl_hybrid": SEVERAL_PATHS,
+    "deepseek_vl2": SEVERAL_PATHS,
+    "deepseek_ocr": SEVERAL_PATHS | {"at_mode"},
+    "step3": SEVERAL_PATHS,
+    "step3_vl": SEVERAL_PATHS,
+}
+"""The names of each family's encoder beside those of torch's modules, its layers and parameters."""
+
+
+@pytest.mark.parametrize("family", OFFERED)
+def test_completion_offers_what_users_call(family: str, tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path / family, family, width=64)
+    encoder = load_encoder(folder, progress=False)
+    layers = {name for name, _ in [*encoder.named_children(), *encoder.named_parameters()]}
+    offered = set(dir(encoder)) - set(dir(nn.Module)) - layers - {"training"}
+    assert {name for name in offered if not name.startswith("_")} == OFFERED[family] - layers
