@@ -3,10 +3,11 @@
     python -m benchmarks.fetch [--repeats 3] [--json FILE]
     python -m benchmarks.fetch --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
 
-The hub is ``tests/support/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a request
-(each redirect too). The checkpoint has random weights for a tower of more than 32 MB over three
-shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load is a fresh
-process with an empty cache, timed from after the imports; the two ways take turns. The floor of the
+The hub is ``tests/support/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a
+request (each redirect too). The checkpoint has random weights for a tower of more than 32 MB over
+three shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load is a
+fresh process with an empty cache, timed from after the imports; the two ways take turns. The floor
+of the
 shards is what three connections at full speed would take. Second loads are against
 ``safetensors.torch.load_file`` of the tower's file and a ``clone`` of each tensor, files in the
 page cache, one thread. Memory is a fresh process from after the imports to the peak, RssAnon +

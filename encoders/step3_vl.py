@@ -127,8 +127,12 @@ class Step3VLEncoder(TilesThenImage):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.windows import WindowPreprocessor
 
-        sizes = self.config.image_size, self.config.tile_size, self.config.patch_size
-        return WindowPreprocessor(*sizes, tiled=self.config.enable_patch)
+        return WindowPreprocessor(
+            self.config.patch_size,
+            image_size=self.config.image_size,
+            tile_size=self.config.tile_size,
+            tiled=self.config.enable_patch,
+        )
 
 
 class Step3VLTower(TileEncoder):

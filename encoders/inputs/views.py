@@ -33,6 +33,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..contract import PathInputs, VisionInputs
+from .image_files import naming
 from .images import check_keywords, folded_stats, grid_tensor, laid_over, padded, resize
 from .intake import read_images
 from .processor_files import (
@@ -85,7 +86,7 @@ class ViewPreprocessor(ABC):
 
     @property
     def has_tiles(self) -> bool:
-        """Whether images are cut into tiles, whose number ``max_tiles`` bounds."""
+        """Whether ``max_tiles`` bounds the tiles that images are cut into."""
         return True
 
     @property
@@ -134,6 +135,7 @@ class ViewPreprocessor(ABC):
         num_frames: int | None = None,
     ) -> VisionInputs:
         """Return the views of images by path; see ``VisionEncoder.preprocess``."""
+        check_keywords({"max_tiles": max_tiles})
         for name, value in (
             ("min_pixels", min_pixels),
             ("max_pixels", max_pixels),
@@ -145,14 +147,19 @@ class ViewPreprocessor(ABC):
                     f"{name}={value}: this family takes images in views of one size; leave it out"
                 )
         if max_tiles is not None and not self.has_tiles:
-            raise ValueError(f"max_tiles={max_tiles}: this encoder makes no tiles; leave it out")
+            raise ValueError(
+                f"max_tiles={max_tiles}: this family's images are cut by their size or not at all; "
+                "leave it out"
+            )
         if len(videos):
             raise ValueError(
                 f"{len(videos)} video{'s' * (len(videos) != 1)}: this family takes images alone; "
                 "pass frames as images"
             )
-        check_keywords({"max_tiles": max_tiles})
-        items = [self.views(image, max_tiles) for image in read_images(images)]
+        items = []
+        for number, image in enumerate(read_images(images)):
+            with naming(f"image {number}"):
+                items.append(self.views(image, max_tiles))
         paths = {name: self._path(name, items) for name in self.sides}
         pixels, grid_thw, _ = paths.pop("image")
         return VisionInputs(pixels, grid_thw, [item.tiles for item in items], paths)

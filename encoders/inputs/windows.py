@@ -24,28 +24,16 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..contract import PathInputs, VisionInputs
-from .image_files import naming
-from .images import check_keywords, folded_stats, grid_tensor, resize
-from .intake import read_images
-from .processor_files import (
-    CLIP_MEAN,
-    CLIP_STD,
-    ProcessorFiles,
-    Stats,
-    image_section,
-    read_stats,
-    require_supported,
-)
+from .images import resize
+from .processor_files import CLIP_MEAN, CLIP_STD, Section, Stats, read_stats, require_supported
 from .sizes import MOST_PIXELS, MOST_TILES, check_area
+from .views import ViewPreprocessor, Views
 
 LARGEST = 3024
 """Longest side in pixels before an image is cut."""
@@ -99,103 +87,43 @@ def _snap(length: int, window: int) -> int:
 
 
 @dataclass(frozen=True)
-class WindowPreprocessor:
+class WindowPreprocessor(ViewPreprocessor):
     """Cuts an image into tiles and resizes the whole image to one view (Step towers).
 
     The path "image" gets the whole view of each item, the path "tiles" the tiles of those items
-    that have tiles.
+    that have tiles. The size of an image alone says how many.
     """
 
-    image_size: int = 728
-    tile_size: int = 504
     patch_size: int = 14
-    tiled: bool = True
-    """Whether images are cut into tiles at all."""
     mean: Stats = CLIP_MEAN
     std: Stats = CLIP_STD
+    image_size: int = 728
+    tile_size: int = 504
+    tiled: bool = True
+    """Whether images are cut into tiles at all."""
 
-    def __post_init__(self) -> None:
-        for side in (self.image_size, self.tile_size):
-            check_area(1, side)
+    @property
+    def sides(self) -> dict[str, int]:
+        """The whole view, then the tiles."""
+        return {"image": self.image_size, "tiles": self.tile_size}
 
-    def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> WindowPreprocessor:
-        """Return a copy with the defaults of a repo's processor files.
+    @property
+    def has_tiles(self) -> bool:
+        """``max_tiles`` bounds nothing: the size of an image alone says how it is cut."""
+        return False
 
-        StepFun's repos have none that describe images; those that transformers saves do.
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Return mean and std of the files that transformers saves; StepFun's code reads none."""
+        if not str(section.get("image_processor_type")).startswith("Step3p7ImageProcessor"):
+            return {}
+        size = {"height": self.image_size, "width": self.image_size}
+        sizes = {"size": size, "patch_size": self.tile_size, "max_image_size": LARGEST}
+        require_supported(where, section, {"resample": 2, **sizes})
+        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+        return {"mean": mean, "std": std}
 
-        Args:
-            files: parsed JSON per file name without ``.json``, those that the repo has.
-            error: makes the exception of a bad value from its message.
-
-        Raises:
-            ValueError: a value that is not implemented, or that disagrees with the tower.
-        """
-        try:
-            rules = _file_rules(files, self.image_size, self.tile_size)
-        except ValueError as bad:
-            raise error(str(bad)) from bad
-        return replace(self, **rules)
-
-    def __call__(
-        self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Return the whole views [items, 3, S, S] and the tiles; see ``VisionEncoder.preprocess``.
-
-        Raises:
-            ValueError: an image that cannot be read, a video, or a keyword: sizes are fixed.
-        """
-        limits: Mapping[str, Any] = {
-            "min_pixels": min_pixels,
-            "max_pixels": max_pixels,
-            "max_tiles": max_tiles,
-            "num_frames": num_frames,
-        }
-        check_keywords(limits, fps)
-        for name, value in {**limits, "fps": fps}.items():
-            if value is not None:
-                raise ValueError(
-                    f"{name}={value}: a Step tower cuts images by their size alone; resize the "
-                    "image to have fewer tiles"
-                )
-        if len(videos):
-            raise ValueError("a Step tower takes no videos: pass their frames as images")
-        cut = []
-        for number, image in enumerate(read_images(images)):
-            with naming(f"image {number}"):
-                cut.append(self._cut(image))
-        wholes = [whole for whole, _, _ in cut]
-        parts = [tile for _, tiles, _ in cut for tile in tiles]
-        counts = [len(tiles) for _, tiles, _ in cut]
-        tilings = [
-            (windows.columns, windows.rows, True) if windows.side else (1, 1, False)
-            for _, _, windows in cut
-        ]
-        pixels, grids, _ = self._path(wholes, self.image_size, [1] * len(wholes))
-        tiles = self._path(parts, self.tile_size, counts)
-        return VisionInputs(pixels, grids, tilings, {"tiles": tiles})
-
-    def _path(self, views: Sequence[Tensor], side: int, counts: Sequence[int]) -> PathInputs:
-        """Normalise views of one size; ``counts`` says how many each item has."""
-        mean, std = folded_stats(self.mean, self.std)
-        pixels = torch.empty(len(views), 3, side, side, dtype=torch.float32, device="cpu")
-        for view, target in zip(views, pixels, strict=True):
-            target.copy_(view).sub_(mean).div_(std)
-        patches = side // self.patch_size
-        grids = grid_tensor([(count, patches, patches) for count in counts if count])
-        return PathInputs(pixels, grids, tuple(item for item, count in enumerate(counts) if count))
-
-    def _cut(self, image: Tensor) -> tuple[Tensor, list[Tensor], Windows]:
-        """Return the whole view, the tiles and how they lie, all uint8."""
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the whole view and the tiles row by row, all uint8."""
         image = _scaled(_squared(image))
         height, width = image.shape[1:]
         whole = resize(image, self.image_size, self.image_size, "bilinear")
@@ -203,33 +131,24 @@ class WindowPreprocessor:
         if self.tiled:
             windows = plan_windows(width, height, self.image_size, self.tile_size)
         if not windows.side:
-            return whole, [], windows
+            return Views({"image": [whole]})
+        tiles = self._cut(image, windows)
+        return Views({"image": [whole], "tiles": tiles}, (windows.columns, windows.rows, True))
+
+    def _cut(self, image: Tensor, windows: Windows) -> list[Tensor]:
+        """Return the windows of an image, resized to tiles; they are black beyond the image."""
         side, columns, rows = windows.side, windows.columns, windows.rows
         if columns * rows > MOST_TILES:
             raise ValueError(
-                f"is {width}x{height} pixels after scaling, which makes {columns * rows} tiles: at "
-                f"most {MOST_TILES}; crop it"
+                f"is {image.shape[2]}x{image.shape[1]} pixels after scaling, which makes "
+                f"{columns * rows} tiles: at most {MOST_TILES}; crop it"
             )
         check_area(columns * rows, self.tile_size)
         sized = resize(image, windows.height, windows.width, "bilinear")
-        beyond = (
-            0,
-            max(columns * side - windows.width, 0),
-            0,
-            max(rows * side - windows.height, 0),
-        )
-        black = F.pad(sized, beyond) if any(beyond) else sized
-        tiles = [
-            resize(
-                black[:, row * side : (row + 1) * side, column * side : (column + 1) * side],
-                self.tile_size,
-                self.tile_size,
-                "bilinear",
-            )
-            for row in range(rows)
-            for column in range(columns)
-        ]
-        return whole, tiles, windows
+        right, below = columns * side - windows.width, rows * side - windows.height
+        black = F.pad(sized, (0, max(right, 0), 0, max(below, 0)))
+        parts = [part for band in black.split(side, 1)[:rows] for part in band.split(side, 2)]
+        return [resize(part, self.tile_size, self.tile_size, "bilinear") for part in parts]
 
 
 def _squared(image: Tensor) -> Tensor:
@@ -258,29 +177,3 @@ def _scaled(image: Tensor) -> Tensor:
             f"is {width}x{height} pixels: nothing is left of it at {LARGEST} pixels; crop it"
         )
     return resize(image, *size, "bilinear")
-
-
-def _file_rules(files: ProcessorFiles, image_size: int, tile_size: int) -> dict[str, Any]:
-    """Read the fields of ``WindowPreprocessor`` that the files of a Step repo set.
-
-    StepFun's own code reads no value from a file; the files that transformers saves with its class
-    are read.
-
-    Args:
-        files: parsed JSON per file name without ``.json``.
-        image_size: side of the view of the whole image in pixels.
-        tile_size: side of a tile in pixels.
-
-    Raises:
-        ValueError: a value that is not implemented, or that disagrees with the tower.
-    """
-    found = image_section(files)
-    named = "" if found is None else str(found[1].get("image_processor_type") or "")
-    if found is None or not named.startswith("Step3p7ImageProcessor"):
-        return {}
-    where, section = found
-    size = {"height": image_size, "width": image_size}
-    expected = {"resample": 2, "size": size, "patch_size": tile_size, "max_image_size": 3024}
-    require_supported(where, section, expected)
-    mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
-    return {"mean": mean, "std": std}

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..contract import EncoderOutput, Grid, GridLike
+from ..contract import EncoderOutput, Grid, GridLike, PartialOutput
 from ..grids import read_grid
 
 
@@ -36,7 +36,9 @@ class PrunedTokens(NamedTuple):
     """[N] bool: whether each token was kept."""
 
 
-def prune_video_tokens(output: EncoderOutput, grid_thw: GridLike, rate: float) -> PrunedTokens:
+def prune_video_tokens(
+    output: EncoderOutput | PartialOutput, grid_thw: GridLike, rate: float
+) -> PrunedTokens:
     """Keep the first frame of a clip and the tokens that changed most since the frame before.
 
     The change of a token is one minus its cosine similarity to the token at the same place of the
@@ -85,7 +87,7 @@ def _check(output: object, rate: object) -> None:
         raise ValueError(
             f"rate={rate!r}: the share of tokens to drop must be a number from 0 to below 1"
         )
-    if not isinstance(output, EncoderOutput):
+    if not isinstance(output, EncoderOutput | PartialOutput):
         raise ValueError(
             f"output is of type {type(output).__name__}: pass the EncoderOutput of one clip, an "
             "entry of the list that encode and split return"

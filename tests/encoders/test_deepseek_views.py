@@ -356,7 +356,7 @@ def test_keywords_without_a_use_are_refused(ours: ViewPreprocessor, keyword: str
     "ours", [VL, HYBRID, OcrPreprocessor(16, tiled=False)], ids=lambda ours: type(ours).__name__
 )
 def test_max_tiles_is_refused_where_nothing_is_cut(ours: ViewPreprocessor) -> None:
-    with pytest.raises(ValueError, match="max_tiles=4: this encoder makes no tiles; leave it out"):
+    with pytest.raises(ValueError, match="max_tiles=4: this family's images are cut by their size"):
         ours([Image.new("RGB", (8, 8))], max_tiles=4)
 
 

@@ -168,10 +168,10 @@ def test_tiling_can_be_off() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"max_tiles": 4}, "max_tiles=4: a Step tower cuts images by their size alone"),
-        ({"max_pixels": 4000}, "max_pixels=4000: a Step tower cuts"),
-        ({"min_pixels": 4000}, "min_pixels=4000: a Step tower cuts"),
-        ({"fps": 2.0}, r"fps=2.0: a Step tower cuts"),
+        ({"max_tiles": 4}, "max_tiles=4: this family's images are cut by their size"),
+        ({"max_pixels": 4000}, "max_pixels=4000: this family takes images in views"),
+        ({"min_pixels": 4000}, "min_pixels=4000: this family takes images in views"),
+        ({"fps": 2.0}, r"fps=2.0: this family takes images in views"),
         ({"max_tiles": 0}, "max_tiles=0: must be a positive integer"),
     ],
 )
@@ -183,7 +183,7 @@ def test_keywords_that_would_change_the_cut_are_refused(
 
 
 def test_a_video_is_refused_and_the_fix_is_named() -> None:
-    with pytest.raises(ValueError, match="takes no videos: pass their frames as images"):
+    with pytest.raises(ValueError, match="takes images alone; pass frames as images"):
         OURS(videos=[[blank((100, 100))] * 2])
 
 
