@@ -36,7 +36,6 @@ class EncoderOutput(NamedTuple):
     """A tuple of [N, out], empty where the family has none."""
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a field by its name or its number."""
         return _field(self, key)
 
     def clone(self) -> EncoderOutput:
@@ -59,7 +58,6 @@ class PartialOutput(NamedTuple):
     """A tuple of [N, out], empty where the family has none."""
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a field by its name or its number."""
         return _field(self, key)
 
     def clone(self) -> PartialOutput:
@@ -228,6 +226,19 @@ class VisionInputs(NamedTuple):
         return cls(torch.cat(rows), torch.cat(grids).to("cpu", torch.int64))
 
 
+class Limits(NamedTuple):
+    """The keywords of ``preprocess`` that bound sizes or sample videos; None: not given."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_tiles: int | None = None
+    fps: float | None = None
+    num_frames: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
 class Preprocessor(Protocol):
     """All that an encoder asks of its preprocessing."""
 
@@ -235,12 +246,7 @@ class Preprocessor(Protocol):
         self,
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
         ...
@@ -254,11 +260,8 @@ class Preprocessor(Protocol):
 
         Args:
             files: parsed JSON of the files that the repo has, by their names without ``.json``.
-            error: makes the exception of a bad value from its message.
-
-        Raises:
-            ValueError: a value for images that is not implemented, or that disagrees with the
-                tower. A bad value for videos is raised by the first call that passes a video.
+            error: makes the exception of a bad value from its message; that of a bad value for
+                videos is raised by the first call that passes a video.
         """
         ...
 
@@ -375,10 +378,7 @@ class Accelerator(Protocol):
         ...
 
     def refresh(self) -> bool:
-        """Bring derived weights up to date, in place, and return whether one had been written.
-
-        Eager runs do so by themselves; ``GraphedEncoder`` asks beside each replay of a graph.
-        """
+        """Bring derived weights up to date, in place, and return whether a source had changed."""
         ...
 
     def choices(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..contract import (
     EncoderOutput,
     GraphableEncoder,
     GridLike,
+    Limits,
     Metadata,
     Output,
     Preprocessor,
@@ -206,15 +207,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         Raises:
             ValueError: an image that cannot be encoded, or a keyword this family has no use for.
         """
-        return self.preprocessor(
-            images,
-            videos,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            fps=fps,
-            num_frames=num_frames,
-        )
+        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        return self.preprocessor(images, videos, limits)
 
     @abstractmethod
     def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:

@@ -7,7 +7,7 @@ normalised in float32 with the rescale by 1/255 folded into mean and std. Neithe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..contract import Grid, VisionInputs
+from ..contract import Grid, Limits, VisionInputs
 from .processor_files import Stats
 from .sizes import MOST_PIXELS, read_rate
 
@@ -46,10 +46,10 @@ class StagedPreprocessor(Protocol):
         self,
         images: Sequence[Any],
         videos: Sequence[Any],
-        limits: Mapping[str, Any],
+        limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
-        """Decode and resize images, then videos; ``limits`` are the keywords of a call.
+        """Decode and resize images, then videos; ``limits`` as a call takes them.
 
         ``pinned`` puts the pixels into page-locked memory, which a GPU copies asynchronously.
         """
@@ -187,24 +187,23 @@ def grid_tensor(grids: Sequence[Grid]) -> Tensor:
     return torch.tensor(grids, dtype=torch.int64, device="cpu").view(-1, 3)
 
 
-def check_keywords(counts: Mapping[str, object], fps: float | None = None) -> None:
+def check_limits(limits: Limits) -> None:
     """Check the keywords of ``preprocess`` that are given.
 
-    Args:
-        counts: keywords by name; each must be a positive integer or None.
-        fps: frames per second to sample.
-
     Raises:
-        ValueError: a keyword that is out of its range.
+        ValueError: a rate that is no positive number, another keyword that is no positive integer,
+            or a smallest area over the largest that an image may have.
     """
-    for name, value in counts.items():
+    for name, value in limits._asdict().items():
+        if name == "fps":
+            if value is not None and read_rate(value) is None:
+                raise ValueError(f"fps={value}: must be a positive number of frames per second")
+            continue
         number = 1 if value is None else _whole(value)
         if number < 1:
             raise ValueError(f"{name}={value}: must be a positive integer")
         if name == "min_pixels" and number > MOST_PIXELS:
             raise ValueError(f"min_pixels={value}: must be at most {MOST_PIXELS}, an area")
-    if fps is not None and read_rate(fps) is None:
-        raise ValueError(f"fps={fps}: must be a positive number of frames per second")
 
 
 def _whole(value: object) -> int:

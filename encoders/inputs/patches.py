@@ -17,7 +17,7 @@ Deliberate differences:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -27,12 +27,12 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import Grid, VisionInputs
+from ..contract import NO_LIMITS, Grid, Limits, VisionInputs
 from .clips import read_videos
 from .image_files import naming
 from .images import (
     StagedItem,
-    check_keywords,
+    check_limits,
     folded_stats,
     grid_tensor,
     normalize,
@@ -120,31 +120,16 @@ class PatchPreprocessor:
         self,
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Return patches [P, 3*T*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
-        return self._fill(
-            self._read(
-                images,
-                videos,
-                min_pixels=min_pixels,
-                max_pixels=max_pixels,
-                max_tiles=max_tiles,
-                fps=fps,
-                num_frames=num_frames,
-            )
-        )
+        return self._fill(self._read(images, videos, limits))
 
     def stage(
         self,
         images: Sequence[Any],
         videos: Sequence[Any],
-        limits: Mapping[str, Any],
+        limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
         """Decode and resize images, then videos.
@@ -152,7 +137,7 @@ class PatchPreprocessor:
         Args:
             images: as a call takes them.
             videos: as a call takes them.
-            limits: the keywords of a call.
+            limits: as a call takes them.
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
@@ -162,7 +147,7 @@ class PatchPreprocessor:
             ValueError: what a call raises.
         """
         p, staged = self.patch_size, []
-        for frames, rules, (t, h, w) in self._read(images, videos, **limits):
+        for frames, rules, (t, h, w) in self._read(images, videos, limits):
             pixels = stack_frames([resize(frame, h * p, w * p) for frame in frames], pinned)
             staged.append(StagedItem(pixels, (t, h, w), rules.mean, rules.std))
         return staged
@@ -204,25 +189,20 @@ class PatchPreprocessor:
         self,
         images: Sequence[Any],
         videos: Sequence[Any],
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return the frames of each item, the rules for it, and its grid."""
-        if max_tiles is not None:
+        if limits.max_tiles is not None:
             raise ValueError(
-                f"max_tiles={max_tiles}: a Qwen tower has no tiles; bound the size with max_pixels"
+                f"max_tiles={limits.max_tiles}: a Qwen tower has no tiles; bound the size with "
+                "max_pixels"
             )
-        counts = {"min_pixels": min_pixels, "max_pixels": max_pixels, "num_frames": num_frames}
-        check_keywords(counts, fps)
+        check_limits(limits)
         choose = partial(
             sample_frames,
             rule="qwen3_vl" if self.videos.whole_clip else "qwen2_vl",
-            fps=fps,
-            num_frames=num_frames,
+            fps=limits.fps,
+            num_frames=limits.num_frames,
             min_frames=self.videos.min_frames,
             max_frames=self.videos.max_frames,
             temporal_patch_size=self.temporal_patch_size,
@@ -234,7 +214,7 @@ class PatchPreprocessor:
             ("image", stills, self.images),
             ("video", clips, self.videos),
         ):
-            rules = own.bounded(min_pixels, max_pixels) if frame_lists else own
+            rules = own.bounded(limits.min_pixels, limits.max_pixels) if frame_lists else own
             for number, frames in enumerate(frame_lists):
                 with naming(f"{kind} {number}"):
                     items.append((frames, rules, self._grid(frames, rules)))

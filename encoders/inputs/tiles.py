@@ -14,7 +14,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,11 +23,11 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import VisionInputs
+from ..contract import NO_LIMITS, Limits, VisionInputs
 from .clips import read_videos
 from .images import (
     StagedItem,
-    check_keywords,
+    check_limits,
     folded_stats,
     grid_tensor,
     normalize,
@@ -112,23 +112,10 @@ class TilePreprocessor:
         self,
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Return tiles [n, 3, S, S] of images, then videos; see ``VisionEncoder.preprocess``."""
-        items = self._read(
-            images,
-            videos,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            fps=fps,
-            num_frames=num_frames,
-        )
+        items = self._read(images, videos, limits)
         counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
         size = self.image_size
         pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
@@ -145,7 +132,7 @@ class TilePreprocessor:
         self,
         images: Sequence[Any],
         videos: Sequence[Any],
-        limits: Mapping[str, Any],
+        limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
         """Decode and resize images, then videos.
@@ -153,7 +140,7 @@ class TilePreprocessor:
         Args:
             images: as a call takes them.
             videos: as a call takes them.
-            limits: the keywords of a call.
+            limits: as a call takes them.
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
@@ -163,7 +150,7 @@ class TilePreprocessor:
             ValueError: what a call raises.
         """
         staged = []
-        for frames, tiling, mean, std in self._read(images, videos, **limits):
+        for frames, tiling, mean, std in self._read(images, videos, limits):
             tiles = [tile for frame in frames for tile in _cut(frame, tiling, self.image_size)]
             pixels = stack_frames(tiles, pinned)
             side = self.image_size // self.patch_size
@@ -192,33 +179,31 @@ class TilePreprocessor:
         self,
         images: Sequence[Any],
         videos: Sequence[Any],
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        limits: Limits,
     ) -> list[tuple[list[Tensor], tuple[int, int, bool], Stats, Stats]]:
         """Return the frames of each item, how each frame is cut into tiles, mean and std."""
-        for name, value in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
-            if value is not None:
+        for name in ("min_pixels", "max_pixels"):
+            if (value := limits._asdict()[name]) is not None:
                 raise ValueError(
                     f"{name}={value}: InternViT resizes to tiles of {self.image_size}x"
                     f"{self.image_size} pixels; bound their number with max_tiles"
                 )
-        check_keywords({"max_tiles": max_tiles, "num_frames": num_frames}, fps)
+        check_limits(limits)
         stills = read_images(images)
         choose = partial(
             sample_frames,
             rule="internvl",
-            fps=fps,
-            num_frames=num_frames,
+            fps=limits.fps,
+            num_frames=limits.num_frames,
             initial_shift=self.initial_shift,
         )
         clips = read_videos(videos, choose, self.video_error)
         stats = self.video_mean or self.mean, self.video_std or self.std
         return [
-            *(([image], self._tiling(image, max_tiles), self.mean, self.std) for image in stills),
+            *(
+                ([image], self._tiling(image, limits.max_tiles), self.mean, self.std)
+                for image in stills
+            ),
             *((clip, (1, 1, False), *stats) for clip in clips),
         ]
 

@@ -32,9 +32,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import PathInputs, VisionInputs
+from ..contract import NO_LIMITS, Limits, PathInputs, VisionInputs
 from .image_files import naming
-from .images import check_keywords, folded_stats, grid_tensor, laid_over, padded, resize
+from .images import check_limits, folded_stats, grid_tensor, laid_over, padded, resize
 from .intake import read_images
 from .processor_files import (
     CLIP_MEAN,
@@ -127,22 +127,13 @@ class ViewPreprocessor(ABC):
         self,
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Return the views of images by path; see ``VisionEncoder.preprocess``."""
-        check_keywords({"max_tiles": max_tiles})
-        for name, value in (
-            ("min_pixels", min_pixels),
-            ("max_pixels", max_pixels),
-            ("fps", fps),
-            ("num_frames", num_frames),
-        ):
-            if value is not None:
+        check_limits(limits)
+        max_tiles = limits.max_tiles
+        for name, value in limits._asdict().items():
+            if value is not None and name != "max_tiles":
                 raise ValueError(
                     f"{name}={value}: this family takes images in views of one size; leave it out"
                 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from torch import Tensor
 
-from ..contract import Output
+from ..contract import Limits, Output
 
 if TYPE_CHECKING:
     from .calls import Encoding
@@ -104,15 +104,8 @@ class EncodesItems(Generic[Output]):
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         encoding = self.encoding()
         encoding.check(wanted)
-        inputs = encoding.encoder.preprocess(
-            images,
-            videos,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            fps=fps,
-            num_frames=num_frames,
-        )
+        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        inputs = encoding.encoder.preprocess(images, videos, **limits._asdict())
         return encoding.run(inputs, wanted)
 
     def encode_many(
@@ -167,16 +160,10 @@ class EncodesItems(Generic[Output]):
         from .calls import ItemResults
         from .stream import StreamOptions, stream_items
 
-        limits = {
-            "min_pixels": min_pixels,
-            "max_pixels": max_pixels,
-            "max_tiles": max_tiles,
-            "fps": fps,
-            "num_frames": num_frames,
-        }
+        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
-        results = stream_items(self.encoding(), items, limits, wanted, options)
+        results = stream_items(self.encoding(), items, limits._asdict(), wanted, options)
         return _as_given(results)
 
 

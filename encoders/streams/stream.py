@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Grid, VisionInputs
+from ..contract import Grid, Limits, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
@@ -193,7 +193,9 @@ class _Stream:
             images, videos = ((), [medium]) if is_clip else ([medium], ())
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
-                (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
+                (inputs,) = self.stager.stage(
+                    images, videos, Limits(**self.limits), self.queue.pins
+                )
                 grid = inputs.grid
                 tokens = encoding.paths["image"].item_specs([grid])[0].output_tokens
             else:

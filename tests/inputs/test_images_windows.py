@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImageProcessor
 
+from encoders.contract import Limits
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
 from encoders.inputs.windows import WindowPreprocessor
 from photographs import china, hopper
@@ -179,7 +180,7 @@ def test_keywords_that_would_change_the_cut_are_refused(
     limits: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        OURS([blank((100, 100))], **limits)
+        OURS([blank((100, 100))], limits=Limits(**limits))
 
 
 def test_a_video_is_refused_and_the_fix_is_named() -> None:

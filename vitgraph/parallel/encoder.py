@@ -17,6 +17,7 @@ from encoders.contract import (
     EncoderItemSpec,
     Grid,
     GridLike,
+    Limits,
     PartialOutput,
     VisionInputs,
 )
@@ -192,15 +193,8 @@ class DataParallelEncoder:
                 )
             encoding = self.encoder.encoding()
             encoding.check(wanted)
-            inputs = encoding.encoder.preprocess(
-                images,
-                videos,
-                min_pixels=min_pixels,
-                max_pixels=max_pixels,
-                max_tiles=max_tiles,
-                fps=fps,
-                num_frames=num_frames,
-            )
+            limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+            inputs = encoding.encoder.preprocess(images, videos, **limits._asdict())
             if self._several:
                 return self._part_of_items(inputs, lambda mine: encoding.run(mine, wanted), pool)
             shares = self._share(inputs.grid_thw)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
+from encoders.contract import Limits
 from encoders.inputs.intake import to_rgb
 from encoders.streams.calls import Encoding, ItemResults
 from encoders.streams.stream import StreamOptions, stream_items
@@ -116,7 +117,7 @@ def _measure(
     encoding = encoder.encoding()
     began = time.thread_time()
     if encoding.stager is not None:  # what threads do for a GPU, which does the rest itself
-        encoding.stager.stage([data], [], limits)
+        encoding.stager.stage([data], [], Limits(**limits))
     else:
         encoder.preprocess([data], **limits)
     decode_seconds = time.thread_time() - began
