@@ -32,9 +32,8 @@ from benchmarks.towers import TOWERS, Tower, about, interleaved
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from graphwrap.packing import Packer
-from graphwrap.plans import Cache
 from graphwrap.prices import Prices
-from graphwrap.replay import Executor
+from graphwrap.replay import Cache, Executor
 from tests.oracles import BY_NAME, Grids
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
@@ -80,13 +79,13 @@ def executor_of(graphed: GraphedEncoder) -> Executor:
 
 def forget_plans(executor: Executor) -> None:
     """Have the next plan of every grid be worked out again."""
-    executor.plans = Cache(executor.plans.most)
+    executor.schedules = Cache(executor.schedules.most)
 
 
 def replay_what_fits(executor: Executor) -> Packer:
     """A packer that replays everything that fits, without looking at times."""
     measured = executor.graphs.packer
-    prices = Prices.unmeasured(executor.graphs.runners)
+    prices = Prices.unmeasured(executor.graphs.by_budget)
     return Packer(prices, measured.max_batch_size, measured.eager_tokens)
 
 
@@ -98,12 +97,12 @@ def host_microseconds(
 ) -> dict[str, float | None]:
     """Median host times: from the call to the launch, and of the launch itself."""
     executor = executor_of(graphed)
-    budget = executor.plan(grids).steps[0].budget
+    budget = executor.schedule(grids).steps[0].budget
     if budget is None:
         return dict.fromkeys(HOST)
-    runner = executor.graphs.runners[budget]
+    runner = executor.graphs.by_budget[budget]
     stamps: list[float] = []
-    graph = runner.graph
+    graph = runner.captured
 
     class Stamp:
         def replay(self) -> None:
@@ -121,14 +120,14 @@ def host_microseconds(
         while not torch.cuda.current_stream().query():
             pass
 
-    runner.graph = Stamp()
+    runner.captured = Stamp()
     times: list[list[float]] = []
     for _ in range(15):
         awake()
         busy = call()
         torch.cuda.synchronize()
         times.append([*busy, *call()])
-    runner.graph = graph
+    runner.captured = graph
     torch.cuda.synchronize()
     medians = [statistics.median(kind) for kind in zip(*times, strict=True)]
     return dict(zip(HOST, medians, strict=True))
@@ -187,7 +186,7 @@ def workload(
         "bare_replay_ms": bare_replay(fast, pixels, grids),
     }
     median = interleaved(calls, runs)
-    steps = executor_of(graphed).plan(grids).steps
+    steps = executor_of(graphed).schedule(grids).steps
     tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))
     held = [step.budget.tokens if step.budget else step.token_count for step in steps]
     paths = [step.budget.name if step.budget else "eager" for step in steps]

@@ -32,7 +32,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from encoders.inputs.sizes import best_tiling, smart_resize
 from graphwrap import GraphedEncoder
-from graphwrap.plans import Cache, Plan
+from graphwrap.replay import Cache, Schedule
 from tests.oracles import Grids
 
 BATCH_PIXELS = 1024 * 1024
@@ -82,7 +82,7 @@ def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[s
             "again_ms": lambda: fast(pixels, grids),  # noqa: B023
             "replay_ms": lambda: forced(pixels, grids),  # noqa: B023
         }
-        steps = executor_of(graphed).plan(grids).steps
+        steps = executor_of(graphed).schedule(grids).steps
         began = time.perf_counter()
         rows.append(
             {
@@ -103,15 +103,15 @@ def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[s
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:
     """A call of the same graphs with plans of its own, which replay everything that fits."""
     executor = executor_of(graphed)
-    own = Cache[Plan](executor.plans.most), replay_what_fits(executor)
+    own = Cache[Schedule](executor.schedules.most), replay_what_fits(executor)
 
     def call(pixels: Tensor, grids: Grids) -> EncoderOutput:
-        kept = executor.plans, executor.graphs.packer
-        executor.plans, executor.graphs.packer = own
+        kept = executor.schedules, executor.graphs.packer
+        executor.schedules, executor.graphs.packer = own
         try:
             return graphed(pixels, grids)
         finally:
-            executor.plans, executor.graphs.packer = kept
+            executor.schedules, executor.graphs.packer = kept
 
     return call
 
@@ -123,9 +123,9 @@ def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, fl
     for _ in range(5):
         forget_plans(executor)
         began = time.perf_counter()
-        executor.plan(grids)
+        executor.schedule(grids)
         middle = time.perf_counter()
-        executor.plan(grids)
+        executor.schedule(grids)
         new.append((middle - began) * 1e6)
         seen.append((time.perf_counter() - middle) * 1e6)
     return {"new": statistics.median(new), "seen": statistics.median(seen)}

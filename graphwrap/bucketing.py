@@ -1,4 +1,4 @@
-"""Which token counts to capture, for sizes that are known and for sizes that are not.
+"""Chooses the token counts to capture, for item sizes that are known and for unknown ones.
 
 Both are one search: :func:`fit_budgets` is given the sizes, :func:`default_budgets` assumes them.
 """
@@ -17,12 +17,12 @@ import numpy as np
 SIGNIFICANT_BITS = 6
 """Default budgets are round: steps of 2 tokens from 64 on, of 16 from 512, of 128 from 4096."""
 COMMONEST = 0.4
-"""Where the commonest size lies between the ends of the range, on a logarithmic scale: at 446 of 64
-to 8192 tokens, which images between 640x480 and 800x600 come to."""
+"""Position of the commonest size between the ends of the range, on a logarithmic scale: 446 tokens
+in a range of 64 to 8192, the size of an image between 640x480 and 800x600."""
 SQUARES = 0.25
-"""How many images, clips and batches of squares there are for every other image."""
+"""Assumed number of squares (images, clips and batches of them) for every other image."""
 MOST = 2**31 - 1
-"""The largest number that makes sense: offsets into rows are int32."""
+"""The largest number that is accepted: offsets into rows are int32."""
 
 
 def default_budgets(
@@ -115,16 +115,16 @@ def _round_numbers(low: int, high: int) -> list[int]:
 
 
 def _commonness(below: int, size: int, low: int, high: int) -> float:
-    """Return how many sizes fall on ``size`` when ``below`` is the next smaller one."""
-    place = math.log(size / low) / math.log(high / low)
-    return math.log(size / below) * (2 - ((place - COMMONEST) / (1 - COMMONEST)) ** 2)
+    """Return the assumed share of items whose size is above ``below`` and at most ``size``."""
+    position = math.log(size / low) / math.log(high / low)
+    return math.log(size / below) * (2 - ((position - COMMONEST) / (1 - COMMONEST)) ** 2)
 
 
 def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) -> list[int]:
-    """Return the budgets with the least sum of (budget - size) times weight, by trying all.
+    """Return the budgets with the least weighted sum of (budget - size), by dynamic programming.
 
-    The sizes up to an end are padded least by the best start of the last budget, with one budget
-    fewer for the sizes before that start.
+    With n budgets for the sizes up to some end, the last budget serves the sizes from some start
+    to that end, and the best n - 1 budgets serve those before. All starts are tried.
     """
     weight = np.cumsum([0.0, *weights])  # of the sizes before each place
     tokens = np.cumsum([0.0, *map(operator.mul, sizes, weights)])

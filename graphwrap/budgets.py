@@ -1,4 +1,4 @@
-"""Budgets: how much one captured graph holds, and which budgets are captured.
+"""Budgets, the capacities of captured graphs, and the choice of the ones to capture.
 
 A budget is named by its output tokens. A graph also fixes its input rows, attention segments,
 longest segment and attention windows. A kernel launches blocks for segments times longest segment,
@@ -20,7 +20,7 @@ from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 from .bucketing import default_budgets, positive, positives, square_counts
 
 LONG_SEGMENTS = 8
-"""Segments of the long shape; the short shape has this many times more, this many times shorter."""
+"""Segments of the long shape. The short shape has this many times more, each as much shorter."""
 SHORT_SHARE = 6
 """One graph in this many has the short shape: with 48, those of squares from 784 tokens on."""
 
@@ -87,7 +87,7 @@ class BudgetSet:
     budgets: tuple[Budget, ...]
     max_batch_size: int
     inferred: bool
-    """Whether the budgets were inferred, not given by the user."""
+    """Whether the budgets were inferred rather than given by the user."""
 
 
 def choose_budgets(
@@ -153,7 +153,7 @@ def budgets_by_path(budgets: Any, paths: Mapping[str, object]) -> dict[str, Any]
 
 
 def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[EncoderItemSpec]:
-    """Return what items cost, as Python's integers whichever kind the encoder counts in."""
+    """Return the sizes of items in Python's integers; encoders may count in NumPy's."""
     return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
 
 
@@ -162,7 +162,7 @@ def _given(name: str, value: SupportsIndex | None) -> int | None:
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
-    """Return what one item of so many tokens costs, for each token count."""
+    """Return the sizes of one item of so many output tokens, for each token count."""
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 
@@ -201,7 +201,7 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
 def _shapes(
     encoder: GraphableEncoder, tokens: Sequence[int], segments: tuple[int, int], most: int
 ) -> list[Budget]:
-    """Return the long shape of every token count, and short ones while there is room for them."""
+    """Return the long shape of every token count, and short shapes up to ``most`` in all."""
     specs = _specs(encoder, tokens)
     if _is_tiled(encoder, tokens[-1]):
         return [_budget(spec, spec.segments, spec.longest_segment) for spec in specs]
@@ -219,5 +219,7 @@ def _shapes(
 
 def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
     """Return a budget with twice the windows of one squarish item, and one more per segment."""
-    windows = 2 * spec.windows + segments if spec.windows else 0  # the extra ones: ragged edges
+    windows = (
+        2 * spec.windows + segments if spec.windows else 0
+    )  # one more each: windows cut off at edges
     return Budget(spec.output_tokens, spec.input_size, segments, longest, windows)

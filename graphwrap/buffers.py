@@ -22,16 +22,16 @@ ALIGN = 16
 PADDING = "__padding__"
 StreamNumbers: TypeAlias = tuple[int, int, int]
 BROKEN: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture could not be ended, kept because torch's host allocator may ask them."""
+"""Graphs whose capture could not be ended, kept because torch's host allocator may query them."""
 
 
-class Layout:
-    """Where each metadata entry of one budget lies in a block of bytes."""
+class MetadataFormat:
+    """The offsets of the metadata entries of one budget in a block of bytes."""
 
     def __init__(self, metadata: Metadata, rows: int) -> None:
         self._expected = {name: _describe(name, value) for name, value in metadata.items()}
         self.constants = {name: value for name, value in metadata.items() if not value.ndim}
-        """0-dim entries: on the host, baked into the graph, decided by the capacities alone."""
+        """0-dim entries: numbers on the host that a graph fixes; they follow from capacities."""
         self._entries: dict[str, tuple[int, Tensor]] = {}
         self.nbytes = 0
         padding = torch.empty(rows, dtype=torch.bool, device="meta")
@@ -47,7 +47,7 @@ class Layout:
             for name, (start, like) in self._entries.items()
         }
 
-    def pack(self, metadata: Metadata, rows: int, *, pinned: bool = False) -> Tensor:
+    def to_bytes(self, metadata: Metadata, rows: int, *, pinned: bool = False) -> Tensor:
         """Return a call's metadata as bytes on the host; a ValueError if it depends on the grid."""
         for name in {**self._expected, **metadata}:
             new, old = _describe(name, metadata.get(name)), self._expected.get(name, "nothing")
@@ -67,7 +67,7 @@ class Layout:
 
 
 def _describe(name: str, value: object) -> str:
-    """Return what of a metadata entry is fixed in a graph: shape and dtype, or a 0-dim number."""
+    """Describe the part of a metadata entry that a graph fixes: shape and dtype, or a number."""
     if value is None:
         return "nothing"
     if not isinstance(value, Tensor):
@@ -89,7 +89,7 @@ class Arena:
         self.outputs: dict[str, Tensor] = {}
 
     def output(self, name: str, like: Tensor) -> Tensor:
-        """Return as long a prefix of a field's buffer as ``like``, whose first call makes it."""
+        """Return as many rows of a field's buffer as ``like`` has; the first call allocates it."""
         if name not in self.outputs:
             self.outputs[name] = torch.zeros_like(like, memory_format=torch.contiguous_format)
         return self.outputs[name][: like.shape[0]]
@@ -115,19 +115,19 @@ class Memory:
     def __init__(self, device: torch.device, has_graphs: bool) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if has_graphs else None
-        """Where graphs are captured: a pool gives memory that one stream freed to no other."""
+        """The stream of all captures: a pool reuses memory only on the stream that freed it."""
         self.arenas: list[Arena] = []
         self.handles: list[tuple[int, int]] = []
         self.empty = True
-        """Whether nothing has been captured into the pool."""
+        """Whether the pool holds no graph yet."""
         self.pool_bytes = 0
         self._used: tuple[torch.cuda.Stream, torch.cuda.Event, StreamNumbers] | None = None
-        """The stream that used the memory last, and until when."""
+        """The stream that used the memory last, and the event that ends that use."""
         if has_graphs:
             self.renew()
 
     def renew(self) -> None:
-        """Take another pool: torch uses one again only while a graph is using it."""
+        """Start another pool: torch accepts an old handle only while a graph uses its pool."""
         self.handles.append(torch.cuda.graph_pool_handle())
 
     def record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
@@ -188,7 +188,7 @@ class Memory:
         return [part for part in parts if tuple(part["segment_pool_id"]) in ours]
 
     def wait_for_last_use(self, *, reads: bool) -> None:
-        """Wait for the last call if another stream ran it; if ``reads``, for its readers, too."""
+        """Wait for the last call if it ran on another stream, and if ``reads`` for its readers."""
         if self._used is None or self._used[2] == _stream_numbers(self.device):
             return
         stream, event, _ = self._used
@@ -197,7 +197,7 @@ class Memory:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def mark_use(self) -> None:
-        """Note that memory is in use by all that the current stream has been given so far."""
+        """Note that work queued on the current stream so far uses the memory."""
         if self.device.type != "cuda":
             return
         numbers = _stream_numbers(self.device)
@@ -226,5 +226,5 @@ class Memory:
 
 
 def _stream_numbers(device: torch.device) -> StreamNumbers:
-    """Return the current stream in numbers: making the object takes several microseconds."""
+    """Return the identity of the current stream as numbers: a Stream object takes microseconds."""
     return cast(StreamNumbers, torch._C._cuda_getCurrentStream(device.index))

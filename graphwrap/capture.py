@@ -1,4 +1,4 @@
-"""Capturing budgets: an arena per path, a runner per budget, largest first, and prices."""
+"""Capturing graphs: static buffers per path, one graph per budget, the largest first, and times."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from .budget_graph import BudgetGraph
 from .budgets import Budget, BudgetSet
-from .buffers import Arena, Layout, Memory
+from .buffers import Arena, Memory, MetadataFormat
+from .forms import Target, capacity_metadata, captured_forward
 from .guards import WeightGuard, plain_tensors
+from .measuring import fingerprint, measure
 from .packing import Packer
-from .prices import Prices, Table, fingerprint, measure
-from .replay import Captured, Executor, Graphs
-from .runner import Runner, Target, capacity_metadata, captured_forward
+from .prices import Prices, Table
+from .replay import Captured, Executor, PathGraphs
 from .stats import BudgetStats, GraphStats
 
 MEMORY_SHARE = 3
-"""Arenas and pool of inferred budgets take at most one part in this many of free memory."""
+"""Static buffers and pool of inferred budgets take at most one third of free memory."""
 MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
-"""Words of a RuntimeError without a class of its own that says that memory ran out."""
+"""Words in the message of a RuntimeError that mean that memory ran out."""
 
 
 def capture_encoder(
@@ -41,9 +43,9 @@ def capture_encoder(
     clone: bool,
     progress: bool,
 ) -> Captured:
-    """Capture the budgets of every path of an encoder into one pool, and say so in ``counts``.
+    """Capture the budgets of every path of an encoder into one pool, and note them in ``counts``.
 
-    If ``bounded``, inferred budgets are lowered to fit memory, of which each path gets as much.
+    If ``bounded``, inferred budgets are lowered to fit memory; every path gets an equal share.
     """
     began, several = time.perf_counter(), len(targets) > 1
     target = next(iter(targets.values()))
@@ -61,7 +63,7 @@ def capture_encoder(
     }
     what = "compile and capture" if target.settings.compile else "capture"
     with tqdm(total=0, desc=what, unit="budget", disable=not (progress and pads)) as bar:
-        made = {name: capturer.run(bar) for name, capturer in capturers.items()}
+        made = {name: capturer.capture(bar) for name, capturer in capturers.items()}
     guard, paths = WeightGuard(roots, attributes, hooks=target.has_graphs), {}
     for name, graphs in made.items():
         paths[name] = Executor(targets[name], graphs, guard, counts, clone)
@@ -81,9 +83,9 @@ class Capturer:
     memory: Memory
     table: Table | None = None
     share: int = 0
-    """Arena and pool of inferred budgets take one part in so many of free memory, 0 for any."""
+    """Static buffers and pool of inferred budgets take 1/share of free memory; 0: any."""
     label: str = ""
-    """The path, where there are several."""
+    """The name of the path, if there are several."""
 
     def __post_init__(self) -> None:
         self._forward = captured_forward(self.target, len(self.wanted.budgets))
@@ -93,46 +95,46 @@ class Capturer:
         if self.target.has_graphs and self.share and self.wanted.inferred:
             self.wanted = self._fit_memory(self.wanted, self.share)
 
-    def run(self, bar: Any) -> Graphs:
+    def capture(self, bar: Any) -> PathGraphs:
         """Capture every budget, largest first; those that fail are dropped with a warning each."""
-        arena, layouts = self._prepare()
-        graphs = Graphs(arena, self._packer(Prices.unmeasured(())))
+        arena, formats = self._prepare()
+        graphs = PathGraphs(arena, self._packer(Prices.unmeasured(())))
         self.memory.arenas.append(graphs.arena)
-        bar.total = bar.n + len(layouts)
-        for budget in sorted(layouts, key=lambda budget: (-budget.rows, -budget.segments)):
-            self._capture(graphs, budget, layouts[budget])
+        bar.total = bar.n + len(formats)
+        for budget in sorted(formats, key=lambda budget: (-budget.rows, -budget.segments)):
+            self._capture(graphs, budget, formats[budget])
             held = self.memory.pool_bytes / 2**20
             bar.set_postfix_str(f"{budget.tokens} tokens, {held:.0f} MiB")
             bar.update()
         self._report(graphs)
-        prices = Prices.unmeasured(graphs.runners)
-        if self.memory.stream is not None and graphs.runners:
+        prices = Prices.unmeasured(graphs.by_budget)
+        if self.memory.stream is not None and graphs.by_budget:
             torch.cuda.current_stream(self.target.device).wait_stream(self.memory.stream)
-            prices = self._price(graphs.runners)
-            torch.cuda.empty_cache()  # of warm-ups and timings: arena and pool are held
+            prices = self._price(graphs.by_budget)
+            torch.cuda.empty_cache()  # memory of warm-ups and timings
         for budget, stats in graphs.stats.items():
             stats.replay_ms = prices.replay_ms[budget] if prices.measured else None
         graphs.packer = self._packer(prices)
         return graphs
 
     def _packer(self, prices: Prices) -> Packer:
-        """Return what packs by prices, with eager runs of bounded length.
+        """Return a packer that compares prices, and bounds the tokens of an eager run.
 
-        That is twice what is worth a graph, so that another run costs next to nothing; where memory
-        left out the largest budgets, it is twice what fitted.
+        The bound is twice the largest budget that is worth a graph: splitting such a run costs next
+        to nothing. If memory ruled out the largest budgets, it is twice the largest one captured.
         """
         most = max((budget.tokens for budget in prices.replay_ms), default=0)
         if most in (0, self.wanted.budgets[-1].tokens):
             most = max(most, index(self.target.encoder.budget_range[1]))
         return Packer(prices, self.wanted.max_batch_size, 2 * most)
 
-    def _price(self, runners: dict[Budget, Runner]) -> Prices:
-        """Return the prices of the table, or measured ones."""
+    def _price(self, graphs: dict[Budget, BudgetGraph]) -> Prices:
+        """Return the prices of the loaded table, or measure them."""
         if self.table is not None:
-            times = {budget: self.table.prices.replay_ms[budget] for budget in runners}
+            times = {budget: self.table.prices.replay_ms[budget] for budget in graphs}
             return replace(self.table.prices, replay_ms=times)
         try:
-            return measure(self.target.encoder, runners, self.target.device)
+            return measure(self.target.encoder, graphs, self.target.device)
         except RuntimeError as error:
             _raise_bugs(error)
         warnings.warn(
@@ -140,46 +142,46 @@ class Capturer:
             "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed",
             stacklevel=7,
         )
-        return Prices.unmeasured(runners)
+        return Prices.unmeasured(graphs)
 
-    def _prepare(self) -> tuple[Arena, dict[Budget, Layout]]:
-        """Return the arena, and the layouts of the budgets for which host and device have room."""
-        layouts = {}
+    def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
+        """Allocate the arena; budgets for which host or device lack memory are dropped."""
+        formats = {}
         for budget in self.wanted.budgets if self.target.backend != "eager" else ():
             try:
                 empty = capacity_metadata(self.target.encoder, budget, [])
-                layouts[budget] = Layout(empty, budget.rows)
+                formats[budget] = MetadataFormat(empty, budget.rows)
             except (RuntimeError, MemoryError) as error:
                 self._drop(budget, error)
-        while layouts:
+        while formats:
             try:
-                return self._arena(layouts), layouts
+                return self._arena(formats), formats
             except RuntimeError as error:
-                self._drop(largest := max(layouts), error)
-                del layouts[largest]
-        return self._arena(layouts), layouts
+                self._drop(largest := max(formats), error)
+                del formats[largest]
+        return self._arena(formats), formats
 
-    def _arena(self, layouts: dict[Budget, Layout]) -> Arena:
-        rows = max((budget.rows for budget in layouts), default=0)
-        block = max((layout.nbytes for layout in layouts.values()), default=0)
+    def _arena(self, formats: dict[Budget, MetadataFormat]) -> Arena:
+        rows = max((budget.rows for budget in formats), default=0)
+        block = max((format.nbytes for format in formats.values()), default=0)
         target = self.target
         return Arena((rows, *target.encoder.row_shape), target.dtype, target.device, block)
 
-    def _capture(self, graphs: Graphs, budget: Budget, layout: Layout) -> None:
+    def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:
         began, memory, accelerator = time.perf_counter(), self.memory, self.target.accelerator
-        runner = Runner(budget, layout, self._forward, graphs.arena, self.target.outputs)
+        graph = BudgetGraph(budget, format, self._forward, graphs.arena, self.target.outputs)
         try:
-            empty = layout.pack(capacity_metadata(self.target.encoder, budget, []), rows=0)
+            empty = format.to_bytes(capacity_metadata(self.target.encoder, budget, []), rows=0)
             if memory.stream is not None:  # the last warm-up may still be reading its metadata
                 torch.cuda.current_stream(memory.device).wait_stream(memory.stream)
-            runner.block.copy_(empty)
-            runner.capture(memory)
+            graph.block.copy_(empty)
+            graph.capture(memory)
         except (RuntimeError, MemoryError) as error:  # or the allocator's assertion on a MIG slice
             self._drop(budget, error)
             if memory.stream is not None and memory.empty:  # no graph is using the pool
                 memory.renew()
             return
-        graphs.runners[budget] = runner
+        graphs.by_budget[budget] = graph
         graphs.stats[budget] = BudgetStats(
             *(budget.tokens, budget.segments, budget.longest_segment, budget.windows),
             path=self.label or "image",
@@ -189,17 +191,17 @@ class Capturer:
         )
 
     def _drop(self, budget: Budget, error: Exception) -> None:
-        """Note a budget that failed, and free what the frames of its error hold."""
+        """Note a budget that failed, and free the tensors that its traceback refers to."""
         traceback.clear_frames(error.__traceback__)
         self._failed[budget] = error.with_traceback(None) if is_memory_error(error) else error
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
             torch.cuda.empty_cache()
 
-    def _report(self, graphs: Graphs) -> None:
-        """Warn of every budget that failed; where all did, and not by memory, raise the error."""
+    def _report(self, graphs: PathGraphs) -> None:
+        """Warn of every budget that failed; if all failed, and not for memory, raise the error."""
         bugs = [error for error in self._failed.values() if not is_memory_error(error)]
-        if bugs and not graphs.runners:
+        if bugs and not graphs.by_budget:
             raise bugs[-1]
         for budget, error in self._failed.items():
             graphs.dropped.append(f"{self.label} {budget.name}".lstrip())
@@ -214,7 +216,7 @@ class Capturer:
     def _fit_memory(self, wanted: BudgetSet, share: int) -> BudgetSet:
         """Leave out the largest budgets until arena and pool fit their share of free memory.
 
-        Free is what torch's process may take, and what it holds without using it.
+        Memory that torch holds without using it counts as free.
         """
         device = self.target.device
         free, total = torch.cuda.mem_get_info(device)
@@ -250,19 +252,19 @@ class Capturer:
 
     def _probe(self, budget: Budget) -> float:
         device, empty = self.target.device, capacity_metadata(self.target.encoder, budget, [])
-        layout = Layout(empty, budget.rows)
-        arena = self._arena({budget: layout})
-        runner = Runner(budget, layout, self._forward, arena, self.target.outputs)
+        format = MetadataFormat(empty, budget.rows)
+        arena = self._arena({budget: format})
+        graph = BudgetGraph(budget, format, self._forward, arena, self.target.outputs)
         if self.target.accelerator is not None:  # its first run derives weights and times kernels
-            runner.body()
+            graph.body()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        runner.body()
+        graph.body()
         return (torch.cuda.max_memory_allocated(device) - before + arena.nbytes) / budget.rows
 
 
 def _raise_bugs(error: RuntimeError) -> None:
-    """Raise an error again unless memory ran out; then free what its frames hold."""
+    """Raise an error again unless memory ran out; then free what its traceback refers to."""
     if not is_memory_error(error):
         raise error
     traceback.clear_frames(error.__traceback__)

@@ -20,13 +20,14 @@ from encoders.streams.items import EncodesItems
 from . import guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
-from .prices import Table, fingerprint, read_tables, write_tables
+from .forms import FormSettings, Target, choose_form, with_paths
+from .measuring import fingerprint
+from .prices import Table, read_tables, write_tables
 from .replay import Captured, Inputs, Out
-from .runner import FormSettings, Target, choose_form, with_paths
 from .stats import GraphStats
 
 CAPTURES = threading.RLock()
-"""One capture at a time in a process: waiting for the device breaks another's."""
+"""Allows one capture at a time in a process: waiting for the device would break another one."""
 
 
 class GraphedEncoder(EncodesItems[PartialOutput]):
@@ -64,8 +65,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         encoder: the module.
         budgets: the budgets to capture, ascending; those of several paths one path after another.
         max_batch_size: items per replay; of several paths the least.
-        backend: what "auto" means for this encoder.
-        device, dtype: where the encoder's weights were at the last call or capture, and in what.
+        backend: the backend in use; never "auto".
+        device, dtype: of the encoder's weights at the last call or capture.
         outputs, on_overflow, clone: as given.
 
     Raises:
@@ -134,7 +135,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         )
 
     def _locate(self) -> None:
-        """Find where the weights are now, and make the forms of the encoder that run there."""
+        """Find the device and dtype of the weights, and make the forms of the encoder for them."""
         place = guards.find_weights(self.encoder)
         if not self._targets or (self.device, self.dtype) != place:
             self._targets = {}
@@ -169,9 +170,9 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return self
 
     def _ready(self, progress: bool = False) -> Captured:
-        """Return what is captured, and capture it if that has not been done.
+        """Return the captured graphs, and capture them first if that has not been done.
 
-        Where nothing reads weights at fixed addresses, the encoder is followed wherever it goes.
+        On the eager backend, an encoder whose weights moved is located anew instead.
         """
         captured = self._captured
         if captured is not None:
@@ -193,7 +194,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                     clone=self.clone,
                     progress=progress,
                 )
-        except BaseException as error:  # an interrupt too: leave it as it was before
+        except BaseException as error:  # an interrupt, too: nothing stays half captured
             traceback.clear_frames(error.__traceback__)  # they hold the buffers
             self.release()
             raise
@@ -294,7 +295,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                     f"paths {', '.join(self._wanted)}: pass the whole result of "
                     "encoder.preprocess(...)"
                 )
-            return self._run({"image": (pixel_values, grid_thw)}, out)["image"]
+            return self._encode({"image": (pixel_values, grid_thw)}, out)["image"]
         if grid_thw is not None or out is not None:
             raise ValueError(
                 "the result of preprocess was given with grid_thw or out: pass it alone, or pass "
@@ -302,7 +303,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             )
         pixel_values.check(self._wanted)
         used = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
-        outputs = self._run(used)
+        outputs = self._encode(used)
         with guards.settled(self.device):
             return self.join(outputs, pixel_values)
 
@@ -317,7 +318,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         """
         return [PartialOutput(*item) for item in self._whole.join(outputs, inputs)]
 
-    def _run(
+    def _encode(
         self, inputs: Mapping[str, Inputs], out: Out | None = None
     ) -> dict[str, PartialOutput]:
         """Return the output of each path that has inputs; ``out`` is for the only one."""
@@ -328,10 +329,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                 guards.check_pixels(pixels, captured.paths[name].row_shape, self.device)
                 captured.guard.check_gradients(pixels)
             with guards.settled(self.device):
-                return captured.run(inputs, out, refuses=self.on_overflow == "raise")
+                return captured.encode(inputs, out, refuses=self.on_overflow == "raise")
 
     def encoding(self) -> Encoding[PartialOutput]:
-        """This encoder, and how ``encode`` and ``encode_many`` call it."""
+        """Describe this encoder, as ``encode`` and ``encode_many`` need it to call it."""
         fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
         guards.require_members(self.encoder, ("preprocess",), fix)
         inner = self.encoder.encoding() if isinstance(self.encoder, EncodesItems) else None
@@ -341,7 +342,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return Encoding(self, paths, calls, self.device, self.outputs, stager, self.clone)
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
-        return self._run({name: (pixel_values, grid_thw)})[name]
+        return self._encode({name: (pixel_values, grid_thw)})[name]
 
     @property
     def config(self) -> Any:

@@ -1,4 +1,4 @@
-"""What is checked before a wrong answer could come: settings, pixels, gradients, weights, hooks."""
+"""Checks that refuse what graphs cannot do: settings, pixels, gradients, changed weights, hooks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ BACKENDS = ("auto", "cudagraph", "static", "eager")
 SLOTS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 AS_IT_IS = nullcontext()
-"""What :func:`settled` returns where no mode has to be undone."""
-Place: TypeAlias = tuple[dict[str, Any], str, Tensor]
-"""A dict that belongs to a module, and the name of a tensor in it."""
+"""The result of :func:`settled` if no mode has to be changed."""
+TensorSlot: TypeAlias = tuple[dict[str, Any], str, Tensor]
+"""The ``__dict__`` of a module, the name of a tensor in it, and the tensor."""
 
 
 def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -37,7 +37,7 @@ def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return {k: v for name, root in roots.items() for k, v in root.named_modules(seen, name)}
 
 
-def plain_tensors(roots: Mapping[str, nn.Module]) -> list[Place]:
+def plain_tensors(roots: Mapping[str, nn.Module]) -> list[TensorSlot]:
     """Return the tensors in plain attributes of the modules below named roots."""
     owned = [vars(module) for module in all_modules(roots).values()]
     return [
@@ -50,9 +50,9 @@ class WeightGuard:
 
     A graph reads addresses. Weights updated in place are seen by the next replay; weights rebound
     (``load_state_dict(assign=True)``, ``.to()``, a submodule replaced) are not, and would be
-    answered with the old ones. The old storages are held, so that the check may run while a replay
-    does. Hooks registered or removed after capture would have no effect on replays; ``hooks`` says
-    whether that is an error.
+    answered with the old ones. The old storages are kept in memory, so that the check may run
+    during a replay. Hooks registered or removed after capture would have no effect on replays;
+    ``hooks`` says whether that is an error.
 
     The ``attributes`` are what :func:`plain_tensors` gave before the encoder ran. Those that it set
     when it ran are left out: ``torch.nn.utils.prune`` and ``weight_norm`` set a layer's weight in
@@ -60,7 +60,7 @@ class WeightGuard:
     """
 
     def __init__(
-        self, roots: Mapping[str, nn.Module], attributes: Sequence[Place] = (), *, hooks: bool
+        self, roots: Mapping[str, nn.Module], attributes: Sequence[TensorSlot] = (), *, hooks: bool
     ) -> None:
         modules = all_modules(roots)
         self._names = [
@@ -71,21 +71,22 @@ class WeightGuard:
         everything = [(slots, name, slots[name]) for slots in self._slots for name in slots]
         tensors = [place for place in everything if isinstance(place[2], Tensor)]
         plain = [place for place in attributes if place[0].get(place[1]) is place[2]]
-        # Other tensors of one element may compare equal to these: each is compared by identity.
+        # Two tensors of one element can be compared, so these are compared by identity instead.
         self._alone = [place for place in tensors if place[2].numel() == 1] + plain
         self._tensors = [value for _, _, value in tensors + plain]
-        # Another view of the same memory keeps its address. Of those, a cut one has fewer entries,
-        # and only a square one can be transposed and still fit its module: strides take longest.
+        # Another view of the same memory may have the same address. A slice has fewer entries. Only
+        # a square weight still fits its module when it is transposed, so only the strides of square
+        # ones are compared: reading strides takes longest.
         self._squares = [t for t in self._tensors if t.ndim == 2 and t.shape[0] == t.shape[1]]
         self._addresses, self._counts, self._strides = self._places()
         read = [slots.get(name) for slots, name, _ in attributes]
         self._held = [t.detach() for t in (*self._tensors, *read) if isinstance(t, Tensor)]
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
-        """Where weights lie: a result there would not be the caller's own."""
+        """Addresses of the storages of weights. A result in one of them is not the caller's own."""
         self._parameters = [t for t in self._tensors if isinstance(t, nn.Parameter)]
 
     def _places(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """Where weights lie: addresses, numbers of entries, and the strides of square ones."""
+        """Addresses and numbers of entries of all weights, and the strides of square ones."""
         tensors = self._tensors
         return (
             list(map(Tensor.data_ptr, tensors)),
@@ -94,10 +95,10 @@ class WeightGuard:
         )
 
     def holds(self) -> bool:
-        """Return whether every weight is where it was, in some 65 microseconds for 32 blocks.
+        """Return whether every weight still has its address; takes 65 microseconds for 32 blocks.
 
-        All slots are compared at once: ``dict`` takes the same object for equal, and a tensor that
-        is another one has no truth value.
+        All slots are compared at once. Dicts take identical objects for equal, and comparing two
+        different tensors raises a RuntimeError, because the result has no truth value.
         """
         try:
             same = self._slots == self._kept
@@ -110,7 +111,7 @@ class WeightGuard:
         )
 
     def check(self) -> None:
-        """Raise a RuntimeError if replays would not do what the encoder does now."""
+        """Raise a RuntimeError if weights or hooks changed, so that replays would be outdated."""
         if not self.holds():
             raise RuntimeError(
                 f"{self._changed()} after capture, and replays would go on as before: undo it, or "
@@ -120,7 +121,7 @@ class WeightGuard:
             )
 
     def _changed(self) -> str:
-        """Return the first thing that is not as it was, in words."""
+        """Say which weight, module or hook has changed since capture."""
         was = zip(self._tensors, self._addresses, self._counts, strict=True)
         moved = {id(x) for x, *place in was if [x.data_ptr(), x.numel()] != place}
         turned = zip(self._squares, self._strides, strict=True)
@@ -137,7 +138,7 @@ class WeightGuard:
         return f"tensor {[*names, 'attribute'][0]!r} was rebound or moved"
 
     def check_gradients(self, pixel_values: Tensor) -> None:
-        """Raise a ValueError if somebody expects gradients: a graph records none."""
+        """Raise a ValueError if a call would need gradients: a graph records none."""
         if not torch.is_grad_enabled():
             return
         wanted = pixel_values.requires_grad
@@ -161,7 +162,7 @@ def _is_cuda(device: torch.device) -> bool:
 
 
 def settled(device: torch.device) -> AbstractContextManager[object]:
-    """Return the modes that graphs are captured in and calls run in, whatever is set around them.
+    """Return a context with the modes that graphs are captured in and calls run in.
 
     Gradients, inference mode and autocast are off (a replay could not follow autocast, so eager
     runs do not either), tensors are made on the CPU unless told otherwise, and the encoder's GPU is
@@ -280,7 +281,7 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
 
 
 def _kind_of(value: object) -> str:
-    """Return what a value is, for a message: dtype, shape and device of a tensor."""
+    """Describe a value for a message: dtype, shape and device of a tensor, else its type."""
     if isinstance(value, Tensor):
         return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
     return f"a {type(value).__name__}, not a tensor"

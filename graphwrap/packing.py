@@ -1,4 +1,4 @@
-"""Packing items into runs: every capacity kept, close to the cheapest, deterministic.
+"""Packing the items of a call into runs that fit the budgets, at nearly the least cost.
 
 One run of everything is taken unless several save a tenth. Otherwise items are placed by first fit
 decreasing: the largest first, each in the first run that has room. That is done for the capacities
@@ -11,38 +11,68 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeAlias
 
-from encoders.contract import EncoderItemSpec
+from encoders.contract import EncoderItemSpec, Grid
 
 from .budgets import Batch, Budget
 from .prices import Prices
 
 CHEAPER = "cheaper"
 PLACEMENTS = 60
-"""Items placed per decision: the more items, the fewer capacities are tried."""
+"""Items placed in all attempts together: with more items, fewer capacities are tried."""
 OPEN_RUNS = 4
-"""Runs that are looked through for room; the oldest is closed when another one opens."""
+"""Runs that an item may still be added to; the oldest is closed when another one opens."""
 WORTH_A_SPLIT = 1.1
 """Several runs are taken only where one costs 10 % more than their prices sum to: attention is
 slower in small runs than in a large one, which prices do not say. On an H200 that was 2 to 10 % of
 a call (``benchmarks/NOTES.md``)."""
+Key: TypeAlias = tuple[Grid, ...]
 
 
 class Group(NamedTuple):
     """Items that run together, through one budget or eagerly (None)."""
 
     items: tuple[int, ...]
-    """Their places in the call, ascending."""
+    """Their numbers in the call, ascending."""
     budget: Budget | None
     cost: float
     reasons: tuple[str, ...] = ()
     """Why each item runs eagerly; empty for a replay."""
 
 
+class Span(NamedTuple):
+    """Neighbouring rows: where they start in the call, where in their group, and how many."""
+
+    source: int
+    target: int
+    length: int
+
+
+class Step(NamedTuple):
+    """One group of a call, and where its input rows and output tokens lie in the call."""
+
+    grids: Key
+    budget: Budget | None
+    reasons: tuple[str, ...]
+    """Why each item runs eagerly; empty for a replay."""
+    rows: tuple[Span, ...]
+    tokens: tuple[Span, ...]
+    row_count: int
+    token_count: int
+
+
+class Schedule(NamedTuple):
+    """How the items of one call run: one step after another."""
+
+    steps: tuple[Step, ...]
+    rows: int
+    tokens: int
+
+
 class Packer:
-    """Packs items by one set of prices."""
+    """Packs items into the groups that cost least by one set of prices."""
 
     def __init__(self, prices: Prices, max_batch_size: int, eager_tokens: int) -> None:
         self.prices, self.max_batch_size = prices, max_batch_size
@@ -181,3 +211,49 @@ class Packer:
 
 def _cost(runs: Sequence[Group]) -> float:
     return sum([run.cost for run in runs])
+
+
+def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:
+    """Return the schedule of a call from its groups and the sizes of its items."""
+    rows = [0, *accumulate(int(spec.input_size) for spec in specs)]  # or NumPy's integers
+    tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
+    steps = []
+    for items, budget, _, reasons in groups:
+        stretches = _neighbours(items)
+        grids = tuple([key[item] for item in items])
+        (row_spans, row_count), (spans, count) = [_spans(stretches, s) for s in (rows, tokens)]
+        steps.append(Step(grids, budget, reasons, row_spans, spans, row_count, count))
+    return Schedule(tuple(steps), rows[-1], tokens[-1])
+
+
+def refuse_overflow(schedule: Schedule) -> None:
+    """Raise on the first item that no budget holds."""
+    for step in schedule.steps:
+        if step.budget is not None:
+            continue
+        for grid, reason in zip(step.grids, step.reasons, strict=True):
+            if reason.startswith("over "):
+                raise ValueError(
+                    f"item with grid {grid} is over every budget that was captured "
+                    f"({reason.removeprefix('over ')}): raise max_budget or max_frames_per_batch, "
+                    'give larger budgets, or use on_overflow="eager"; if budgets were dropped, the '
+                    "warnings of capture() say why"
+                )
+
+
+def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
+    """Join neighbours among ascending items: return the first of each stretch, and its end."""
+    breaks = [place for place in range(1, len(items)) if items[place] - items[place - 1] > 1]
+    ends = pairwise([0, *breaks, len(items)]) if items else ()
+    return [(items[start], items[end - 1] + 1) for start, end in ends]
+
+
+def _spans(
+    stretches: Sequence[tuple[int, int]], starts: Sequence[int]
+) -> tuple[tuple[Span, ...], int]:
+    """Return the spans of stretches of items that start at ``starts``, and their total length."""
+    spans, target = [], 0
+    for first, end in stretches:
+        spans.append(Span(starts[first], target, starts[end] - starts[first]))
+        target += spans[-1].length
+    return tuple(spans), target

@@ -1,10 +1,11 @@
-"""Running calls on what was captured: inputs into the arena, replay, results out to the caller."""
+"""Running calls on captured graphs: copy inputs in, replay, and copy results out to the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,140 +13,172 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, GridLike, Metadata, PartialOutput
 from encoders.grids import read_grid
 
+from .budget_graph import BudgetGraph
 from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, Memory
+from .forms import Target, capacity_metadata
 from .guards import WeightGuard
-from .packing import Group, Packer
-from .plans import Cache, Plan, Step, gather, make_plan, refuse_overflow, scatter
+from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
-from .runner import Runner, Target, capacity_metadata
 from .stats import BudgetStats, GraphStats
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 """The pixels and the grid of one path, as a :class:`PathInputs` has them."""
 Out: TypeAlias = EncoderOutput | PartialOutput
 """Tensors of the caller to write results into, None for a field that is not returned."""
-PLAN_ITEMS = 200_000
-"""Items of all plans kept: a call with a grid seen before costs one look-up."""
+SCHEDULE_ITEMS = 200_000
+"""Items of all schedules kept: a call with a grid seen before costs one look-up."""
 METADATA_BYTES = 128 * 2**20
 """Bytes of metadata kept for grids seen before."""
+ENTRIES = 20_000
+"""Values of a cache at most. Each takes some 2 KiB of the host's memory, whatever its size is: the
+metadata of eight tiled images is 168 bytes, and 64 MiB of them would take a gigabyte."""
+Value = TypeVar("Value")
+
+
+class Cache(Generic[Value]):
+    """The values used last, bounded by the sum of their sizes and in number."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+        self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
+
+    def get(self, key: object) -> Value | None:
+        """Return the value kept for a key, which becomes the one used last."""
+        found = self._values.get(key)
+        if found is not None:
+            self._values.move_to_end(key)
+        return found and found[0]
+
+    def put(self, key: object, value: Value, size: int) -> None:
+        """Keep a value unless it alone is over the bound; those unused longest go until it fits."""
+        if size > self.most:
+            return
+        while self.held + size > self.most or len(self._values) >= ENTRIES:
+            self.held -= self._values.popitem(last=False)[1][1]
+        self._values[key] = (value, size)
+        self.held += size
 
 
 @dataclass
-class Graphs:
-    """What the capture of one path makes."""
+class PathGraphs:
+    """The captured budgets of one path of an encoder, and how its items are packed into them."""
 
     arena: Arena
     packer: Packer
-    runners: dict[Budget, Runner] = field(default_factory=dict)
+    by_budget: dict[Budget, BudgetGraph] = field(default_factory=dict)
     stats: dict[Budget, BudgetStats] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Executor:
-    """Runs the calls of one encoder, or of one path of it, on what was captured."""
+    """Runs the calls of one path of an encoder, by its graphs or eagerly."""
 
     target: Target
-    graphs: Graphs
-    """The runners, their arena and what packs; no runners on the eager backend."""
+    graphs: PathGraphs
+    """No budgets on the eager backend."""
     guard: WeightGuard
     counts: GraphStats
-    """Where eager runs are counted."""
+    """Counters of eager runs."""
     clone: bool
     """Whether results are the caller's own."""
-    plans: Cache[Plan] = field(default_factory=lambda: Cache(PLAN_ITEMS))
+    schedules: Cache[Schedule] = field(default_factory=lambda: Cache(SCHEDULE_ITEMS))
     prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
-    """The metadata of steps; for a replay, one block of bytes."""
+    """The metadata of steps seen before; for a replay, one block of bytes."""
     written: object = None
-    """The key of the step whose metadata lie in the arena."""
+    """The key of the step whose metadata is in the static buffers."""
 
     def __post_init__(self) -> None:
         self.pads = self.target.backend != "eager"
-        """Whether there are budgets at all, or everything runs eagerly as it is."""
+        """Whether inputs are padded to budgets; on the eager backend nothing is."""
         self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
         self._like: dict[str, Tensor] = {}
 
-    def plan(self, grid_thw: GridLike | None, rows: int | None = None) -> Plan:
-        """Return the plan of a grid for so many pixel rows, kept since it was first seen."""
+    def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
+        """Return how the items of a grid run, worked out once per grid and kept.
+
+        A ValueError is raised if the grid makes another number of ``rows``, those of the pixels.
+        """
         if grid_thw is None:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
         key = tuple(read_grid(grid_thw))
-        plan = self.plans.get(key)
-        specs = [] if plan else self.target.encoder.item_specs(list(key))
-        made = plan.rows if plan else sum([spec.input_size for spec in specs])
+        schedule = self.schedules.get(key)
+        specs = [] if schedule else self.target.encoder.item_specs(list(key))
+        made = schedule.rows if schedule else sum([spec.input_size for spec in specs])
         if rows is not None and rows != made:  # packing needs sane numbers
             raise ValueError(
                 f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
                 "belongs to these pixels"
             )
-        if plan is not None:
-            return plan
+        if schedule is not None:
+            return schedule
         if specs and self.pads:
             groups = self.graphs.packer.pack(specs)
         else:  # also where there is nothing
             why = ("eager backend",) * len(specs)
             groups = [Group(tuple(range(len(specs))), None, 0.0, why)]
-        plan = make_plan(key, specs, groups)
-        self.plans.put(key, plan, max(len(key), 1))
-        return plan
+        schedule = make_schedule(key, specs, groups)
+        self.schedules.put(key, schedule, max(len(key), 1))
+        return schedule
 
-    def run(self, plan: Plan, pixels: Tensor, out: Out | None) -> dict[str, Tensor]:
-        """Run every group of a plan; return the wanted fields by name, in the caller's order."""
+    def execute(self, schedule: Schedule, pixels: Tensor, out: Out | None) -> dict[str, Tensor]:
+        """Run every step of a schedule; return the wanted fields by name, in the caller's order."""
         lent = [] if self.clone else list(self.graphs.arena.outputs.values())
-        results = self._read_out(plan, pixels, lent, out) if out is not None else {}
-        alone = len(plan.steps) == 1 and out is None  # no place beside others' results
-        if len(plan.steps) > 1 and any(share_storage(pixels, view) for view in lent):
-            pixels = pixels.clone()  # what one group writes must not be what the next one reads
-        for step in plan.steps:
-            run = self._replay if step.budget else self._run_eagerly
-            fields = run(step, pixels, own=alone and self.clone)
+        results = self._read_out(schedule, pixels, lent, out) if out is not None else {}
+        alone = len(schedule.steps) == 1 and out is None  # its results need no joining with others
+        if len(schedule.steps) > 1 and any(share_storage(pixels, view) for view in lent):
+            pixels = pixels.clone()  # a step must not overwrite the input of the next one
+        for step in schedule.steps:
+            execute = self._replay if step.budget else self._run_eagerly
+            fields = execute(step, pixels, own=alone and self.clone)
             if alone:
                 return fields
             for name, value in fields.items():
                 rows = is_per_row(name)
                 if name not in results:
-                    length = plan.rows if rows else plan.tokens
+                    length = schedule.rows if rows else schedule.tokens
                     results[name] = value.new_empty(length, *value.shape[1:])
                 scatter(value, results[name], step.rows if rows else step.tokens)
         return results
 
     def _read_out(
-        self, plan: Plan, pixels: Tensor, lent: list[Tensor], out: Out
+        self, schedule: Schedule, pixels: Tensor, lent: list[Tensor], out: Out
     ) -> dict[str, Tensor]:
         """Return the caller's tensors, checked before anything runs."""
-        for runner in self.graphs.runners.values():
-            self._like = runner.outputs
+        for graph in self.graphs.by_budget.values():
+            self._like = graph.outputs
         if not self._like:  # the fields of an empty run are like those of any other
             self._like = output_fields(self.target.encoder(pixels[:0], []), self.target.outputs)
-        if len(plan.steps) > 1:  # what one group writes must not be what the next one reads
+        if len(schedule.steps) > 1:  # a step must not overwrite the input of the next one
             lent = [*lent, pixels]
-        return read_out(out, self._like, plan.rows, plan.tokens, lent)
+        return read_out(out, self._like, schedule.rows, schedule.tokens, lent)
 
     def _replay(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
-        """Return the results of a replay, copied out of the arena if ``own``."""
+        """Return the results of a replay, copied out of the static buffers if ``own``."""
         assert step.budget is not None
-        runner, key = self.graphs.runners[step.budget], (step.budget, step.grids, step.rows)
+        graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
         if self.written != key:
             block = self._prepare(key, step)["block"]
             self._keep_for_stream(block)
             self.written = None  # an interrupt may come after the copy and before the next line
-            runner.block.copy_(block, non_blocking=True)
+            graph.block.copy_(block, non_blocking=True)
             self.written = key
-        gather(pixels, step.rows, runner.pixels)
-        if runner.graph is None:  # a body would trip over what has changed
+        gather(pixels, step.rows, graph.pixels)
+        if graph.captured is None:  # the encoder itself would fail on weights that have changed
             self.guard.check()
-            runner.run()
+            graph.replay()
         else:  # the device works meanwhile, and no result has left the arena yet
-            runner.run()
+            graph.replay()
             self.guard.check()
             accelerator = self.target.accelerator
             if accelerator is not None and accelerator.refresh():  # a weight had been written
-                runner.run()
+                graph.replay()
         rows, tokens = step.row_count, step.token_count
         self.graphs.stats[step.budget].count(len(step.grids), tokens)
         views = {
-            name: x[: rows if is_per_row(name) else tokens] for name, x in runner.outputs.items()
+            name: x[: rows if is_per_row(name) else tokens] for name, x in graph.outputs.items()
         }
         return {name: view.clone() for name, view in views.items()} if own else views
 
@@ -179,12 +212,12 @@ class Executor:
                 prepared = encoder.prepare_encoder_metadata(grids, device=device)
             else:
                 self.guard.check()  # metadata in another dtype would be an error of another kind
-                budget, runner = step.budget, self.graphs.runners[step.budget]
+                budget, graph = step.budget, self.graphs.by_budget[step.budget]
                 batch = Batch.of(read_specs(encoder, grids))
                 exceeded = budget.exceeded_by(batch)
                 assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
                 metadata = capacity_metadata(encoder, budget, grids)
-                host = runner.layout.pack(metadata, step.row_count, pinned=device.type == "cuda")
+                host = graph.format.to_bytes(metadata, step.row_count, pinned=device.type == "cuda")
                 prepared = {"block": host.to(device, non_blocking=True)}
             self.prepared.put(key, prepared, sum(value.nbytes for value in prepared.values()))
         return prepared
@@ -198,30 +231,30 @@ class Executor:
 
 @dataclass(frozen=True)
 class Captured:
-    """Everything that capture makes and calls need; ``release()`` drops it whole."""
+    """The result of a capture that calls need; ``release()`` drops it as a whole."""
 
     paths: dict[str, Executor]
     """By the names of the encoder's paths, of which most encoders have one."""
     memory: Memory
     guard: WeightGuard
     lends: bool
-    """Whether results are views of the memory, which others may still be reading."""
+    """Whether results are views of static buffers, which the caller may still be reading."""
 
-    def run(
+    def encode(
         self, inputs: Mapping[str, Inputs], out: Out | None, *, refuses: bool
     ) -> dict[str, PartialOutput]:
         """Return the outputs of the paths that have inputs."""
-        plans = {
-            k: self.paths[k].plan(grid, pixels.shape[0]) for k, (pixels, grid) in inputs.items()
+        schedules = {
+            k: self.paths[k].schedule(grid, pixels.shape[0]) for k, (pixels, grid) in inputs.items()
         }
-        for plan in plans.values() if refuses else ():
-            refuse_overflow(plan)
+        for schedule in schedules.values() if refuses else ():
+            refuse_overflow(schedule)
         outputs = {}
         self.memory.wait_for_last_use(reads=self.lends)
         try:
-            for name, plan in plans.items():
+            for name, schedule in schedules.items():
                 path = self.paths[name]
-                fields = path.run(plan, inputs[name][0], out)
+                fields = path.execute(schedule, inputs[name][0], out)
                 outputs[name] = as_output(fields, path.target.outputs)
         finally:  # a call that failed half-way has used the memory, too
             self.memory.mark_use()
@@ -237,3 +270,19 @@ class Captured:
         stats.derived_bytes = sum(one.nbytes for one in accelerators)
         reasons = dict.fromkeys(one.choices().get("reference_because") for one in accelerators)
         stats.note = "; ".join(filter(None, reasons))
+
+
+def gather(whole: Tensor, spans: Sequence[Span], group: Tensor) -> None:
+    """Copy the rows of spans from the caller's tensor into their places in a group."""
+    for source, target, length in spans:
+        _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
+
+
+def scatter(group: Tensor, whole: Tensor, spans: Sequence[Span]) -> None:
+    """Copy the rows of a group to their places in the caller's tensor."""
+    for source, target, length in spans:
+        _rows(whole, source, length).copy_(_rows(group, target, length), non_blocking=True)
+
+
+def _rows(tensor: Tensor, start: int, length: int) -> Tensor:
+    return tensor if length == tensor.shape[0] else tensor.narrow(0, start, length)

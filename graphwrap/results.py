@@ -1,4 +1,4 @@
-"""Results by field name: taken apart, put together, in whose memory, and the rules of ``out=``."""
+"""Outputs as fields by name and back, and the checks of the tensors given as ``out=``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def output_fields(
 
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOutput:
-    """Return the output that :func:`output_fields` took apart, in its order of layers."""
+    """Return the output with these fields: the reverse of :func:`output_fields`."""
     hidden, pooled, deepstack = FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
     layers_wanted = layers if deepstack in wanted else None
@@ -47,7 +47,7 @@ def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOut
 def owned(
     fields: Mapping[str, Tensor], lent: Iterable[Tensor], weights: frozenset[int]
 ) -> dict[str, Tensor]:
-    """Return fields in memory of their own, which an encoder's results need not be."""
+    """Return the fields, copied where they share memory with inputs, weights or one another."""
     seen, kept = {tensor.untyped_storage().data_ptr() for tensor in lent}, {}
     for name, field in fields.items():
         start = field.untyped_storage().data_ptr()
@@ -115,7 +115,7 @@ def _check_target(name: str, target: Tensor, shape: tuple[int, ...], like: Tenso
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether a step along one dimension is no longer than all that lies below it."""
+    """Return whether several entries of a tensor are the same place in memory."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
@@ -125,7 +125,7 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 
 def share_storage(one: Tensor, other: Tensor) -> bool:
-    """Return whether the storages of two tensors overlap, wherever in them the tensors lie."""
+    """Return whether the storages of two tensors overlap."""
     if not one.numel() or not other.numel() or one.device != other.device:
         return False
     first, second = one.untyped_storage(), other.untyped_storage()

@@ -1,4 +1,4 @@
-"""Counters: what was replayed, what was padding, what ran eagerly and why."""
+"""Counters of replays, of padding, and of eager runs with their reasons."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BudgetStats:
 
 @dataclass
 class GraphStats:
-    """What :meth:`GraphedEncoder.stats` returns; prints as a table."""
+    """The counters that :meth:`GraphedEncoder.stats` returns; printed, they are a table."""
 
     backend: str
     budgets: list[BudgetStats] = field(default_factory=list)
@@ -54,7 +54,7 @@ class GraphStats:
     arena_bytes: int = 0
     pool_bytes: int = 0
     cache_bytes: int = 0
-    """What is kept for grids seen before, most of it metadata on the device."""
+    """Bytes of metadata kept for grids seen before, most of it on the device."""
     derived_bytes: int = 0
     """Weights that an accelerated encoder made from its own."""
     note: str = ""

@@ -1,4 +1,4 @@
-"""The accelerator of an encoder: what it runs, what it holds, and what it says about it."""
+"""The accelerator of an encoder: runs its blocks, holds derived weights, and reports kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..contract import BlockTower, Metadata
 from ..layers.products import add_weighted_rows, is_plain_table
 from .choices import KernelChoices
 from .derived import DerivedWeights
-from .fused_blocks import Forward, Ran
+from .fused_blocks import BlocksRun, FusedForward
 from .obstacles import NO_PARTS, names_its_parts, obstacle, obstacle_now
 
 
@@ -24,13 +24,13 @@ class FusedBlocks:
         self.precision = precision
         self.attention = KernelChoices(kernels)
         self.derived = DerivedWeights()
-        self.ran: WeakKeyDictionary[nn.ModuleList, Ran] = WeakKeyDictionary()
-        """How each stack of blocks ran last; a stack that was replaced leaves with its blocks."""
+        self.ran: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
+        """The last run of each stack of blocks; that of a replaced stack is dropped."""
         self.because = because
-        """Why the reference would run before anything ran, or None."""
+        """The reason why the reference is going to run, known before the first run; or None."""
 
     def __getstate__(self) -> dict[str, str]:
-        """A copy shares no kernel choices and no derived weights with the original."""
+        """Leave out kernel choices and derived weights: a copy makes its own."""
         return {"kernels": self.attention.asked, "precision": self.precision}
 
     def __setstate__(self, state: dict[str, str]) -> None:
@@ -62,7 +62,7 @@ class FusedBlocks:
         return self.derived.refresh()
 
     def choices(self) -> dict[str, Any]:
-        """What was chosen and why, as plain data for JSON."""
+        """The kernels that were chosen, with their times, as plain data for JSON."""
         return {
             **self.attention.to_dict(),
             "precision": self.precision,
@@ -94,10 +94,10 @@ class FusedBlocks:
         if because is None and not any(map(names_its_parts, blocks)):
             because, called = NO_PARTS, max(wanted, default=-1) + 1
         if because is not None or not len(hidden) or not wanted:
-            self.ran[blocks] = Ran(called=called, because=because)
+            self.ran[blocks] = BlocksRun(called=called, because=because)
             return encoder._reference_blocks(hidden, metadata, wanted, blocks)
         self.derived.follow()
-        forward = Forward(self.attention, self.derived, encoder, hidden, metadata)
+        forward = FusedForward(self.attention, self.derived, encoder, hidden, metadata)
         self.ran[blocks] = forward.ran
         return forward.states(blocks, wanted)
 
@@ -111,7 +111,7 @@ class FusedBlocks:
         because = obstacle(rows.device, rows.dtype) or obstacle_now()
         if because is not None or not len(rows) or not is_plain_table(table):
             return add_weighted_rows(rows, table, index, weight)
-        from .positions import add_table_rows  # it needs Triton
+        from .positions import add_table_rows  # needs Triton
 
         entries = (rows, table.weight, index, weight)
         return add_table_rows(*(entry.contiguous() for entry in entries))

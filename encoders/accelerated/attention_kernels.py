@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..layers.attention import attention
 
 HALF = (torch.float16, torch.bfloat16)
-WINDOW = 64
+SHORT = 64
 """Segments of at most so many rows are one tile each in Triton's kernel."""
 SEARCHED = 128
 """The most segments that a program of Triton's kernel searches for its own."""
@@ -96,7 +96,7 @@ class AttentionKernel:
 
     name: str
     package: str
-    """What must be installed."""
+    """The package that must be installed."""
     takes: Callable[[AttentionShape, torch.dtype, tuple[int, int]], bool]
     """Whether it runs for a shape, a dtype and a CUDA compute capability."""
     attend: Attend
@@ -104,8 +104,8 @@ class AttentionKernel:
     the shape; returns the buffer or a tensor of its own. Rows at or beyond the last offset are not
     written."""
     reads_beyond: int = 0
-    """How many rows beyond the last offset the last tile of keys may reach. NaN there spreads into
-    real rows, so these rows have to be cleared before every call."""
+    """Rows beyond the last offset that the last tile of keys may read. NaN in them would spread to
+    other rows, so they are cleared before every call."""
 
 
 def _flash2(
@@ -129,7 +129,7 @@ def _cudnn(
 def _triton(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
 ) -> Tensor:
-    from .triton_attention import attend, tile_for  # a machine without Triton reads this table, too
+    from .triton_attention import attend, tile_for  # this table is read without Triton, too
 
     tile = tile_for(shape.size, shape.longest)
     attend(q, k, v, out, offsets, shape.longest, tile, SEARCHED)

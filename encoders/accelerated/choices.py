@@ -21,8 +21,8 @@ from .attention_kernels import (
     KERNELS,
     REFERENCE,
     SEARCHED,
+    SHORT,
     TORCH_KERNELS,
-    WINDOW,
     AttentionKernel,
     AttentionShape,
     RelativeShape,
@@ -36,11 +36,11 @@ RELATIVE = "triton, relative positions"
 """The name of the kernel for relative positions among those that were dropped."""
 RELATIVE_NEEDS = "relative positions need 'triton', half precision and heads of 16 to 128 columns"
 ENOUGH_MS = 50.0
-"""A kernel that has run for so many milliseconds is timed no more."""
+"""A kernel is timed no more once its runs have taken so many milliseconds."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
 """Segment lengths of the trials before a kernel may be chosen: both tilings and ragged ends."""
-WINDOW_TRIALS = ((64, 1, 17, 64),)
-"""Segment lengths of the trial for windows."""
+SHORT_TRIALS = ((64, 1, 17, 64),)
+"""Segment lengths of the trial for short segments, such as attention windows."""
 
 
 class KernelChoices:
@@ -89,7 +89,7 @@ class KernelChoices:
         ]
 
     def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
-        """Fall back to the reference's attention; warn if a kernel was asked for by name."""
+        """Return the reference's attention as fallback; warn if a kernel was asked for by name."""
         why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
         self._warn(f"{dtype} {shape}", why)
         return REFERENCE.name
@@ -107,14 +107,14 @@ class KernelChoices:
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
         """Whether a kernel agrees with float32 attention.
 
-        It is tried once per heads and dtype for windows, for longer segments, and for many of
-        those, because Triton's kernel is compiled in another form for each. The trial has NaN in
-        the rows beyond the last offset, unless the kernel needs them cleared.
+        It is tried once per heads and dtype for short segments, for longer ones, and for many
+        longer ones, because Triton's kernel is compiled in another form for each. The trial has
+        NaN in the rows beyond the last offset, unless the kernel needs them cleared.
         """
-        short, many = shape.longest <= WINDOW, shape.segments > SEARCHED
+        short, many = shape.longest <= SHORT, shape.segments > SEARCHED
         key = (name, shape.heads, shape.group, shape.size, q.dtype, short, many and not short)
         if key not in self._tried:
-            kernel, trials = KERNELS[name], WINDOW_TRIALS if short else TRIALS
+            kernel, trials = KERNELS[name], SHORT_TRIALS if short else TRIALS
             self._tried[key] = all(
                 self._close(name, partial(_distance, kernel, lengths, q, shape), q.dtype)
                 for lengths in ([(shape.longest,) * 2] if shape.equal else trials)
@@ -131,7 +131,7 @@ class KernelChoices:
             shape: the shape of the attention.
         """
         if shape not in self._relative:
-            from .relative_attention import distance, takes  # it needs Triton
+            from .relative_attention import distance, takes  # needs Triton
 
             agrees = self.asked in ("auto", "torch", "triton") and takes(shape, rows.dtype)
             if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -145,10 +145,10 @@ class KernelChoices:
         return self._relative[shape] != REFERENCE.name
 
     def _close(self, name: str, distance: Callable[[], float], dtype: torch.dtype) -> bool:
-        """Whether a kernel's distance to float32 attention is small; if not it is dropped."""
+        """Whether a kernel is close to float32 attention; one that is not, or fails, is dropped."""
         try:
             far = distance()
-        except torch.OutOfMemoryError:  # it says nothing of the kernel
+        except torch.OutOfMemoryError:  # no fault of the kernel
             raise
         except kernel_errors() as error:
             self.dropped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -166,9 +166,9 @@ class KernelChoices:
         times = dict.fromkeys(names, 0.0)
         if not q.is_cuda:
             return times
-        dice = torch.Generator(q.device).manual_seed(0)  # the global generator stays as it is
+        generator = torch.Generator(q.device).manual_seed(0)  # the global generator stays as it is
         sizes = (shape.rows, shape.heads + 2 * shape.shared, shape.size)
-        qkv = torch.randn(sizes, device=q.device, dtype=q.dtype, generator=dice)
+        qkv = torch.randn(sizes, device=q.device, dtype=q.dtype, generator=generator)
         q, k, v = qkv.split((shape.heads, shape.shared, shape.shared), 1)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for lengths in _fillings(shape):
@@ -261,12 +261,12 @@ def _distance(
     kernel: AttentionKernel, lengths: tuple[int, ...], q: Tensor, shape: AttentionShape
 ) -> float:
     """Relative L2 distance of a kernel's result to float32 attention on random rows."""
-    rows, dice = sum(lengths), torch.Generator(q.device).manual_seed(0)
+    rows, generator = sum(lengths), torch.Generator(q.device).manual_seed(0)
     padding = 0 if shape.equal else 40
     heads = (shape.heads, shape.shared, shape.shared)
-    qkv = torch.randn(rows + padding, sum(heads), shape.size, device=q.device, generator=dice).to(
-        q.dtype
-    )
+    qkv = torch.randn(
+        rows + padding, sum(heads), shape.size, device=q.device, generator=generator
+    ).to(q.dtype)
     qkv[rows:] = 0.0 if kernel.reads_beyond else float("nan")
     segments = len(lengths) if shape.segments <= SEARCHED else SEARCHED + len(lengths)
     trial = shape._replace(rows=len(qkv), segments=segments, longest=max(lengths))

@@ -79,8 +79,8 @@ class DerivedWeights:
     def refresh(self) -> bool:
         """Copy, in place and on the current stream, every source with a write that torch counts.
 
-        A graph itself looks for the other writes. Nothing is copied while a CUDA graph is being
-        captured.
+        Graphs hold a kernel that finds the other writes. Nothing is copied while a CUDA graph is
+        being captured.
 
         Returns:
             Whether there was such a write since the last time.
@@ -132,7 +132,7 @@ class DerivedWeights:
         self._finish()
 
     def _finish(self) -> None:
-        """Wait for the copies, which are rare: the next call may run on another stream."""
+        """Wait for the copies, because the next call may run on another stream; copies are rare."""
         if self._on_cuda and not self._capturing():
             torch.cuda.current_stream(self._pairs()[0][0].device).synchronize()
 
@@ -147,7 +147,7 @@ class DerivedWeights:
 
     def _compare(self) -> None:
         """Launch the kernel that finds writes which torch does not count."""
-        from .compare import copy_differences  # it needs Triton
+        from .compare import copy_differences  # needs Triton
 
         assert self._table is not None
         size = next(iter(self._entries.values())).tensors[0].element_size()
@@ -165,9 +165,9 @@ def _alike(source: Tensor, copy: Tensor) -> bool:
 
 
 def _row_of(source: Tensor, copy: Tensor) -> list[int]:
-    """What the kernel reads of a pair; a vector counts as one row.
+    """The row of the comparison table that describes a pair; a vector counts as one row.
 
-    That is both addresses, rows, columns, the copy's row stride, and the source's two strides: a
+    It has both addresses, rows, columns, the copy's row stride, and the source's two strides: a
     source may be transposed, expanded, or every second column of something larger.
     """
     shape, strides = (1, *source.shape)[-2:], (0, *source.stride())[-2:]
@@ -177,5 +177,5 @@ def _row_of(source: Tensor, copy: Tensor) -> list[int]:
 
 
 def _places(sources: Sequence[Tensor]) -> list[object]:
-    """Where the entries of each source lie: a transposed or a cut weight may keep its address."""
+    """Addresses, strides and sizes of sources: a slice of a weight may keep its address."""
     return [f(source) for f in (Tensor.data_ptr, Tensor.stride, Tensor.numel) for source in sources]

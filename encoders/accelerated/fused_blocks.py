@@ -37,18 +37,18 @@ ALIGNED = 64
 
 
 @dataclass
-class Ran:
-    """How a stack of blocks ran."""
+class BlocksRun:
+    """The record of one run of a stack of blocks."""
 
     kernels: set[str] = field(default_factory=set)
-    """Names of the attention kernels."""
+    """Names of the attention kernels that ran."""
     called: int = 0
     """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
     because: str | None = None
-    """Why the reference ran the stack, or None."""
+    """The reason why the reference ran the stack, or None."""
 
 
-class Forward:
+class FusedForward:
     """One forward pass over the blocks.
 
     ``stream`` is the residual stream together with what is still to be added to it. If a branch has
@@ -64,7 +64,7 @@ class Forward:
         hidden: Tensor,
         metadata: Metadata,
     ) -> None:
-        from . import activations, norms, rotary  # they need Triton
+        from . import activations, norms, rotary  # need Triton
 
         self.activations, self.norms, self.rotary = activations, norms, rotary
         self.attention, self.derived = attention, derived
@@ -74,18 +74,18 @@ class Forward:
         self.tile_rows = prod(hidden.shape[1:-1]) if hidden.ndim > 2 else 0
         angles = metadata.get("rotary_pos_emb_cos")
         if self.tile_rows and angles is not None and len(angles) != self.tile_rows:
-            raise ValueError(  # the kernel would turn rows by the angles of others
+            raise ValueError(  # the kernel would rotate rows by angles of other rows
                 f"encoder_metadata has angles for views of {len(angles)} patches, these pixels "
                 f"make views of {self.tile_rows}: pass what prepare_encoder_metadata makes of the "
                 "grid_thw of these pixels"
             )
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
         self.writable = False
-        """Whether the stream is a tensor of this pass that no caller holds."""
+        """Whether the stream may be overwritten: it was made here, and no caller holds it."""
         self.buffer: Tensor | None = None
         self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
-        self.ran = Ran()
+        self.ran = BlocksRun()
 
     def states(self, stack: nn.ModuleList, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted``.
@@ -120,7 +120,7 @@ class Forward:
         parts = fusible(block)
         if parts is None or parts.relative is None:
             return parts
-        # Other layers would see whole views here and windows with their missing rows in the block.
+        # A replaced layer would be called on whole views here, but on padded windows in the block.
         fits = is_plain(parts.qkv, parts.proj) and self.attention.takes_relative(
             self.stream.hidden, self._relative_shape(parts, parts.relative)
         )
@@ -226,7 +226,7 @@ class Forward:
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor
     ) -> Tensor:
         """Attention with relative positions, inside windows or whole views."""
-        from .relative_attention import attend  # it needs Triton
+        from .relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)
         out = rows.new_empty(len(rows), parts.num_heads, shape.size)

@@ -1,4 +1,4 @@
-"""What cannot be accelerated: the reasons as sentences for users, and which blocks can be."""
+"""Checks whether a tower and its blocks can be accelerated, with reasons for users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why weights of this dtype on this device run the reference, or None."""
+    """Return the reason why weights of this dtype on this device run the reference, or None."""
     if device.type != "cuda":
         return f"the encoder is on {device.type}, accelerated towers need CUDA"
     if dtype not in DTYPES:
@@ -30,7 +30,7 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def obstacle_now() -> str | None:
-    """Return which mode that is active now makes the reference run, or None."""
+    """Return the reason why the reference runs in the mode that is active now, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile is tracing"
     if torch.is_autocast_enabled("cuda"):

@@ -197,9 +197,9 @@ def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> 
     """Relative L2 distance of the kernel's result to float32 attention, on one random view."""
     size, h, w = shape[:3]
     tall, wide = shape.segment
-    dice = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     sizes = ((h * w, 3 * size), (3 * size,), (2 * tall - 1, size), (2 * wide - 1, size))
-    qkv, bias, *pair = (torch.randn(x, generator=dice, device=device).to(dtype) for x in sizes)
+    qkv, bias, *pair = (torch.randn(x, generator=generator, device=device).to(dtype) for x in sizes)
     pair = [table * size**-0.5 for table in pair]  # scores of about one, as trained tables make
     unwritten = qkv.new_full((len(qkv), 1, size), float("nan"))
     got = attend(qkv, bias, (pair[0], pair[1]), shape, unwritten)

@@ -204,7 +204,7 @@ def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> Graph
     assert graphed._captured is not None
     for path in graphed._captured.paths.values():
         measured = path.graphs.packer
-        prices = Prices.unmeasured(path.graphs.runners)
+        prices = Prices.unmeasured(path.graphs.by_budget)
         path.graphs.packer = Packer(prices, measured.max_batch_size, measured.eager_tokens)
     return graphed
 

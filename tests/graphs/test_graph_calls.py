@@ -296,8 +296,8 @@ def test_a_grid_seen_before_costs_one_copy_before_the_launch(grids: Grids) -> No
         def replay(self) -> None:
             launched.append(list(operations.names))
 
-    for runner in executor_of(graphed).graphs.runners.values():
-        runner.graph = Graph()  # type: ignore[assignment]
+    for runner in executor_of(graphed).graphs.by_budget.values():
+        runner.captured = Graph()  # type: ignore[assignment]
     with Operations() as operations:
         graphed(pixels, grids)
     assert [name for name in launched[0] if name != "slice"] == ["copy_"]  # a slice is a view

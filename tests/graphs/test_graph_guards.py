@@ -124,8 +124,8 @@ def test_weights_changed_in_place_are_no_rebinding() -> None:
 def test_old_weights_stay_while_a_checked_replay_may_run() -> None:
     """The check of a graph comes after its launch: what it reads must not be freed before."""
     graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
-    for runner in executor_of(graphed).graphs.runners.values():
-        runner.graph = SimpleNamespace(replay=runner.body)
+    for runner in executor_of(graphed).graphs.by_budget.values():
+        runner.captured = SimpleNamespace(replay=runner.body)
     pixels = pixels_for(graphed.encoder, SMALL)
     assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
     weight = graphed.encoder.weight
@@ -199,8 +199,8 @@ def test_calls_with_graphs_check_hooks(grids: list[list[int]]) -> None:
     graphed = static(DeepToy(), [4], outputs=EVERY_FIELD).capture(progress=False)
     captured = executor_of(graphed)
     captured.guard = WeightGuard({"": graphed.encoder}, hooks=True)  # as on the cudagraph backend
-    for runner in captured.graphs.runners.values():
-        runner.graph = SimpleNamespace(replay=runner.body)
+    for runner in captured.graphs.by_budget.values():
+        runner.captured = SimpleNamespace(replay=runner.body)
     pixels = pixels_for(graphed.encoder, grids)
     expected = graphed(pixels, grids)
     handle = graphed.encoder.inner.register_forward_hook(hook)

@@ -32,7 +32,7 @@ def test_what_does_not_fit_a_budget_is_never_written_there(
     grids = [[2, 1, 6]]
     pixels = pixels_for(graphed.encoder, grids)
     specs = graphed.encoder.item_specs
-    executor_of(graphed).plan(grids)  # packed before anything is wrong
+    executor_of(graphed).schedule(grids)  # packed before anything is wrong
     field = {"tokens": "output_tokens"}.get(capacity, capacity)
     monkeypatch.setattr(
         graphed.encoder,
@@ -134,7 +134,7 @@ def test_another_stream_waits_for_capture_and_for_failed_calls(
     captured.memory.mark_use()  # as capture ends
     event = captured.memory._used[1]
     assert event.recorded == streams[:1]
-    monkeypatch.setattr(captured.paths["image"], "run", lambda *args: 1 / 0)
+    monkeypatch.setattr(captured.paths["image"], "execute", lambda *args: 1 / 0)
     for stream in streams[1:]:
         current[0] = stream
         with pytest.raises(ZeroDivisionError):

@@ -16,7 +16,7 @@ from encoders.contract import Accelerable, EncoderOutput
 from graph_cases import executor_of, pixels_for, static, tower
 from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
-from graphwrap.runner import Runner
+from graphwrap.budget_graph import BudgetGraph
 from oracles import add_noise
 from toy_accelerated import FakeAccelerator, FastToy
 from toy_encoder import ToyEncoder
@@ -207,13 +207,13 @@ def test_a_weight_written_before_a_replay_is_replayed_once_more() -> None:
     graphed = graphed_of(FastToy()).capture(progress=False)
     accelerator, replays = accelerator_of(graphed), list[int]()
     accelerator.follows = False
-    for runner in executor_of(graphed).graphs.runners.values():
+    for runner in executor_of(graphed).graphs.by_budget.values():
 
-        def replay(runner: Runner = runner) -> None:
+        def replay(runner: BudgetGraph = runner) -> None:
             replays.append(runner.budget.tokens)
             runner.body()
 
-        runner.graph = SimpleNamespace(replay=replay)  # type: ignore[assignment]
+        runner.captured = SimpleNamespace(replay=replay)  # type: ignore[assignment]
     for share, expected in ((0.0, 1), (1.0, 2), (0.0, 1), (0.1, 2)):
         add_noise(graphed.encoder.weight, share=share)
         replays.clear()

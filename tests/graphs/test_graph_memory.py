@@ -20,7 +20,7 @@ from graphwrap import GraphedEncoder, capture, prices
 from graphwrap.budgets import BudgetSet, choose_budgets
 from graphwrap.buffers import Arena, Memory
 from graphwrap.capture import Capturer
-from graphwrap.runner import FormSettings, Target
+from graphwrap.forms import FormSettings, Target
 from toy_encoder import ToyEncoder
 
 CPU = torch.device("cpu")
@@ -284,7 +284,7 @@ def test_without_memory_to_time_eager_runs_all_is_replayed(
     encoder = ToyEncoder()
     target = Target(encoder, None, CPU, torch.float32, (), "static", FormSettings())
     capturer = Capturer(target, choose_budgets(encoder, [8, 16]), Memory(CPU, False))
-    runners = executor_of(toy([8, 16])).graphs.runners
+    runners = executor_of(toy([8, 16])).graphs.by_budget
 
     def measure(*_: object) -> None:
         raise RuntimeError(message)

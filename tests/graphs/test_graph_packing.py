@@ -352,10 +352,10 @@ def test_a_decision_costs_microseconds() -> None:
     """20 us for a grid seen before, 200 us for eight new items; CI is given five times that."""
     executor = executor_of(toy(None))
     seen = [[1, 2, 2 * n] for n in range(1, 9)]
-    executor.plan(seen)
-    again = best_of(200, lambda: executor.plan(seen))
+    executor.schedule(seen)
+    again = best_of(200, lambda: executor.schedule(seen))
     fresh = iter([[[1, 2, 2 * (n + k)] for n in range(1, 9)] for k in range(1, 60)])
-    new = best_of(50, lambda: executor.plan(next(fresh)))
+    new = best_of(50, lambda: executor.schedule(next(fresh)))
     print(f"seen before: {again * 1e6:.1f} us, new: {new * 1e6:.1f} us")
     assert again < 100e-6
     assert new < 1000e-6

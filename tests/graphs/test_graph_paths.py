@@ -151,7 +151,7 @@ def test_a_budget_that_fails_is_dropped_with_the_name_of_its_path() -> None:
 def test_a_table_holds_every_path_and_serves_no_encoder_of_others(tmp_path: Path) -> None:
     graphed, path = graphed_of().capture(progress=False), tmp_path / "table.json"
     for executor in graphed._captured.paths.values():
-        executor.graphs.packer.prices = measured(list(executor.graphs.runners))
+        executor.graphs.packer.prices = measured(list(executor.graphs.by_budget))
     graphed.save_table(path)
     other = graphed_of()
     other.load_table(path)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from graph_cases import executor_of, pixels_for, toy
 from graph_outputs import assert_same_bits
-from graphwrap import prices
+from graphwrap import measuring
+from graphwrap.budget_graph import BudgetGraph
 from graphwrap.budgets import Batch, choose_budgets
-from graphwrap.prices import CLOSE, Prices, _milliseconds, full_grids, measure
-from graphwrap.runner import Runner
+from graphwrap.measuring import CLOSE, _milliseconds, full_grids, measure
+from graphwrap.prices import Prices
 from toy_encoder import ToyEncoder
 
 
@@ -24,9 +25,11 @@ def test_eager_runs_are_priced_by_host_and_device(
     monkeypatch: pytest.MonkeyPatch, host_ms: float, warm: float
 ) -> None:
     """Whatever the clocks were, an eager run is compared with a replay in the same state."""
-    runners, encoder = executor_of(toy([4, 16, 64, 256])).graphs.runners, ToyEncoder()
+    runners, encoder = executor_of(toy([4, 16, 64, 256])).graphs.by_budget, ToyEncoder()
 
-    def replay(encoder: Any, runner: Runner, grids: Any, pixels: Tensor, skipped: int = 0) -> float:
+    def replay(
+        encoder: Any, runner: BudgetGraph, grids: Any, pixels: Tensor, skipped: int = 0
+    ) -> float:
         return (2.0 + 0.1 * runner.budget.rows + 5.0 * len(grids)) * (warm if skipped else 1.0)
 
     def eager(encoder: Any, grids: Any, pixels: Tensor, skipped: int = 0) -> float:
@@ -34,8 +37,8 @@ def test_eager_runs_are_priced_by_host_and_device(
         ms = max(host_ms, 2.0 + 0.1 * rows) + 5.0 * len(grids) * (len(grids) > 1)
         return ms * (warm if skipped else 1.0)
 
-    monkeypatch.setattr(prices, "_replay_ms", replay)
-    monkeypatch.setattr(prices, "_eager_ms", eager)
+    monkeypatch.setattr(measuring, "_replay_ms", replay)
+    monkeypatch.setattr(measuring, "_eager_ms", eager)
     measured_ = measure(encoder, runners, torch.device("cpu"))
     for budget in runners:
         assert measured_.replay_ms[budget] == pytest.approx(2.0 + 0.1 * budget.rows)
@@ -48,7 +51,7 @@ def test_calls_of_a_gpu_that_has_idled_can_be_skipped(monkeypatch: pytest.Monkey
     """A large replay on an H200 took 67.1, 70.9, 72.4 and 72.8 ms in a row."""
     clock, took = [0.0], iter([67.1, 70.9, 72.8, 72.4])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(prices.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
 
     def call() -> None:
         clock[0] += next(took) / 1e3
@@ -63,7 +66,7 @@ def test_a_pause_of_the_host_spoils_one_call_of_several(
     """An eager run of 13 ms was once priced at 23.5 ms on an H200, from two calls."""
     clock, made = [0.0], []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(prices.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
 
     def call() -> None:
         made.append(ms)
@@ -83,7 +86,7 @@ def test_an_eager_price_is_interpolated_between_runs_that_were_timed() -> None:
 def test_measuring_times_every_budget_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     graphed = toy([4, 16, 64])
-    runners, dice = executor_of(graphed).graphs.runners, torch.get_rng_state()
+    runners, dice = executor_of(graphed).graphs.by_budget, torch.get_rng_state()
     timed = measure(graphed.encoder, runners, torch.device("cpu"))
     assert set(timed.replay_ms) == set(runners)
     assert min(*timed.replay_ms.values(), timed.eager(8)) > 0

@@ -18,8 +18,7 @@ from graph_cases import pixels_for, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.budgets import LONG_SEGMENTS, Batch, choose_budgets
-from graphwrap.packing import Packer
-from graphwrap.plans import make_plan
+from graphwrap.packing import Packer, make_schedule
 from graphwrap.prices import Prices
 from oracles import Grids
 from toy_encoder import ToyEncoder
@@ -151,10 +150,10 @@ def test_every_packing_keeps_capacities_and_its_plan_covers_every_row_once(
     packer = Packer(Prices.unmeasured(wanted.budgets), wanted.max_batch_size, 16_384)
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
-    plan = make_plan(tuple(grids), specs, groups)
-    for kind, total in (("rows", plan.rows), ("tokens", plan.tokens)):
+    schedule = make_schedule(tuple(grids), specs, groups)
+    for kind, total in (("rows", schedule.rows), ("tokens", schedule.tokens)):
         covered = [0] * total
-        for step in plan.steps:
+        for step in schedule.steps:
             filled = 0
             for run in getattr(step, kind):
                 assert run.target == filled

@@ -12,7 +12,7 @@ import torch
 from encoders.contract import EncoderItemSpec, GridLike
 from graph_cases import executor_of, is_tiled, pixels_for, static, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
-from graphwrap import BudgetStats, GraphedEncoder, GraphStats, plans, replay
+from graphwrap import BudgetStats, GraphedEncoder, GraphStats, replay
 from oracles import Grids
 from photographs import china, flower, panning_clip
 from toy_encoder import ToyEncoder
@@ -117,7 +117,7 @@ def test_what_is_kept_per_grid_is_bounded(
 ) -> None:
     """Small metadata are mostly the host's objects around them: bytes alone bound those badly."""
     monkeypatch.setattr(replay, "METADATA_BYTES", bytes_)
-    monkeypatch.setattr(plans, "ENTRIES", entries)
+    monkeypatch.setattr(replay, "ENTRIES", entries)
     encoder = ToyEncoder()
     graphed = GraphedEncoder(encoder, [32], backend=backend, outputs=EVERY_FIELD)
     for number in [*range(1, 30), *range(1, 30)]:
@@ -125,24 +125,24 @@ def test_what_is_kept_per_grid_is_bounded(
         pixels = pixels_for(encoder, grids)
         assert_same_bits(graphed(pixels, grids), encoder(pixels, grids))
         runs = executor_of(graphed)
-        held = [len(cache._values) for cache in (runs.prepared, runs.plans)]
+        held = [len(cache._values) for cache in (runs.prepared, runs.schedules)]
         assert graphed.stats().cache_bytes <= bytes_
         assert max(held) <= entries
         assert min(held) >= 1
 
 
-def test_plans_are_bounded_by_their_items_and_those_used_last_stay(
+def test_schedules_are_bounded_by_their_items_and_those_used_last_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay, "PLAN_ITEMS", 6)
+    monkeypatch.setattr(replay, "SCHEDULE_ITEMS", 6)
     graphed = toy()
     often, large = [[1, 1, 2]], [[1, 1, 2], [1, 1, 4], [1, 1, 6]]
     call(graphed, often)
-    kept = executor_of(graphed).plan(often)
+    kept = executor_of(graphed).schedule(often)
     for number in range(1, 9):
         call(graphed, [*large, [1, 1, 2 * number]])
-        assert executor_of(graphed).plan(often) is kept
-        assert executor_of(graphed).plans.held == 5
+        assert executor_of(graphed).schedule(often) is kept
+        assert executor_of(graphed).schedules.held == 5
 
 
 def test_counters_start_again_and_what_capture_measured_stays() -> None:

@@ -20,8 +20,9 @@ from graphwrap import Budget
 from graphwrap.budgets import BudgetSet, choose_budgets
 from graphwrap.buffers import Memory
 from graphwrap.capture import Capturer
-from graphwrap.prices import Table, fingerprint, read_tables, write_tables
-from graphwrap.runner import FormSettings, Target
+from graphwrap.forms import FormSettings, Target
+from graphwrap.measuring import fingerprint
+from graphwrap.prices import Table, read_tables, write_tables
 from toy_encoder import ToyEncoder
 
 BUDGETS = default_budgets_of("qwen2_5_vl")
@@ -194,7 +195,7 @@ def test_budgets_are_compared_before_anything_is_captured(tmp_path: Path) -> Non
 
 def test_a_loaded_table_prices_what_was_captured(tmp_path: Path) -> None:
     table = read(saved(tmp_path / "table.json", toy().budgets))
-    runners = dict(list(executor_of(toy()).graphs.runners.items())[1:])
+    runners = dict(list(executor_of(toy()).graphs.by_budget.items())[1:])
     prices = capturer_with(table, [4, 8, 16, 32])._price(runners)
     assert prices.replay_ms == {budget: table.prices.replay_ms[budget] for budget in runners}
     assert (prices.eager_ms, prices.measured) == (table.prices.eager_ms, True)

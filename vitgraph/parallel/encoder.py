@@ -25,8 +25,8 @@ from encoders.grids import read_grid
 from encoders.streams.calls import ItemPath, ItemResults, join_outputs, select_items
 from encoders.streams.items import EncodesItems
 from graphwrap import GraphedEncoder
+from graphwrap.forms import with_paths
 from graphwrap.guards import read_outputs, require_choice
-from graphwrap.runner import with_paths
 
 from .parts import Part, complete
 from .rows import RowExchange, find_channel

@@ -1,13 +1,13 @@
-"""What runs: a form of the encoder, and one budget with its views of the arena and its graph."""
+"""The form of an encoder that is captured: as it is, accelerated, or compiled; and its paths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from encoders.contract import (
     Accelerable,
@@ -22,28 +22,24 @@ from encoders.contract import (
 )
 
 from .budgets import Budget
-from .buffers import PADDING, Arena, Layout, Memory
 from .guards import MEMBERS, require_members
-from .results import output_fields
-
-Forward: TypeAlias = Callable[..., EncoderOutput]
 
 
 class FormSettings(NamedTuple):
     """The user's settings that say which form of the encoder runs."""
 
     kernels: str = "auto"
-    """"reference" for the module as it is, else what ``accelerated`` is asked for."""
+    """"reference" for the module as it is, else the ``kernels`` of its ``accelerated()``."""
     precision: str = "bf16"
-    """What ``accelerated`` is asked for; the default is the encoder's own half or full precision,
-    the only one that a reference runs in."""
+    """The ``precision`` of ``accelerated()``; the default is the encoder's own half or full
+    precision, the only one that a reference runs in."""
     compile: bool = False
     """Whether the module as it is will be compiled."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is captured, where and with which outputs."""
+    """The form of an encoder that is captured, where it runs, and which outputs are kept."""
 
     encoder: GraphableEncoder
     """The form of the encoder that is captured and runs eagerly."""
@@ -56,12 +52,12 @@ class Target:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether budgets are captured as CUDA graphs."""
+        """Whether budgets are captured as CUDA graphs, rather than run without."""
         return self.backend == "cudagraph"
 
 
 class OnePath(NamedTuple):
-    """An encoder that names no paths, as the only path of an encoder."""
+    """An encoder of one path, made of an encoder that names no paths."""
 
     encoder: GraphableEncoder
 
@@ -97,7 +93,7 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
 def choose_form(
     encoder: GraphableEncoder, settings: FormSettings
 ) -> tuple[GraphableEncoder, Accelerator | None]:
-    """Return the form of an encoder that is captured and that runs eagerly beside the graphs."""
+    """Return the form of an encoder that is captured, and its accelerator if it has one."""
     accelerator = _find_accelerator(encoder)
     # A wrapper that passes on its module's attributes has no faster form of itself: that of its
     # module would leave out what the wrapper's own forward adds.
@@ -129,13 +125,16 @@ def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
     return None
 
 
-def captured_forward(target: Target, budgets: int) -> Forward:
-    """Return what graphs are captured from: the form, or what ``torch.compile`` makes of it."""
+def captured_forward(target: Target, budgets: int) -> Callable[..., EncoderOutput]:
+    """Return the forward that graphs are captured from, compiled if the settings say so."""
     if not target.settings.compile:
         return target.encoder
     many = 2 * budgets  # torch gives up compiling one function after eight times
     limits = torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
-    return cast(Forward, limits(torch.compile(cast(nn.Module, target.encoder), dynamic=False)))
+    return cast(
+        Callable[..., EncoderOutput],
+        limits(torch.compile(cast(nn.Module, target.encoder), dynamic=False)),
+    )
 
 
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:
@@ -149,73 +148,3 @@ def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence
         max_windows_per_batch=budget.windows or None,
         device="cpu",
     )
-
-
-@dataclass
-class Runner:
-    """Runs one budget on what lies in the arena; results lie in the arena afterwards.
-
-    It refers to nothing that refers to it: a cycle would outlive ``release()`` until garbage is
-    collected, and the arena and the graphs' pool with it.
-    """
-
-    budget: Budget
-    layout: Layout
-    forward: Forward
-    arena: Arena
-    wanted: tuple[str, ...]
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-    """Output buffers of this budget by field name, filled by the first run of the body."""
-    graph: torch.cuda.CUDAGraph | None = None
-
-    def __post_init__(self) -> None:
-        self.pixels = self.arena.pixels[: self.budget.rows]
-        self.block = self.arena.block[: self.layout.nbytes]
-        self._metadata = {**self.layout.views(self.block), **self.layout.constants}
-        self._padding = self._metadata.pop(PADDING)[:, None]
-        flat = self.pixels.view(self.budget.rows, -1)
-        wide = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0
-        self._words = flat.view(torch.int64) if wide else flat
-        """The pixels as rows of the widest words: four bfloat16 at a time are cleared faster."""
-
-    def body(self) -> None:
-        """Clear the padding, run the encoder, and put results into the arena."""
-        self._words.masked_fill_(self._padding, 0)  # rows of an earlier call, whatever they held
-        output = self.forward(self.pixels, encoder_metadata=self._metadata)
-        for name, value in output_fields(output, self.wanted).items():
-            self.outputs[name] = self.arena.output(name, value)
-            self.outputs[name].copy_(value)
-
-    def run(self) -> None:
-        """Replay the graph, or run the body where there is none."""
-        if self.graph is not None:
-            self.graph.replay()
-        else:
-            self.body()
-
-    def capture(self, memory: Memory) -> None:
-        """Run the body once, then capture it; without graphs, run it once.
-
-        ``torch.cuda.graph`` is not used: it collects garbage and empties the cache for every graph.
-        Here the cache is emptied once, after the first run of the largest graph, because a capture
-        cannot take from it.
-
-        torch keeps a cuBLAS workspace (32 MiB on Hopper) for every stream that ever multiplied. It
-        is dropped before capture, so that the graph's workspace lies in its pool and holds nobody
-        else's work, and after capture, so that the next graph reuses it and ``release()`` frees it.
-        """
-        if memory.stream is None:
-            return self.body()
-        memory.stream.wait_stream(torch.cuda.current_stream(memory.device))
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(memory.stream):
-                self.body()
-                torch._C._cuda_clearCublasWorkspaces()
-                if memory.empty:
-                    torch.cuda.empty_cache()
-                memory.record(graph, self.body)
-        finally:
-            torch._C._cuda_clearCublasWorkspaces()
-        self.graph = graph
-        return None

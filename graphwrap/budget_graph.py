@@ -1,0 +1,87 @@
+"""The CUDA graph of one budget, over its part of the static buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+
+from .budgets import Budget
+from .buffers import PADDING, Arena, Memory, MetadataFormat
+from .results import output_fields
+
+
+@dataclass
+class BudgetGraph:
+    """One budget and its CUDA graph, which reads and writes a prefix of each static buffer.
+
+    On a backend without graphs ``captured`` is None, and the encoder itself runs on the buffers.
+
+    An object refers to nothing that refers back to it: such a cycle would keep the buffers and the
+    pool of the graphs after ``release()``, until Python collects garbage.
+    """
+
+    budget: Budget
+    format: MetadataFormat
+    forward: Callable[..., EncoderOutput]
+    arena: Arena
+    wanted: tuple[str, ...]
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    """Output buffers of this budget by field name, known after the first run of the encoder."""
+    captured: torch.cuda.CUDAGraph | None = None
+
+    def __post_init__(self) -> None:
+        self.pixels = self.arena.pixels[: self.budget.rows]
+        self.block = self.arena.block[: self.format.nbytes]
+        self._metadata = {**self.format.views(self.block), **self.format.constants}
+        self._padding = self._metadata.pop(PADDING)[:, None]
+        flat = self.pixels.view(self.budget.rows, -1)
+        wide = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0
+        self._words = flat.view(torch.int64) if wide else flat
+        """The pixels as rows of the widest words: four bfloat16 at a time are cleared faster."""
+
+    def body(self) -> None:
+        """Clear the padded rows, run the encoder, and copy its outputs into the static buffers."""
+        self._words.masked_fill_(self._padding, 0)  # rows of an earlier call, whatever they held
+        output = self.forward(self.pixels, encoder_metadata=self._metadata)
+        for name, value in output_fields(output, self.wanted).items():
+            self.outputs[name] = self.arena.output(name, value)
+            self.outputs[name].copy_(value)
+
+    def replay(self) -> None:
+        """Replay the graph, or run the body where there is none."""
+        if self.captured is not None:
+            self.captured.replay()
+        else:
+            self.body()
+
+    def capture(self, memory: Memory) -> None:
+        """Run the body once, then capture it; without graphs, run it once.
+
+        ``torch.cuda.graph`` is not used: it collects garbage and empties the cache for every graph.
+        Here the cache is emptied once, after the first run of the largest graph, because a capture
+        cannot take from it.
+
+        torch keeps a cuBLAS workspace (32 MiB on Hopper) for every stream that ever multiplied. It
+        is dropped before capture, so that the graph's workspace lies in its pool and holds nobody
+        else's work, and after capture, so that the next graph reuses it and ``release()`` frees it.
+        """
+        if memory.stream is None:
+            return self.body()
+        memory.stream.wait_stream(torch.cuda.current_stream(memory.device))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(memory.stream):
+                self.body()
+                torch._C._cuda_clearCublasWorkspaces()
+                if memory.empty:
+                    torch.cuda.empty_cache()
+                memory.record(graph, self.body)
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+        self.captured = graph
+        return None

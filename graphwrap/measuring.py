@@ -1,0 +1,139 @@
+"""Timing replays and eager runs once at capture, on a CUDA device.
+
+Attention takes as long in a replay as in an eager run of the same items, so it decides nothing: a
+replay is timed with padding alone, and eager runs have as much subtracted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from encoders.contract import GraphableEncoder, Grid
+
+from .budget_graph import BudgetGraph
+from .budgets import LONG_SEGMENTS, Batch, Budget, read_specs
+from .forms import Target, capacity_metadata
+from .prices import Prices
+
+SHARES = (8, 4, 2, 1)
+"""Eager runs are timed at these fractions of the largest budget, and with the fewest rows."""
+ENOUGH_MS = 60.0
+"""A call is timed two to seven times, and no more once its times come to so many milliseconds."""
+SETTLING = 2
+"""So many first calls are left out when an eager run is compared with a replay: after a pause, a
+GPU is up to 7 % faster for 100 ms."""
+CLOSE = 0.98
+"""Factor on the time of an eager run. Times are accurate to 2 %, so an eager run is preferred to a
+replay that is as fast within that."""
+
+
+def measure(
+    encoder: GraphableEncoder, graphs: Mapping[Budget, BudgetGraph], device: torch.device
+) -> Prices:
+    """Time every budget, and eager runs of five sizes, on a CUDA device.
+
+    An eager run is compared with the replay of the same rows in the same moment, because the clocks
+    of a GPU change by several per cent with what it did before.
+    """
+    large = max(graphs, key=lambda budget: (budget.rows, budget.longest_segment))
+    generator = torch.Generator(device).manual_seed(0)  # the global generator stays as it is
+    pixels = torch.empty_like(graphs[large].pixels)
+    pixels.normal_(generator=generator)  # zeros would run faster
+    by_rows = {budget.rows: graph for budget, graph in graphs.items()}
+    times = {rows: _replay_ms(encoder, one, [], pixels) for rows, one in by_rows.items()}
+    few = [encoder.grid_for(min(encoder.budget_range[0], min(graphs).tokens))]
+    points = [(_rows(encoder, few), CLOSE * _eager_ms(encoder, few, pixels))]
+    for share in SHARES:
+        apart = {abs(one.rows - large.rows / share): one for one in sorted(graphs)[::-1]}
+        budget = apart[min(apart)]
+        grids = full_grids(encoder, budget)
+        if (rows := _rows(encoder, grids)) > points[-1][0]:
+            full = _replay_ms(encoder, graphs[budget], grids, pixels, SETTLING)
+            ms = _eager_ms(encoder, grids, pixels, SETTLING)
+            padding = _replay_ms(encoder, graphs[budget], [], pixels, SETTLING)
+            ms = times[budget.rows] * (ms - full + padding) / padding
+            points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows cost no less
+    return Prices({one: times[one.rows] for one in graphs}, points)
+
+
+def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
+    """Return the grids of equal items that fill a budget, with up to eight segments in all."""
+    whole = encoder.grid_for(budget.tokens)
+    spec = read_specs(encoder, [whole])[0]
+    if spec.segments > 1 or budget.tokens < LONG_SEGMENTS:
+        return [whole] if budget.fits(Batch.of([spec])) else []
+    for tokens in range(budget.tokens // min(LONG_SEGMENTS, budget.segments), 0, -1):
+        part = encoder.grid_for(tokens)
+        spec = read_specs(encoder, [part])[0]
+        count = min(budget.segments, budget.tokens // spec.output_tokens)
+        if count and budget.fits(Batch.of([spec] * count)):
+            return [part] * count
+    return []
+
+
+def _rows(encoder: GraphableEncoder, grids: Sequence[Grid]) -> int:
+    return Batch.of(read_specs(encoder, grids)).rows
+
+
+def _replay_ms(
+    encoder: GraphableEncoder,
+    graph: BudgetGraph,
+    grids: Sequence[Grid],
+    pixels: Tensor,
+    skipped: int = 0,
+) -> float:
+    """Return the milliseconds of a replay of a budget, its copies in and out included."""
+    metadata = capacity_metadata(encoder, graph.budget, grids)
+    graph.block.copy_(graph.format.to_bytes(metadata, _rows(encoder, grids)))
+
+    def call() -> None:
+        graph.pixels.copy_(pixels[: graph.budget.rows])
+        graph.replay()
+        for output in graph.outputs.values():
+            output.clone()
+
+    return _milliseconds(call, pixels.device, skipped)
+
+
+def _eager_ms(
+    encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skipped: int = 0
+) -> float:
+    """Return the milliseconds of an eager run, its metadata included."""
+    rows = pixels[: _rows(encoder, grids)]
+    encoder(rows, list(grids))  # the first run may choose kernels
+    return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skipped)
+
+
+def _milliseconds(call: Callable[[], object], device: torch.device, skipped: int = 0) -> float:
+    """Return the least wall time of a few calls: a disturbance only makes a call longer."""
+    times: list[float] = []
+    most = skipped + 7
+    while len(times) < skipped + 2 or (len(times) < most and sum(times[skipped:]) < ENOUGH_MS):
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize(device)
+        times.append((time.perf_counter() - began) * 1e3)
+    return min(times[skipped:])
+
+
+def fingerprint(encoder: nn.Module, target: Target) -> dict[str, str]:
+    """Return the properties of an encoder, its device and its settings that times depend on."""
+    weights = [*encoder.named_parameters(), *encoder.named_buffers()]
+    shapes = "\n".join(f"{name} {tuple(weight.shape)}" for name, weight in weights)
+    device = target.device
+    return {
+        "encoder": type(encoder).__name__,
+        "weights": hashlib.sha256(shapes.encode()).hexdigest()[:16],
+        "rows": "x".join(map(str, target.encoder.row_shape)),
+        "dtype": str(target.dtype),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+        "outputs": " ".join(sorted(target.outputs)),
+        **{name: str(value) for name, value in target.settings._asdict().items()},
+    }
