@@ -1,4 +1,4 @@
-"""What all encoders have in common: the base classes, checks of arguments, saving.
+"""The base classes of all encoders, checks of their arguments, and saving.
 
 - ``encoder``: the base class of all encoders, with their one call
 - ``features``: feature maps and the outputs of inner blocks

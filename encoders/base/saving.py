@@ -52,7 +52,7 @@ class PublishedForm:
     beside: tuple[str, Sequence[str]] = ("", ())
     """A second file, and the published tensors that lie in it instead of ``model.safetensors``."""
     usage: str = ""
-    """What the model card says about other libraries, with ``{name}`` for the saved repo."""
+    """The sentences of the model card about other libraries; ``{name}`` stands for the repo."""
     repo_id: str | None = None
     """The repo on the Hub; None for a folder."""
     commit: str | None = None
@@ -60,7 +60,7 @@ class PublishedForm:
 
 
 class SavedEncoder(Protocol):
-    """What saving must know of an encoder."""
+    """An encoder whose weights can be written: its tensors and its published form."""
 
     @property
     def published(self) -> PublishedForm | None: ...

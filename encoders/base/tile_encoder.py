@@ -56,7 +56,7 @@ class TileEncoder(VisionEncoder):
         return int(self.config.tile_size) if self._side is None else self._side
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
-        """Return what every block reads; a tower with rotary positions has more to say."""
+        """Return the offsets of the tiles; towers with rotary positions override it."""
         return TileSegments.of(metadata, hidden)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:

@@ -115,7 +115,7 @@ class VisionEncoder(Encoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """Return what ``forward`` needs to know about the grid, as tensors; runs on the host.
+        """Compute the tensors that ``forward`` needs beside the pixels, on the host, from the grid.
 
         Args:
             grid_thw: [items, 3]; empty is valid.

@@ -1,4 +1,4 @@
-"""What goes into a tower: images and videos turned into pixels.
+"""Images and videos turned into the pixels and grids that towers take.
 
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
 - ``image_files``: image files opened and turned upright

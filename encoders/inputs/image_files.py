@@ -41,7 +41,7 @@ DAMAGED = (
     zlib.error,
     Image.DecompressionBombError,
 )
-"""What PIL's decoders raise for damaged files."""
+"""The exceptions that PIL's decoders raise for damaged files."""
 _HEAD = 32
 """Bytes of a file that say its format: a size, "ftyp", a brand, a version and further brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))

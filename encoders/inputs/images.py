@@ -1,4 +1,4 @@
-"""What the preprocessing of all towers shares: the interface, resizing, and checks of keywords.
+"""The parts that the preprocessing of all towers shares: resizing, staging, checks of keywords.
 
 The pixels are those of transformers 5.23.0's torchvision-backed processors on the CPU: an image is
 resized as uint8 (``F.interpolate``, bicubic, antialiased, which torchvision runs as well), then

@@ -142,7 +142,7 @@ def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
 
 
 class TileSegments(NamedTuple):
-    """What the blocks of a tower over tiles read: each tile attends to itself."""
+    """The offsets of tiles of equal length, each of which attends to itself."""
 
     cu_seqlens: Tensor
     max_seqlen: Tensor

@@ -33,7 +33,7 @@ class Clip(nn.Module):
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.depth))
 
     def embed(self, features: Tensor) -> Tensor:
-        """Return what the first block reads, [B, 1+h*w, D], of features [B, h, w, D]."""
+        """Put the class token before the features [B, h, w, D] and add positions: [B, 1+h*w, D]."""
         return self.pre_layrnorm(self.embeddings(features))
 
 

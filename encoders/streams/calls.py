@@ -32,7 +32,7 @@ FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
 class ItemPath(Protocol):
-    """What must be known of one path, besides a call, to encode items with it."""
+    """The members of a path that encoding items needs besides its call."""
 
     def grid_for(self, tokens: int) -> Grid: ...
 
@@ -42,7 +42,7 @@ class ItemPath(Protocol):
 
 
 class Preprocesses(Protocol):
-    """What turns images and videos into the inputs of an encoder."""
+    """An object that turns images and videos into the inputs of an encoder."""
 
     def preprocess(
         self,
@@ -58,7 +58,7 @@ class Preprocesses(Protocol):
 
 
 class ItemEncoder(Preprocesses, Protocol[Output]):
-    """What must be known of an encoder, besides its paths, to encode items with it."""
+    """The members of an encoder that encoding items needs besides its paths."""
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]: ...
 
@@ -67,7 +67,7 @@ PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
 
 
 class ItemResults(NamedTuple):
-    """What is wanted of each item."""
+    """The form of the result of each item."""
 
     pool: str = "none"
     normalize: bool = False
@@ -87,7 +87,7 @@ class Encoding(Generic[Output]):
     fields: tuple[str, ...] = FIELDS
     """The fields that the call returns."""
     stager: StagedPreprocessor | None = None
-    """What leaves normalising and cutting to the device, where ``preprocess`` allows that."""
+    """The preprocessor, if it can leave normalising and cutting to the device."""
     owned: bool = True
     """Whether a result stays as it is when the next call runs."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..contract import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
 
 POOLS = ("none", "mean", "max", "cls")
-"""What ``pool=`` takes; "none" keeps the whole output."""
+"""The values of ``pool=``; "none" keeps the whole output."""
 
 
 def pool(

@@ -16,7 +16,7 @@ _PATIENCE = 5.0
 
 
 class _Failure:
-    """What ``items`` or ``prepare`` raised, in the place of a result."""
+    """An exception of ``items`` or ``prepare``, in the place of a result."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -37,9 +37,9 @@ _FAILURES = (
     RuntimeError,
     MemoryError,
 )
-"""What a bad item raises while it is encoded."""
+"""The exceptions that a bad item raises while it is encoded."""
 _FAILED_TOKENS = 64
-"""What an item that cannot be prepared counts for, so that a run of them is bounded, too."""
+"""Tokens that an item counts for if it cannot be prepared: a run of such items is bounded, too."""
 
 
 class ItemError(NamedTuple):
@@ -50,7 +50,7 @@ class ItemError(NamedTuple):
     key: Any
     """Key of the item, None if it had none."""
     error: Exception
-    """What was raised, without its traceback, which would hold the pixels."""
+    """The exception, without its traceback, which would hold the pixels."""
 
 
 class ItemResult(NamedTuple):
