@@ -291,7 +291,7 @@ class DeepseekOCRTower(TileEncoder):
         return self.vision_model.blocks
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
-        """Return the offsets of the views for CLIP's blocks; SAM's, over [B, h, w, D], need none."""
+        """Return the offsets of views for CLIP's blocks; those of SAM, [B, h, w, D], need none."""
         return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
