@@ -69,7 +69,7 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     code, out, err = run(capsys, "cache", "verify", "--cache-dir", cache)
     assert code == 2
     assert "damaged" in out
-    assert f"1 of 1 kept towers damaged ({REPO})" in err
+    assert f"1 of 1 kept tower damaged ({REPO})" in err
 
 
 def test_whole_shards_are_left_to_the_client(

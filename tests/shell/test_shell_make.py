@@ -78,6 +78,7 @@ def test_make_family_runs_the_tests_that_name_the_family() -> None:
     assert 'pytest -m "not gpu" --family qwen3_vl ' in plan("family", "NAME=qwen3_vl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "others"),
     [("deepseek_vl", ["deepseek_vl_hybrid", "deepseek_vl2"]), ("intern_vit", ["qwen2_vl"])],
@@ -91,6 +92,7 @@ def test_the_tests_of_a_family_are_those_whose_ids_name_it(family: str, others: 
     assert not [one for one in ids for other in others if other in one.split("-")]
 
 
+@pytest.mark.slow
 def test_a_family_that_is_none_is_answered_with_the_names() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--family", "qwen9"]
     run = subprocess.run([*command, __file__], cwd=ROOT, capture_output=True, text=True)
