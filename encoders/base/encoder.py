@@ -142,6 +142,42 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         outputs = {name: self.paths[name](*path[:2]) for name, path in calls if path.items}
         return self.join(outputs, pixel_values)
 
+    def prepare_encoder_metadata(
+        self,
+        grid_thw: GridLike,
+        *,
+        max_batch_size: int | None = None,
+        max_frames_per_batch: int | None = None,
+        max_seqlen_override: int | None = None,
+        max_input_size: int | None = None,
+        max_windows_per_batch: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Metadata:
+        """Return what ``forward`` needs to know about the grid, as tensors; runs on the host.
+
+        Args:
+            grid_thw: [items, 3]; empty is valid.
+            max_batch_size: segments to pad ``cu_seqlens`` for where ``max_frames_per_batch`` is
+                not given.
+            max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
+            max_seqlen_override: longest segment to plan for, at least the true one.
+            max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
+            max_windows_per_batch: attention windows to pad for (Qwen2.5-VL).
+            device: defaults to the encoder's.
+
+        Returns:
+            Plain tensors. Every family has ``cu_seqlens`` int32 [S+1] and ``max_seqlen`` 0-dim
+            int32 on the CPU; the family says what else.
+
+        Raises:
+            ValueError: a bad grid, one that does not fit a capacity, or an encoder of several
+                paths: each of them makes its own.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has the paths {', '.join(self.paths)}, each with metadata of "
+            "its own: call encoder.paths[name].prepare_encoder_metadata(inputs.paths[name].grid_thw)"
+        )
+
     def encoding(self) -> Encoding[EncoderOutput]:
         """This encoder, and how ``encode`` and ``encode_many`` call its paths."""
         from ..inputs.images import StagedPreprocessor

@@ -115,25 +115,6 @@ class VisionEncoder(Encoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """Compute the tensors that ``forward`` needs beside the pixels, on the host, from the grid.
-
-        Args:
-            grid_thw: [items, 3]; empty is valid.
-            max_batch_size: segments to pad ``cu_seqlens`` for where ``max_frames_per_batch`` is
-                not given.
-            max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
-            max_seqlen_override: longest segment to plan for, at least the true one.
-            max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
-            max_windows_per_batch: attention windows to pad for (Qwen2.5-VL).
-            device: defaults to the encoder's.
-
-        Returns:
-            Plain tensors. Every family has ``cu_seqlens`` int32 [S+1] and ``max_seqlen`` 0-dim
-            int32 on the CPU; the family says what else.
-
-        Raises:
-            ValueError: a bad grid, or one that does not fit a capacity.
-        """
         grids = self._read(grid_thw)
         weight = next(self.parameters())
         specs = self.item_specs(grids)

@@ -120,6 +120,13 @@ def test_tensors_for_several_paths_are_refused_by_what_to_call(name: str) -> Non
             call(pixels, grid_thw)  # type: ignore[operator]
 
 
+def test_metadata_of_several_paths_are_made_by_each_path() -> None:
+    encoder = encoder_of("step3_vl")
+    inputs = inputs_of("step3_vl", encoder)
+    with pytest.raises(ValueError, match=r"has the paths image, tiles, each with .*paths\[name\]"):
+        encoder.prepare_encoder_metadata(inputs.grid_thw)
+
+
 def test_whole_inputs_stand_alone_in_a_call() -> None:
     encoder = tower("qwen3_vl")
     inputs = encoder.preprocess(IMAGES)

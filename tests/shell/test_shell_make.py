@@ -55,7 +55,7 @@ def test_linters_of_ci_are_those_of_the_constraints() -> None:
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     (group,) = re.findall(r"^lint = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
     pins = re.findall(r'"([^"]+)"', group)
-    assert {pin.split("==")[0] for pin in pins} == {"ruff", "mypy", "types-tqdm"}
+    assert {pin.split("==")[0] for pin in pins} == {"ruff", "mypy", "basedpyright", "types-tqdm"}
     assert set(pins) <= set(constraints)
 
 
