@@ -14,8 +14,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -28,6 +26,7 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
+from benchmarks.towers import interleaved  # noqa: E402
 from tests.oracles import BY_NAME, Grids, build_pair, draw_pixels  # noqa: E402
 
 PHOTOGRAPH: Grids = [[1, 26, 36]]
@@ -57,15 +56,8 @@ def run(name: str, grids: Grids, runs: int) -> dict[str, float]:
         return encoder(pixels, grid)
 
     calls: dict[str, Callable[[], object]] = {"ours": ours, "theirs": theirs, "again": ours}
-    times: dict[str, list[float]] = {key: [] for key in calls}
     with torch.no_grad():
-        for turn in range(runs + 1):
-            for key, call in calls.items():
-                began = time.perf_counter()
-                call()
-                if turn:  # the first turn warms up
-                    times[key].append((time.perf_counter() - began) * 1e3)
-    median = {key: statistics.median(values) for key, values in times.items()}
+        median = interleaved(calls, runs)
     return {
         "ours_ms": median["ours"],
         "transformers_ms": median["theirs"],

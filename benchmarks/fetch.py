@@ -2,6 +2,7 @@
 
     python -m benchmarks.fetch [--repeats 3] [--json FILE]
     python -m benchmarks.fetch --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
+    python -m benchmarks.fetch --transformers --width 96 --times 34 [--json FILE]
 
 The hub is ``tests/support/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a
 request (each redirect too). The checkpoint has random weights for a tower of more than 32 MB over
@@ -12,6 +13,11 @@ shards is what three connections at full speed would take. Second loads are agai
 ``safetensors.torch.load_file`` of the tower's file and a ``clone`` of each tensor, files in the
 page cache, one thread. Memory is a fresh process from after the imports to the peak, RssAnon +
 RssFile.
+
+With ``--transformers``, what loading a tower transfers is compared with transformers' class of the
+tower alone. It finds no tensor in a full checkpoint by itself, and with ``key_mapping`` it loads
+all of them, after the client has downloaded every shard. Both towers must have the same tensors
+under the same names, by SHA-256.
 """
 
 from __future__ import annotations
@@ -84,12 +90,30 @@ thread.join()
 print(json.dumps([seconds, max(peak[0], resident()) - start]))
 """
 
+BESIDE_TRANSFORMERS = """
+import hashlib, json, sys, time
+import torch, weights
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+began = time.perf_counter()
+if sys.argv[1] == "vitgraph":
+    tower = weights.load_encoder(sys.argv[2], progress=False)
+else:
+    mapping = {"^model.visual.": ""}
+    tower = Qwen3VLVisionModel.from_pretrained(sys.argv[2], key_mapping=mapping, dtype="auto")
+seconds = time.perf_counter() - began
+digest = hashlib.sha256()
+for name, value in sorted(tower.state_dict().items()):
+    digest.update(name.encode() + value.view(torch.uint8).numpy().tobytes())
+print(json.dumps([seconds, digest.hexdigest()]))
+"""
+
 
 class Hub:
     """The hub's process."""
 
     def __init__(self, folder: Path) -> None:
-        shell = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+        shell = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}")
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(folder)],
             env=shell,
@@ -119,19 +143,25 @@ class Hub:
 
 def client(hub: Hub, home: Path, way: str, revision: str, *allowed: str) -> tuple[float, int]:
     """Seconds and bytes of growth of one fresh process."""
+    seconds, grown = in_fresh_process(hub, home, CLIENT, way, REPO, revision, *allowed)
+    return seconds, grown
+
+
+def in_fresh_process(hub: Hub, home: Path, code: str, *arguments: str) -> list[Any]:
+    """What a program prints, as JSON, that knows this hub alone and keeps its cache in ``home``."""
     shell = dict(
         os.environ,
         HF_ENDPOINT=hub.endpoint,
         HF_HOME=str(home),
         HF_HUB_DISABLE_XET="1",
         HF_HUB_DISABLE_PROGRESS_BARS="1",
+        TRANSFORMERS_VERBOSITY="error",
         OMP_NUM_THREADS="1",
         PYTHONPATH=str(ROOT),
     )
-    command = [sys.executable, "-c", CLIENT, way, REPO, revision, *allowed]
+    command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=shell, stdout=subprocess.PIPE, text=True, check=True)
-    seconds, grown = json.loads(done.stdout)
-    return seconds, grown
+    return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def checkpoint(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
@@ -238,10 +268,51 @@ def show(what: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) ->
     return {name: round(value, 4) for name, value in promised.items()}
 
 
+def both_ways(hub: Hub, folder: Path, repeats: int, what: dict[str, Any]) -> dict[str, Any]:
+    """First loads by ranges and by shards, and second loads."""
+    import huggingface_hub
+    import torch
+
+    first = first_loads(hub, folder, repeats, what["shards"])
+    second = second_loads(hub, folder, repeats)
+    return {
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "huggingface_hub": huggingface_hub.__version__,
+        "hub": {"bytes_per_second_a_connection": RATE, "latency_s": LATENCY},
+        "repeats": repeats,
+        "checkpoint": what,
+        "first_load": first,
+        "second_load": second,
+        "promised": show(what, first, second),
+    }
+
+
+def beside_transformers(hub: Hub, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Load the tower in both ways, and print what each transferred."""
+    import transformers
+
+    ways: dict[str, dict[str, Any]] = {}
+    for way in ("vitgraph", "transformers"):
+        with tempfile.TemporaryDirectory(dir=folder) as home:
+            seconds, digest = in_fresh_process(hub, Path(home), BESIDE_TRANSFORMERS, way, REPO)
+        requests, sent = hub.traffic()
+        row = {"seconds": round(seconds, 2), "requests": requests, "bytes": sent}
+        ways[way] = {**row, "sha256": digest}
+        print(f"{way:14}{sent / 1e6:8.1f} MB{requests:5} requests{seconds:8.2f} s")
+    assert len({row["sha256"] for row in ways.values()}) == 1, "the towers differ"
+    versions = {"transformers": transformers.__version__}
+    return {"versions": versions, "checkpoint": about, "loads": ways}
+
+
 def main() -> None:
+    """Measure and print; write the figures as JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--transformers", action="store_true", help="compare what is transferred")
     parser.add_argument("--width", type=int, default=384, help="of the tower")
     parser.add_argument("--depth", type=int, default=5, help="of the tower")
     parser.add_argument("--times", type=int, default=50, help="the checkpoint over the tower")
@@ -250,28 +321,13 @@ def main() -> None:
         made, what = checkpoint(Path(name), options)
         hub = Hub(made)
         try:
-            first = first_loads(hub, Path(name), options.repeats, what["shards"])
-            second = second_loads(hub, Path(name), options.repeats)
+            if options.transformers:
+                record = beside_transformers(hub, Path(name), what)
+            else:
+                record = both_ways(hub, Path(name), options.repeats, what)
         finally:
             hub.close()
-    promised = show(what, first, second)
     if options.json:
-        import huggingface_hub
-        import torch
-
-        record = {
-            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "huggingface_hub": huggingface_hub.__version__,
-            "hub": {"bytes_per_second_a_connection": RATE, "latency_s": LATENCY},
-            "repeats": options.repeats,
-            "checkpoint": what,
-            "first_load": first,
-            "second_load": second,
-            "promised": promised,
-        }
         options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

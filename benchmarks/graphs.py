@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from benchmarks.towers import TOWERS, Tower, about, interleaved
 from encoders.base.vision_encoder import VisionEncoder
+from encoders.contract import GridLike
 from graphwrap import GraphedEncoder
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices
@@ -55,7 +56,7 @@ def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) ->
     return lambda: reference(pixels, grid)
 
 
-def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: Grids) -> Callable[[], None]:
+def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: GridLike) -> Callable[[], None]:
     """Replay of a graph of exactly this shape; holds on to what the graph reads."""
     metadata = encoder.prepare_encoder_metadata(grids)
     encoder(pixels, encoder_metadata=metadata)

@@ -14,17 +14,13 @@ multiple of the tower.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
+from benchmarks.towers import milliseconds  # noqa: E402
 from vitgraph.seeded import write_seeded_checkpoint  # noqa: E402
 from weights import extract_encoder, inspect_checkpoint, load_encoder  # noqa: E402
 
@@ -68,22 +65,6 @@ print((max(peak[0], resident()) - start) / tower)
 """Prints the growth of a fresh process, as a multiple of the tower."""
 
 
-def measure(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each contestant; every round has an order of its own."""
-    names, order = list(runs), random.Random(0)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(repeats):
-        for name in order.sample(names, len(names)):
-            gc.collect()
-            start = time.perf_counter()
-            result = runs[name]()
-            times[name].append(time.perf_counter() - start)
-            del result
-    return times
-
-
 def compare(folder: Path, family: str, depth: int, repeats: int) -> dict[str, Any]:
     """Medians of one family, their ratio, and the memory of a fresh process."""
     checkpoint = write_seeded_checkpoint(folder / "whole", family, depth=depth, width=1280)
@@ -93,7 +74,10 @@ def compare(folder: Path, family: str, depth: int, repeats: int) -> dict[str, An
         return {name: tensor.clone() for name, tensor in load_file(tower).items()}
 
     runs = {"ours": lambda: load_encoder(checkpoint), "floor": floor, "floor again": floor}
-    times = measure(runs, repeats)
+    times = {
+        name: [value / 1e3 for value in values]
+        for name, values in milliseconds(runs, repeats).items()
+    }
     medians = {name: statistics.median(values) for name, values in times.items()}
     command = [sys.executable, "-c", GROWTH, str(ROOT), str(checkpoint)]
     growth = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

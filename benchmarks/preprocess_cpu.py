@@ -16,9 +16,7 @@ import json
 import math
 import os
 import platform
-import random
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -35,6 +33,7 @@ import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 from sklearn.datasets import load_sample_images  # noqa: E402
 
+from benchmarks.towers import milliseconds  # noqa: E402
 from encoders.inputs.patches import PatchPreprocessor  # noqa: E402
 from encoders.inputs.processor_files import HALF, IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
 from encoders.inputs.tiles import TilePreprocessor  # noqa: E402
@@ -146,30 +145,10 @@ def families() -> dict[str, dict[str, Case]]:
     }
 
 
-def measure(case: Case, repeats: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each implementation, in interleaved runs.
-
-    Every round has a random order, because the order decides whose freed pages are reused; a fixed
-    order gave A/A ratios of 2.5.
-    """
-    runs = {**case, "ours again": case["ours"]}
-    names, order = list(runs), random.Random(0)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(2):
-        for run in runs.values():
-            run()
-    for _ in range(repeats):
-        for name in order.sample(names, len(names)):
-            start = time.perf_counter()
-            runs[name]()
-            times[name].append((time.perf_counter() - start) * 1000)
-    return times
-
-
 def compare(case: Case, repeats: int) -> dict[str, Any]:
     """Return medians, the ratio to the faster backend, and whether the pixels are equal."""
     ours, reference = case["ours"](), case["torchvision"]()
-    times = measure(case, repeats)
+    times = milliseconds({**case, "ours again": case["ours"]}, repeats)
     medians = {name: statistics.median(values) for name, values in times.items()}
     rival = min(
         (name for name in ("torchvision", "pil") if name in medians), key=medians.__getitem__

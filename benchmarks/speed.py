@@ -26,7 +26,6 @@ are timed again), ``saved`` the next one with a table that ``save_table`` wrote.
 before "auto", so that what a package of the ``flash`` extra compiles counts against "auto" alone.
 
 Five workloads of each table tower are drawn at random in every run; the seed is in the results.
-``benchmarks/targets.py`` says which figure has to be reached.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ from benchmarks.measure_speed import (
     measure_tower,
 )
 from benchmarks.random_workloads import random_workloads
-from benchmarks.targets import report
 from benchmarks.towers import TOWERS, Tower, about
 from encoders.base.vision_encoder import VisionEncoder
 
@@ -201,7 +199,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print a table per tower and every target, write JSON after each tower."""
+    """Measure, print a table per tower, write JSON after each tower."""
     options = read_options(arguments)
     path = options.json or default_path()
     warnings.simplefilter("ignore")
@@ -214,5 +212,4 @@ def main(arguments: Sequence[str]) -> None:
         for tower in measure_all(options):
             towers.append(tower)
             write(path, merge(path, towers))
-    print(report(merge(path, towers)))
     print(f"wrote {path}")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.targets import Body, cells, graphed, median, read_floors, vllm_best
+from benchmarks.speed_results import Body, cells, graphed, median, read_floors, vllm_best
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from benchmarks.speed_plot import draw_bars, draw_picture, picture_link
-from benchmarks.targets import (
+from benchmarks.speed_results import (
     VLLM,
+    Body,
     cells,
     gain_of,
     graphed,
@@ -44,7 +45,6 @@ HEAD = """# Results
 STAGES = (("torch", "cold"), ("auto", "cold"), ("auto", "warm"), ("auto", "saved"))
 LARGE = ("8x448", "13 tiles")
 """The workload of a tower at which transformers' two kinds of attention are compared."""
-Body: TypeAlias = Mapping[str, Any]
 
 
 def read_results(path: Path = RESULTS) -> dict[str, Any] | None:

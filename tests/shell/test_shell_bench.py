@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +11,7 @@ import pytest
 
 from command_line import Cli, refusal
 from vitgraph.benching import figures as bench
+from vitgraph.embedding.planning.sample import rates_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,15 +93,25 @@ def test_figures_that_are_not_there_are_one_line(cli: Cli, tmp_path: Path) -> No
     assert "there is no such file" in error
 
 
-def test_bench_prints_the_installed_figures_without_a_clone(
+def test_bench_without_a_clone_says_where_the_figures_are(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, committed, _ = cli("bench", "graphs")
-    shutil.copytree(bench.results_folder(), tmp_path / "results")
     monkeypatch.setattr(bench, "CLONE", tmp_path / "nowhere")
-    monkeypatch.setattr(bench, "INSTALLED", tmp_path / "results")
-    assert cli("bench", "graphs") == (0, committed, "")
-    assert "graphs_h200" in cli("bench")[1]
+    assert "`vitgraph bench speed REPO` measures" in refusal(cli("bench", "graphs"))
+    code, out, err = cli("bench")
+    assert (code, err) == (0, "")
+    assert "measured figures are part of a clone of the repository" in out
+    path = write_json(tmp_path / "r.json", figures())
+    assert cli("bench", "graphs", "--results", path)[0] == 0
+
+
+def test_the_plan_reads_its_rates_from_a_wheel_or_a_clone(tmp_path: Path) -> None:
+    folder = tmp_path / "vitgraph" / "embedding" / "planning"
+    folder.mkdir(parents=True)
+    assert rates_file(folder) == tmp_path / "benchmarks" / "results" / "scale_h200.json"
+    beside = write_json(folder / "scale_h200.json", {})
+    assert rates_file(folder) == beside
+    assert rates_file().is_file()
 
 
 def test_bench_lists_every_results_file_with_its_script(cli: Cli) -> None:

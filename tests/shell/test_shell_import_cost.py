@@ -1,14 +1,25 @@
-"""The library is cheap to import; ``benchmarks/import_cost.py`` prints the figures."""
+"""The library is cheap to import."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from benchmarks.import_cost import measure
+CODE = """
+import time, torch
+start = time.perf_counter()
+import encoders
+print((time.perf_counter() - start) * 1000)
+"""
 
 
 @pytest.mark.slow
 def test_importing_encoders_adds_little_to_importing_torch() -> None:
-    times = measure(["encoders"], 3)["encoders"]
+    command = [sys.executable, "-c", CODE]
+    root = Path(__file__).parents[2]
+    runs = [subprocess.run(command, cwd=root, capture_output=True, check=True) for _ in range(3)]
     # The best of three, and three times the promised 100 ms: this runs beside other tests.
-    assert min(times) < 300
+    assert min(float(run.stdout) for run in runs) < 300

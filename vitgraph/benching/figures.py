@@ -1,6 +1,6 @@
 """``vitgraph bench``: prints the figures that the scripts in ``benchmarks/`` measured.
 
-The results are installed with the package; the scripts that print them again are part of a clone.
+Results and scripts are part of a clone of the repository, not of an installed package.
 ``vitgraph bench speed`` measures on this machine instead: :mod:`vitgraph.benching.speed`.
 """
 
@@ -16,8 +16,10 @@ from ..terminal import counted, format_table
 from .speed import add_speed
 
 CLONE = Path(__file__).parents[2]
-INSTALLED = Path(__file__).parents[1] / "results"
-"""Where the wheel has what a clone has in ``benchmarks/results``."""
+NO_RESULTS = (
+    "measured figures are part of a clone of the repository, not of an installed vitgraph; "
+    "`vitgraph bench speed REPO` measures a checkpoint on this machine"
+)
 _FIGURES = {
     "graphs": "Print what graphs gained on an H200.",
     "speed REPO": "Measure your own checkpoint on this machine.",
@@ -36,9 +38,8 @@ _TIMES = {
 
 
 def results_folder() -> Path:
-    """Return the folder of the results files: of the clone, or else of the installed package."""
-    folder = CLONE / "benchmarks" / "results"
-    return folder if folder.is_dir() else INSTALLED
+    """Return the folder of the results files in a clone; an installed package has none."""
+    return CLONE / "benchmarks" / "results"
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -83,10 +84,15 @@ def print_graphs(options: argparse.Namespace) -> None:
 
 
 def list_results() -> str:
-    """Return what the command prints, and a table of the results files with their scripts."""
+    """Return what the command prints, and a table of the results files with their scripts.
+
+    Without a clone, a sentence that says where the results are stands in place of the table.
+    """
     paths = sorted(results_folder().glob("*.json"))
     rows = [(path.stem, _script(path), _measured_on(path)) for path in paths]
     commands = [f"vitgraph bench {name:13}{summary}" for name, summary in _FIGURES.items()]
+    if not paths:
+        return "\n".join([*commands, "", f"There are no results here: {NO_RESULTS}."])
     table = format_table(("results", "script", "measured on"), rows)
     return "\n".join([*commands, "", "Results, and the script of a clone that prints each:", table])
 
@@ -124,8 +130,10 @@ def read_graphs(path: Path | None = None) -> dict[str, Any]:
         ``memory_by_budgets``, in milliseconds and MiB.
 
     Raises:
-        ValueError: there is no such file, or it is a file of another kind.
+        ValueError: there is no such file, as outside a clone, or it is a file of another kind.
     """
+    if path is None and not results_folder().is_dir():
+        raise ValueError(f"{GRAPHS} is not here: {NO_RESULTS}")
     path = path or results_folder() / GRAPHS
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; pass a results file with --results")

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import cycle, islice
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -25,11 +26,11 @@ from encoders.inputs.intake import to_rgb
 from encoders.streams.calls import Encoding, ItemResults
 from encoders.streams.stream import StreamOptions, stream_items
 
-from ...benching.figures import results_folder
 from ..reading import File
 from .estimate import Rate, Sample
 
-COMMITTED = "scale_h200.json"
+RATES = "scale_h200.json"
+"""Lies beside this file in a wheel, and among the results of the benchmarks in a clone."""
 SAMPLED = 32
 """Images that are read."""
 LEAST_SECONDS = 3.0
@@ -170,9 +171,15 @@ def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device}"
 
 
+def rates_file(folder: Path = Path(__file__).parent) -> Path:
+    """Return the file of measured rates; ``folder`` is that of this module."""
+    beside = folder / RATES
+    return beside if beside.is_file() else folder.parents[2] / "benchmarks" / "results" / RATES
+
+
 def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
     """Return the rate of one H200 for images of these tokens, None for a tower not measured."""
-    committed = json.loads((results_folder() / COMMITTED).read_text())
+    committed = json.loads(rates_file().read_text())
     own = {"class": type(encoder).__name__, "features": encoder.num_features}
     for name, identity in committed["encoders"].items():
         if identity == own:

@@ -1,0 +1,68 @@
+"""Reading the results of ``benchmarks/speed.py``, of vLLM and of the floors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+RESULTS = Path(__file__).parent / "results"
+VLLM = RESULTS / "vllm_0.26_h200.json"
+FLOORS = RESULTS / "floors_h200.json"
+Body: TypeAlias = Mapping[str, Any]
+
+
+def cells(tower: Body, drawn: bool = False) -> list[Body]:
+    """The workloads of the table, or those drawn at random."""
+    return [row for row in tower["workloads"] if row["drawn"] == drawn]
+
+
+def graphed(row: Body, kernels: str = "auto") -> float | None:
+    """Median milliseconds of a call of the graphs, None if they were not measured."""
+    return row["graphed_ms"].get(kernels, {}).get("median")
+
+
+def median(row: Body, figure: str) -> float | None:
+    """The median of another figure, None if it was not measured."""
+    return row.get(figure, {}).get("median")
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    """``above / below``, None where one was not measured."""
+    return above / below if above and below else None
+
+
+def gain_of(row: Body) -> float | None:
+    """How many times as fast as our reference graph."""
+    return ratio(median(row, "reference_graph_ms"), graphed(row))
+
+
+def read_floors(path: Path = FLOORS) -> Mapping[str, Mapping[str, float]]:
+    """Milliseconds that the GPU's peak rates allow, by tower and workload."""
+    return {tower["tower"]: tower["ms"] for tower in json.loads(path.read_text())["towers"]}
+
+
+def vllm_best(path: Path = VLLM) -> dict[str, dict[str, float]]:
+    """vLLM's best milliseconds by tower and workload, over its ladders and its eager run."""
+    towers = json.loads(path.read_text())["towers"]
+    return {
+        tower["tower"]: {
+            workload: min(ladder[workload] for ladder in tower["ms"].values())
+            for workload in tower["ms"]["eager"]
+        }
+        for tower in towers
+    }
+
+
+def over_vllm(towers: Sequence[Body], kernels: str) -> dict[str, float]:
+    """How many times as fast as vLLM's best each cell is, by tower and workload."""
+    best = vllm_best()
+    found = {
+        f"{tower['tower']} {row['workload']}": ratio(
+            best[tower["tower"]].get(row["workload"]), graphed(row, kernels)
+        )
+        for tower in towers
+        for row in cells(tower)
+    }
+    return {name: gain for name, gain in found.items() if gain is not None}
