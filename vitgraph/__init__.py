@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .parallel import DataParallelEncoder as DataParallelEncoder
     from .plots import plot_feature_maps as plot_feature_maps
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "CheckpointError": "weights",

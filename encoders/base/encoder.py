@@ -175,7 +175,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         """
         raise ValueError(
             f"{type(self).__name__} has the paths {', '.join(self.paths)}, each with metadata of "
-            "its own: call encoder.paths[name].prepare_encoder_metadata(inputs.paths[name].grid_thw)"
+            "its own: call encoder.paths[name].prepare_encoder_metadata(inputs.paths[name][1])"
         )
 
     def encoding(self) -> Encoding[EncoderOutput]:
