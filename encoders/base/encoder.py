@@ -153,12 +153,11 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """Return what ``forward`` needs to know about the grid, as tensors; runs on the host.
+        """Make what ``forward`` needs to know about the grid, as tensors; runs on the host.
 
         Args:
             grid_thw: [items, 3]; empty is valid.
-            max_batch_size: segments to pad ``cu_seqlens`` for where ``max_frames_per_batch`` is
-                not given.
+            max_batch_size: segments to pad for where ``max_frames_per_batch`` is not given.
             max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
             max_seqlen_override: longest segment to plan for, at least the true one.
             max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
@@ -170,8 +169,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             int32 on the CPU; the family says what else.
 
         Raises:
-            ValueError: a bad grid, one that does not fit a capacity, or an encoder of several
-                paths: each of them makes its own.
+            ValueError: a bad grid, one over a capacity, or an encoder of several paths.
         """
         raise ValueError(
             f"{type(self).__name__} has the paths {', '.join(self.paths)}, each with metadata of "
