@@ -153,7 +153,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """Make what ``forward`` needs to know about the grid, as tensors; runs on the host.
+        """Compute the tensors that ``forward`` needs beside the pixels, on the host, from the grid.
 
         Args:
             grid_thw: [items, 3]; empty is valid.
