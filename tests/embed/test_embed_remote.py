@@ -10,12 +10,15 @@ import re
 import sys
 import tarfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from hub_server import HubServer
 from own_processes import start
@@ -287,6 +290,104 @@ def test_images_of_the_web_are_files_lists_and_tar_files(
     tar = (folder / "x.tar").read_bytes()
     assert read(files[0]) == (photos / "02.png").read_bytes()
     assert read(files[2]) == tar[files[2].place : files[2].place + files[2].size]
+
+
+def test_files_of_a_data_set_are_listed_and_read_at_one_commit(
+    hub: HubServer, photos: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    (folder / "photos").mkdir(parents=True)
+    for name in ("01.png", "02.png"):
+        (folder / "photos" / name).write_bytes((photos / name).read_bytes())
+    write_tar(folder / "x.tar", 3)
+    commit = hub.push("owner/photos", folder)
+    start = f"hf://datasets/owner/photos@{commit}"
+    files = find_files("hf://datasets/owner/photos/photos")
+    assert [file.key for file in files] == ["01.png", "02.png"]
+    assert [file.path for file in files] == [f"{start}/photos/0{n}.png" for n in (1, 2)]
+    assert read(files[1]) == (photos / "02.png").read_bytes()
+    members = find_files("hf://datasets/owner/photos/*.tar")
+    assert [file.key for file in members] == [f"x.tar/{n}.png" for n in range(3)]
+    tar, last = (folder / "x.tar").read_bytes(), members[2]
+    assert read(last) == tar[last.place : last.place + last.size]
+    (one,) = find_files("hf://datasets/owner/photos/photos/01.png")
+    assert read(one) == (photos / "01.png").read_bytes()
+
+
+# --- GCS ------------------------------------------------------------------------------------------
+
+
+class Buckets(MemoryFileSystem):
+    """The memory of this process in the place of Google's store."""
+
+    protocol = ("gs", "gcs")
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        stripped: str = super()._strip_protocol(re.sub(r"^(gs|gcs)://", "", str(path)))
+        return stripped
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        """What the store says about a file, its etag as well."""
+        found: dict[str, Any] = super().info(path, **options)
+        if found["type"] == "file":
+            found["etag"] = str(zlib.crc32(self.cat_file(path)))
+        return found
+
+    def find(self, path: str, detail: bool = False, **options: Any) -> Any:
+        """As Google's: a list says of a file what it says of itself."""
+        names = super().find(path, detail=False, **options)
+        return {name: self.info(name) for name in names} if detail else names
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> bytes:
+        """The bytes of a file, for any number of threads at a time."""
+        content: bytes = self.store[self._strip_protocol(path)].getvalue()
+        return content[start:end]
+
+
+@pytest.fixture
+def gs(monkeypatch: pytest.MonkeyPatch) -> Buckets:
+    """A file system that the command reaches as ``gs://``."""
+    for name in Buckets.protocol:
+        monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, name, Buckets)
+    monkeypatch.setattr(Buckets, "store", {})
+    monkeypatch.setattr(Buckets, "pseudo_dirs", [""])
+    return Buckets()
+
+
+def test_a_job_from_and_to_google_has_the_vectors_of_files(
+    repo: Path, photos: Path, gs: Buckets, tmp_path: Path
+) -> None:
+    upload(gs, photos, "gs://bucket/photos")
+    out = "gs://bucket/vectors"
+    for _ in range(2):
+        assert run(repo, "gs://bucket/photos", out) == 0
+    assert main(["embed", "--verify", out]) == 0
+    assert run(repo, photos, tmp_path / "local") == 0
+    keys, vectors = load_embeddings(out)
+    wanted_keys, wanted = load_embeddings(tmp_path / "local")
+    assert keys == wanted_keys
+    assert np.allclose(vectors, wanted, atol=1e-5)
+    assert not open_storage(out).create("manifest.json", b"")
+
+
+def test_what_googles_driver_raises_is_an_error_that_names_the_address(
+    gs: Buckets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class HttpError(Exception):
+        """As gcsfs has it: no OSError."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise HttpError("Bad gateway, 502")
+
+    driver = ModuleType("gcsfs.retry")
+    monkeypatch.setitem(vars(driver), "HttpError", HttpError)
+    monkeypatch.setitem(sys.modules, "gcsfs.retry", driver)
+    monkeypatch.setattr(Buckets, "find", fail)
+    with pytest.raises(OSError, match="gs://bucket/photos: Bad gateway, 502"):
+        find_files("gs://bucket/photos")
 
 
 # --- addresses ------------------------------------------------------------------------------------

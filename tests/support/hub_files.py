@@ -12,7 +12,9 @@ CHUNK = 1 << 18
 
 
 def row_of(path: Path, name: str) -> dict[str, Any]:
-    """A file in the listing of a repo."""
+    """A file or a folder in the listing of a repo."""
+    if path.is_dir():
+        return {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
     size, digest = path.stat().st_size, digest_of(path)
     row: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": digest[:40]}
     if path.suffix == ".safetensors":

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from hub_files import chunks, digest_of, row_of
 
@@ -193,11 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._error(403, None, "Auth failed: invalid range")
                 return
             self._send_file(self.hub.blobs[match[1]], {"ETag": f'"stored-{match[1][:8]}"'})
-        elif match := re.fullmatch(r"/api/models/(.+?)/tree/([^/]+)", path):
-            self._tree(match[1], match[2])
-        elif match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(.+))?", path):
+        elif match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/tree/([^/]+)(/.+)?", path):
+            self._tree(match[1], match[2], (match[3] or "").strip("/"))
+        elif match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)(?:/revision/(.+))?", path):
             self._info(match[1], match[2] or "main")
-        elif match := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path):
+        elif match := re.fullmatch(r"/(?:datasets/)?(.+?)/resolve/([^/]+)/(.+)", path):
             self._resolve(match[1], match[2], match[3])
         else:
             self._error(404, None, "no such page")
@@ -226,11 +226,16 @@ class _Handler(BaseHTTPRequestHandler):
             info = {"id": repo_id, "modelId": repo_id, "sha": commit, "siblings": siblings}
             self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
 
-    def _tree(self, repo_id: str, revision: str) -> None:
+    def _tree(self, repo_id: str, revision: str, below: str) -> None:
         found = self._find(repo_id, revision, content=False)
-        if found is not None:
-            files = [path for path in sorted(found[1].rglob("*")) if path.is_file()]
-            rows = [row_of(path, path.relative_to(found[1]).as_posix()) for path in files]
+        if found is None:
+            return
+        if not (found[1] / below).is_dir():
+            self._error(404, "EntryNotFound", "Entry not found")
+        else:
+            whole = parse_qs(self.path.partition("?")[2]).get("recursive", ["True"]) != ["False"]
+            paths = sorted((found[1] / below).glob("**/*" if whole else "*"))
+            rows = [row_of(path, path.relative_to(found[1]).as_posix()) for path in paths]
             self._send(200, json.dumps(rows).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, repo_id: str, revision: str, name: str) -> None:

@@ -14,17 +14,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib import import_module
 from typing import IO, Any
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
 """The extra of this distribution that brings the driver of a protocol."""
 _FAILURES = {
-    "s3": ("botocore.exceptions", ("BotoCoreError", "ClientError")),
-    "gs": ("google.auth.exceptions", ("GoogleAuthError",)),
-    "http": ("aiohttp", ("ClientError",)),
+    "s3": ("botocore.exceptions.BotoCoreError", "botocore.exceptions.ClientError"),
+    "gs": ("gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
+    "http": ("aiohttp.ClientError",),
+    "hf": ("httpx.HTTPError",),
 }
-"""By extra, the module and the names of what its driver raises beside OSError and ValueError."""
+"""By extra or protocol, what its driver raises beside OSError and ValueError."""
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
 _TIMES = ("updated", "mtime", "created")
@@ -259,17 +259,19 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 @contextmanager
 def explaining(url: str) -> Iterator[None]:
     """Turn what the driver of an address raises into an OSError that names the address."""
-    module, names = _FAILURES.get(_EXTRAS.get(protocol_of(url), ""), ("builtins", ()))
-    try:
-        kinds = tuple(vars(import_module(module))[name] for name in names)
-    except ImportError:
-        kinds = ()
     try:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{url}: {error}") from error
-    except kinds as error:
+    except _failures_of(protocol_of(url)) as error:
         raise OSError(f"{url}: {error}") from error
+
+
+def _failures_of(protocol: str) -> tuple[type[Exception], ...]:
+    """The exceptions of a driver; what it has not imported it cannot have raised."""
+    names = _FAILURES.get(_EXTRAS.get(protocol, protocol), ())
+    parts = (name.rpartition(".") for name in names)
+    return tuple(vars(sys.modules[m])[kind] for m, _, kind in parts if m in sys.modules)
 
 
 def open_remote(url: str, block: int) -> Any:
