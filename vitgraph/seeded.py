@@ -8,7 +8,7 @@ published repo; only the sizes are small. The loader makes no exception for such
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,26 +24,13 @@ from encoders.base.saving import in_halves
 from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config
 from weights.layouts import Place
+from weights.published import family_facts
 from weights.tower_folder import vision_section
 
 TEXT_WIDTH = 96
 """Width of the language models, to which the towers project; only a few of their tensors exist."""
 HEAD = 32
 """Size of an attention head."""
-_OMNI = ("thinker.lm_head.weight", "thinker.audio_tower.conv1.weight", "talker.model.norm.weight")
-_AROUND: Mapping[str, tuple[str, ...]] = {
-    "visual.": ("model.", "lm_head.weight"),
-    "model.visual.": ("model.language_model.", "lm_head.weight"),
-    "thinker.visual.": ("thinker.model.", *_OMNI),
-    "step3-vl": ("model.", "lm_head.weight"),
-    "step3": ("model.", "lm_head.weight"),
-    "deepseek-vl-hf": ("model.language_model.", "lm_head.weight"),
-    "deepseek-vl-hybrid-hf": ("model.language_model.", "lm_head.weight"),
-    "vision.": ("language.model.", "language.lm_head.weight"),
-    "model.sam_model.": ("model.", "lm_head.weight"),
-}
-"""Prefix or layout of the tower -> prefix of the language model, then names of more tensors."""
-_AROUND_OTHERS = ("language_model.model.", "language_model.lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -53,6 +40,8 @@ class Recipe:
     family: Family
     model: PublishedModel
     layout: Layout
+    around: Sequence[str]
+    """Prefix of the language model, then names of more tensors outside the tower."""
 
 
 def _recipes() -> dict[str, Recipe]:
@@ -62,12 +51,14 @@ def _recipes() -> dict[str, Recipe]:
         layouts = {layout.name: layout for layout in family.layouts}
         for name, small in family.small.items():
             model = models[small.repo_id]
-            recipes[name] = Recipe(family, model, layouts[small.layout or model.layout])
+            layout = layouts[small.layout or model.layout]
+            recipes[name] = Recipe(family, model, layout, small.around)
     return recipes
 
 
 RECIPES: Mapping[str, Recipe] = _recipes()
 """Every kind of checkpoint that can be written, by the name that ``family`` takes."""
+_NAMED_SIZES = {k: v for name in FAMILIES for k, v in family_facts(name).named_sizes.items()}
 
 
 def write_seeded_checkpoint(
@@ -124,13 +115,12 @@ def write_seeded_checkpoint(
     config = small_config(recipe.model.config, depth, width)
     tower = seeded_tower(recipe.family, config, seed, dtype)
     tensors = _publish(recipe.layout, place, tower, width // HEAD)
-    around = _AROUND.get(recipe.layout.name) or _AROUND.get(place.prefix, _AROUND_OTHERS)
     if place.prefix:
-        tensors = _surround(tensors, place, around, dtype)
+        tensors = _surround(tensors, place, recipe.around, dtype)
     names = list(tensors)
     cuts = pairwise(len(names) * number // shards for number in range(shards + 1))
     files = [{name: tensors[name] for name in names[start:stop]} for start, stop in cuts]
-    files += [_decoys(_language_layer(around[0], 2 + n), dtype) for n in range(decoy_shards)]
+    files += [_decoys(_language_layer(recipe.around[0], 2 + n), dtype) for n in range(decoy_shards)]
     _write_files(folder, files)
     for name, content in {"config": config, **recipe.layout.processor_files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2))
@@ -202,19 +192,9 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
     return config
 
 
-_NAMED_SIZES: Mapping[str, tuple[str, ...]] = {
-    "siglip_large_patch16_384": ("layers", "heads", "width"),
-    "sam_b_downsample": ("layers", "heads", "width", "neck_channels", "downsample_channels"),
-}
-"""The name of a tower in a config that has no sizes -> the sizes that a small one states."""
-
-
 def _shrink(section: dict[str, Any], small: Mapping[str, Any], depth: int) -> None:
     """Replace the sizes in a section and in the sections inside of it."""
-    stated = _NAMED_SIZES.get(section.get("model_name", ""), ())
-    section.update({name: small[name] for name in stated})
-    if "downsample_channels" in stated:
-        section["global_attn_indexes"] = [2, 5, 8, 11]
+    section.update(_NAMED_SIZES.get(section.get("model_name", ""), {}))
     for name, value in section.items():
         if isinstance(value, dict):
             _shrink(value, small, depth)
@@ -279,7 +259,7 @@ def _publish(
 
 
 def _surround(
-    tower: dict[str, Tensor], place: Place, around: tuple[str, ...], dtype: torch.dtype
+    tower: dict[str, Tensor], place: Place, around: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Add tensors of the language model before the tower, inside it and after it.
 

@@ -10,7 +10,7 @@ from them. A file is read when it is first needed. This module needs no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -57,6 +57,8 @@ class SmallCheckpoint:
     """Name in the demo; the demo leaves a checkpoint without a title out."""
     layout: str = ""
     """Name of the layout to write if it is not the published one."""
+    around: Sequence[str] = ("language_model.model.", "language_model.lm_head.weight")
+    """Prefix of the language model around the tower, then names of more tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,8 @@ class FamilyFacts:
     """Name of a layout whose towers take no videos -> the reason, as a sentence."""
     processors: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """Name of a set of processor files -> file name without ``.json`` -> content."""
+    named_sizes: Mapping[str, Mapping[str, Any]]
+    """Name of a tower, which stands in configs in place of its sizes -> the sizes."""
     small: Mapping[str, SmallCheckpoint]
     """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
     published: tuple[PublishedModel, ...]
@@ -95,7 +99,7 @@ def family_facts(name: str) -> FamilyFacts:
     data: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     small = {key: SmallCheckpoint(**value) for key, value in data.pop("small").items()}
     published = tuple(_models(name, data.pop("checkpoints")))
-    empty: dict[str, Any] = {"images_only": {}, "processors": {}}
+    empty: dict[str, Any] = {"images_only": {}, "processors": {}, "named_sizes": {}}
     return FamilyFacts(name=name, small=small, published=published, **{**empty, **data})
 
 

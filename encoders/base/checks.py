@@ -105,12 +105,10 @@ def check_pixels(
 
 
 def _looks_like(pixel_values: Tensor) -> str:
-    """Return a hint at the family that takes rows of this width, or nothing."""
-    if pixel_values.ndim == 4:
-        return "; these look like InternViT tiles"
-    families = {1176: "Qwen2-VL or Qwen2.5-VL (14x14)", 1536: "Qwen3-VL or Qwen3.5 (16x16)"}
-    family = families.get(pixel_values.shape[-1]) if pixel_values.ndim == 2 else None
-    return f"; these look like patches of {family}" if family else ""
+    """Return a hint at the kind of tower that takes pixels of so many axes, or nothing."""
+    kinds = {2: "rows of patches", 4: "whole images or tiles"}
+    kind = kinds.get(pixel_values.ndim)
+    return f"; these look like {kind} for another tower" if kind else ""
 
 
 def check_rows(rows: int, expected: int, what: str) -> None:
