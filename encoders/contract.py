@@ -161,13 +161,10 @@ class VisionInputs(NamedTuple):
         return self._replace(pixel_values=paths.pop("image").pixel_values, other_paths=paths)
 
     def check(self, paths: Collection[str]) -> None:
-        """Check that these are inputs for some paths, and that every entry belongs to an item.
+        """Check that these are inputs for an encoder's paths, and every entry is of an item.
 
         All items use a path, or those of which ``tiles`` says that they have a thumbnail beside
         their tiles.
-
-        Args:
-            paths: the names of an encoder's paths.
 
         Raises:
             ValueError: other paths, a path whose ``items`` are neither of these or not one per
@@ -195,15 +192,12 @@ class VisionInputs(NamedTuple):
 
     @classmethod
     def from_processor(cls, features: Mapping[str, Any]) -> VisionInputs:
-        """Read the output of a Hugging Face processor of the Qwen families.
+        """Read the images, then the videos, that a Hugging Face processor of Qwen gave.
 
         Args:
             features: has ``pixel_values`` [P, columns] with ``image_grid_thw`` [images, 3], or
                 ``pixel_values_videos`` with ``video_grid_thw``, or both pairs. Other keys, such as
                 those of the text, are ignored.
-
-        Returns:
-            The images, then the videos.
 
         Raises:
             ValueError: neither pair is there, or half of a pair is missing.
@@ -256,13 +250,19 @@ class Preprocessor(Protocol):
         files: Mapping[str, Mapping[str, Any]],
         error: Callable[[str], ValueError] = ValueError,
     ) -> Preprocessor:
-        """Return a copy with the defaults of a repo's processor files.
+        """Return a copy with the defaults of a repo's processor files, by name without ``.json``.
 
-        Args:
-            files: parsed JSON of the files that the repo has, by their names without ``.json``.
-            error: makes the exception of a bad value from its message; that of a bad value for
-                videos is raised by the first call that passes a video.
+        The ``error`` makes the exception of a bad value from its message; that of a bad value for
+        videos is raised by the first call that passes a video.
         """
+        ...
+
+    def without_videos(self, error: ValueError) -> Preprocessor:
+        """Return a copy that raises ``error`` for videos."""
+        ...
+
+    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the values that neither ``config`` nor files set, and the keyword to set them."""
         ...
 
 

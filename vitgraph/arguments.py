@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from weights.snapshot import Snapshot
+    pass
 
 _GROUPS = {
     "features": ("encode", "embed"),
@@ -189,21 +189,17 @@ def check_repo(repo: str, source: Mapping[str, Any]) -> None:
             checkpoint.
         ValueError: an option that makes no sense, or an unknown family.
     """
+    from weights.contents import read_contents
     from weights.hub.repo import HubOptions
     from weights.published import PUBLISHED, check_family
-    from weights.source import with_checkpoint
+    from weights.source import open_checkpoint
 
     check_family(source.get("family"))
     hub = HubOptions(**{name: value for name, value in source.items() if name != "family"})
     published = any(model.repo_id == repo for model in PUBLISHED)
     if published and not (hub.revision or hub.subfolder or Path(repo).exists()):
         return
-    with_checkpoint(repo, hub, _look)
-
-
-def _look(snapshot: Snapshot) -> None:
-    from weights.contents import read_contents
-
+    snapshot = open_checkpoint(repo, hub)
     if snapshot.commit is None:  # a folder; of a repo, loading will read the index
         read_contents(snapshot)
 

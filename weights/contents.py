@@ -31,6 +31,10 @@ class Contents:
     family: str | None = None
     """The family that the folder of a tower alone names."""
 
+    def small_files(self) -> dict[str, bytes]:
+        """Return the config and processor files as published, which stand beside a kept tower."""
+        return self.snapshot.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
+
     def headers(self, files: Collection[str]) -> dict[str, Header]:
         """Return the headers of some of the files, in as few requests as the index allows.
 
@@ -56,6 +60,9 @@ def read_contents(snapshot: Snapshot) -> Contents:
     files = _tensor_files(snapshot)
     if described.projector and (snapshot.weights is None or snapshot.has(PROJECTOR)):
         files = {**files, **_projector_files(snapshot)}
+    adapter = adapter_names(files)
+    if adapter and len(adapter) == len(files):
+        raise adapter_error(snapshot.label)
     return Contents(snapshot, described.config, files, described.family)
 
 
@@ -125,7 +132,7 @@ def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> 
 
 def _only_safetensors(snapshot: Snapshot) -> str:
     """Return the one index, or the one safetensors file, of a repo with names of its own."""
-    names = snapshot.names()
+    names = _safetensors(snapshot)
     for ending in (".safetensors.index.json", ".safetensors"):
         found = [name for name in names if name.endswith(ending) and "/" not in name]
         if len(found) == 1:
@@ -135,6 +142,14 @@ def _only_safetensors(snapshot: Snapshot) -> str:
                 f"{snapshot.label}: {len(found)} files end in {ending} ({', '.join(found[:6])}), "
                 f"and no {INDEX} says which holds what: pass the one file that holds the tower"
             )
+    raise _without_safetensors(snapshot.label, names)
+
+
+def _safetensors(snapshot: Snapshot) -> list[str]:
+    """Return the names of the safetensors files and of their indexes; without any, raise."""
+    names = snapshot.names()
+    if found := [n for n in names if n.endswith((".safetensors", ".safetensors.index.json"))]:
+        return found
     raise _without_safetensors(snapshot.label, names)
 
 
@@ -155,9 +170,7 @@ def _without_config(snapshot: Snapshot) -> CheckpointError:
     adapter = snapshot.read_json("adapter_config.json")
     if adapter is not None:
         return adapter_error(snapshot.label, adapter.get("base_model_name_or_path"))
-    names = snapshot.names()
-    if not any(name.endswith(".safetensors") for name in names):
-        return _without_safetensors(snapshot.label, names)
+    _safetensors(snapshot)
     return CheckpointError(
         f"{snapshot.label}: no config.json beside the weights: the tower's sizes are in it; put "
         "the one of the original repo there"

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from itertools import islice
+
 LONGEST_MESSAGE = 8000
 """Limit for the characters of a message; names in a forged checkpoint have millions."""
 LONGEST_NAME = 200
+MOST_LISTED = 8
+"""Names that a message lists per kind of problem; it always says how many there are."""
+MOST_NEAR = 10_000
+"""Names that are compared to find the nearest one, which takes 0.1 s per listed name."""
+LONGEST_COMPARED = 256
+"""Characters of a name that are compared; the time grows with their square."""
 
 
 class CheckpointError(ValueError):
@@ -31,6 +41,26 @@ def shown(name: str) -> str:
     """Return a name of a checkpoint as messages show it: cut, and escaped if it does not print."""
     short = _cut(name, LONGEST_NAME)
     return short if short.isprintable() else ascii(short)
+
+
+def listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
+    """Return how many names have a problem, and the first of them with the nearest other name.
+
+    Args:
+        kind: the problem in a word or two.
+        names: the names that have it; without any, the result is empty.
+        near: the names among which the nearest one is searched.
+        word: says what the nearest name is.
+    """
+    if not names:
+        return ""
+    pool = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_COMPARED]
+    found = []
+    for name in names[:MOST_LISTED]:
+        nearest = get_close_matches(name[:LONGEST_COMPARED], pool, n=1, cutoff=0.5)
+        found.append(shown(name) + (f" ({word}: {shown(nearest[0])})" if nearest else ""))
+    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return f"{kind} ({len(names)}): {', '.join(found)}{more}"
 
 
 def _cut(text: str, most: int) -> str:

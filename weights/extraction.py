@@ -15,13 +15,13 @@ from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
 from .hub.repo import HubOptions
 from .published import check_family
-from .snapshot import Located, Piece, Snapshot
-from .source import with_checkpoint
+from .snapshot import Located, Piece
+from .source import MOST_REPAIRS, open_checkpoint
 from .tensor_file import file_crc32, header_bytes
 from .tower_folder import PROJECTOR
 
 if TYPE_CHECKING:
-    from .plan import Tower
+    from .match import Tower
 
 WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE, PROJECTOR}
 """The names that files of an extracted tower may have."""
@@ -87,21 +87,30 @@ def extract_encoder(
         raise CheckpointError(f"{shown(str(out_dir))}: {error}; pass another folder") from error
     out = Path(os.path.abspath(written))
     _check_target(out, overwrite)
+    damages: list[DamagedError] = []
+    while True:
+        snapshot = open_checkpoint(repo_id_or_path, options, damages)
+        _refuse_own_folder(snapshot.folder.resolve(), out)
+        from .match import find_encoder  # not before it is known that there is such a checkpoint
 
-    def extract(snapshot: Snapshot) -> None:
-        from .plan import find_encoder  # not before it is known that there is such a checkpoint
-
-        target, origin = out.resolve(), snapshot.folder.resolve()
-        if target == origin or target in origin.parents or origin in target.parents:
-            raise CheckpointError(
-                f"{out}: is the checkpoint itself, its parent or a folder inside it ({origin}), "
-                "which is left as it is; pass a folder beside it"
-            )
         tower, _ = find_encoder(snapshot, family)
-        _extract(tower, out, overwrite)
+        try:
+            _extract(tower, out, overwrite)
+            return written
+        except DamagedError as error:
+            if len(damages) == MOST_REPAIRS:
+                raise
+            damages.append(error)
 
-    with_checkpoint(repo_id_or_path, options, extract)
-    return written
+
+def _refuse_own_folder(origin: Path, out: Path) -> None:
+    """Raise a :class:`CheckpointError` if writing ``out`` would change the checkpoint itself."""
+    target = out.resolve()
+    if target == origin or target in origin.parents or origin in target.parents:
+        raise CheckpointError(
+            f"{out}: is the checkpoint itself, its parent or a folder inside it ({origin}), "
+            "which is left as it is; pass a folder beside it"
+        )
 
 
 def _check_target(out: Path, overwrite: bool) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from .hub.repo import HubOptions
 from .published import check_family
-from .snapshot import Snapshot
-from .source import with_checkpoint
+from .source import open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -93,32 +92,29 @@ def inspect_checkpoint(
         progress=progress,
     )
     check_family(family)
+    snapshot = open_checkpoint(repo_id_or_path, options)
+    from .match import find_encoder  # not before it is known that there is such a checkpoint
 
-    def inspect(snapshot: Snapshot) -> CheckpointInfo:
-        from .plan import find_encoder  # not before it is known that there is such a checkpoint
-
-        tower, encoder = find_encoder(snapshot, family)
-        wanted, traffic = tower.wanted, snapshot.traffic(tower.wanted)
-        return CheckpointInfo(
-            name=snapshot.label,
-            commit=snapshot.commit,
-            family=tower.family.name,
-            encoder=type(encoder).__name__,
-            config=tower.config,
-            layout=tower.layout.name,
-            prefix=wanted.published.prefix,
-            tensors=len(wanted.pieces),
-            parameters=sum(prod(piece.entry.shape) for piece in wanted.pieces),
-            bytes=sum(tower.bytes_by_dtype.values()),
-            dtype=str(tower.dtype).removeprefix("torch."),
-            bytes_by_dtype=tower.bytes_by_dtype,
-            shards=tuple(wanted.published.shards),
-            checkpoint_tensors=wanted.published.tensors,
-            bytes_as_ranges=traffic.ranges,
-            bytes_as_shards=sum(wanted.published.shards.values()),
-            cached=traffic.cached,
-            fetch=traffic.route,
-            unfinished=traffic.unfinished,
-        )
-
-    return with_checkpoint(repo_id_or_path, options, inspect)
+    tower, encoder = find_encoder(snapshot, family)
+    wanted, traffic = tower.wanted, snapshot.traffic(tower.wanted)
+    return CheckpointInfo(
+        name=snapshot.label,
+        commit=snapshot.commit,
+        family=tower.family.name,
+        encoder=type(encoder).__name__,
+        config=tower.config,
+        layout=tower.layout.name,
+        prefix=wanted.published.prefix,
+        tensors=len(wanted.pieces),
+        parameters=sum(prod(piece.entry.shape) for piece in wanted.pieces),
+        bytes=sum(tower.bytes_by_dtype.values()),
+        dtype=str(tower.dtype).removeprefix("torch."),
+        bytes_by_dtype=tower.bytes_by_dtype,
+        shards=tuple(wanted.published.shards),
+        checkpoint_tensors=wanted.published.tensors,
+        bytes_as_ranges=traffic.ranges,
+        bytes_as_shards=sum(wanted.published.shards.values()),
+        cached=traffic.cached,
+        fetch=traffic.route,
+        unfinished=traffic.unfinished,
+    )

@@ -15,6 +15,10 @@ from typing import Any
 
 from .errors import CheckpointError, shown
 
+MOST_IN_TOWER = 20_000
+"""Limit for the names under a tower's prefix; the largest published tower has a thousand, and
+matching a million took 20 s."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -85,6 +89,20 @@ class Layout:
     def is_ignored(self, local: str) -> bool:
         """Return whether the layout lists ``local`` among the names that no forward pass needs."""
         return any(_pattern(template).fullmatch(local) for template in self.ignored)
+
+    def tower_names(self, place: Place, names: Iterable[str], label: str) -> dict[str, str]:
+        """Return the local name by full name, of tower and projector tensors that matter."""
+        found: dict[str, str] = {}
+        for name in names:
+            local = self.local_name(place, name)
+            if local is not None and not self.is_ignored(local):
+                found[name] = local
+            if len(found) > MOST_IN_TOWER:
+                raise CheckpointError(
+                    f"{label}: over {MOST_IN_TOWER} tensors under {place.prefix!r}, which is no "
+                    "tower that was ever published"
+                )
+        return found
 
     def to_ours(self, local: str) -> Slot | None:
         """Return the target of the published tensor ``local``, or None for an unknown name."""

@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoders import Encoder, inputs
+from encoders import Encoder
 from encoders.base.saving import PublishedForm, in_pairs
 from encoders.contract import Preprocessor
 from encoders.inputs.processor_files import image_section
@@ -27,10 +26,10 @@ from encoders.inputs.processor_files import image_section
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
 from .hub.repo import HubOptions
-from .plan import DTYPES, Tower, find_encoder
+from .match import DTYPES, Tower, find_encoder
 from .published import check_family
-from .snapshot import Located, Piece, Snapshot
-from .source import with_checkpoint
+from .snapshot import Located, Piece
+from .source import MOST_REPAIRS, open_checkpoint
 from .tensor_file import read_into
 from .tower_folder import PROJECTOR, usage
 
@@ -93,7 +92,7 @@ def load_encoder(
             unknown ``family`` or ``fetch``; nothing was fetched yet.
         TypeError: ``repo_id_or_path`` is neither text nor a path.
     """
-    wanted = _check_dtype(dtype)
+    chosen = _check_dtype(dtype)
     check_family(family)
     options = HubOptions(
         revision=revision,
@@ -107,20 +106,18 @@ def load_encoder(
         progress=progress,
     )
     target = _check_device(device)
-
-    def read(snapshot: Snapshot) -> tuple[Tower, Encoder]:
-        tower, encoder = find_encoder(snapshot, family)
-        tensors = read_tensors(tower, wanted or tower.dtype, target)
-        shapes = {name: value.shape for name, value in encoder.state_dict().items()}
-        state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
-        encoder.load_state_dict(state, assign=True)
-        return tower, encoder
-
+    damages: list[DamagedError] = []
     with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
-        tower, encoder = with_checkpoint(repo_id_or_path, options, read)
-        everything = [*encoder.named_parameters(), *encoder.named_buffers()]
-        left = [name for name, value in everything if value.is_meta]
-        assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
+        while True:
+            snapshot = open_checkpoint(repo_id_or_path, options, damages)
+            tower, encoder = find_encoder(snapshot, family)
+            try:
+                _fill_encoder(encoder, read_tensors(tower, chosen or tower.dtype, target))
+                break
+            except DamagedError as error:
+                if len(damages) == MOST_REPAIRS:
+                    raise
+                damages.append(error)
         files = _set_up_preprocessing(encoder, tower)
         encoder.published = _published_form(tower, encoder, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)
@@ -135,13 +132,19 @@ def describe_encoder(
     :func:`load_encoder`, as is what is raised.
     """
     check_family(family)
+    tower, encoder = find_encoder(open_checkpoint(repo_id_or_path, options), family)
+    _set_up_preprocessing(encoder, tower)
+    return encoder.eval().requires_grad_(False)
 
-    def describe(snapshot: Snapshot) -> Encoder:
-        tower, encoder = find_encoder(snapshot, family)
-        _set_up_preprocessing(encoder, tower)
-        return encoder.eval().requires_grad_(False)
 
-    return with_checkpoint(repo_id_or_path, options, describe)
+def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
+    """Give an encoder on the meta device its tensors, each in the shape that the encoder has."""
+    shapes = {name: value.shape for name, value in encoder.state_dict().items()}
+    state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
+    encoder.load_state_dict(state, assign=True)
+    everything = [*encoder.named_parameters(), *encoder.named_buffers()]
+    left = [name for name, value in everything if value.is_meta]
+    assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
 
 
 def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -288,9 +291,8 @@ def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str,
 
     preprocessor = encoder.preprocessor.with_files(files, bad_value)
     if tower.layout.images_only:
-        assert isinstance(preprocessor, inputs.PatchPreprocessor | inputs.TilePreprocessor)
-        no_videos = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
-        preprocessor = replace(preprocessor, video_error=no_videos)
+        refused = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
+        preprocessor = preprocessor.without_videos(refused)
     encoder.preprocessor = preprocessor
     # The repos of timm and StepFun have no such files: their code has the values, as ours has.
     if image_section(files) is None and tower.layout.processor_files:
@@ -301,7 +303,7 @@ def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str,
 def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
     """Return the warning for a checkpoint without such files; ``save_pretrained`` writes none."""
     snapshot = tower.contents.snapshot
-    values, keyword = _shown(preprocessor, tower.contents.config)
+    values, keyword = preprocessor.say_defaults(tower.contents.config)
     fix = "copy preprocessor_config.json from the original repo"
     if keyword:
         fix += f", or pass {keyword}=..."
@@ -313,19 +315,3 @@ def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
         f"{tower.family.title}'s defaults are used ({values}), which may not be what the model was "
         f"trained with: {fix}"
     )
-
-
-def _shown(preprocessor: Preprocessor, config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the defaults that no file sets, and the keyword that overrides them, or none."""
-    if isinstance(preprocessor, inputs.PatchPreprocessor):
-        rules = preprocessor.images
-        sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
-        return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
-    if isinstance(preprocessor, inputs.WindowPreprocessor | inputs.ViewPreprocessor):
-        return f"mean={preprocessor.mean}, std={preprocessor.std}", ""
-    assert isinstance(preprocessor, inputs.TilePreprocessor)
-    colours = f"mean={preprocessor.mean}, std={preprocessor.std}"
-    if "max_dynamic_patch" in config:  # chat repos: their config says how images are tiled
-        return colours, ""
-    sizes = f"image_size={preprocessor.image_size}, max_tiles={preprocessor.max_tiles}"
-    return f"{sizes}, {colours}", "max_tiles"

@@ -1,17 +1,16 @@
-"""From what a caller points at to a checkpoint's files: a repo id, a folder or one file."""
+"""Open the checkpoint that a caller names by a repo id, a folder or one file."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import unquote
 
 from .errors import CheckpointError, DamagedError, shown
 from .hub.repo import HubOptions
-from .hub.snapshot import open_repo
+from .hub.repo_snapshot import open_repo
 from .published import similar_names
 from .snapshot import Snapshot, check_name
 
@@ -21,24 +20,8 @@ _PAGE = re.compile(
     r"(/(?P<view>tree|blob|resolve)/(?P<revision>[^/]+)(/(?P<inside>.+))?)?/?"
 )
 _WITH_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]+)")
-_T = TypeVar("_T")
-
-
-def with_checkpoint(
-    repo_id_or_path: str | os.PathLike[str], options: HubOptions, use: Callable[[Snapshot], _T]
-) -> _T:
-    """Return what ``use`` makes of a checkpoint: a repo id, a folder or one ``.safetensors`` file.
-
-    An existing path wins over a repo id of the same spelling. A kept copy that turns out damaged
-    while ``use`` reads it is repaired, and ``use`` called again.
-    """
-    damage: DamagedError | None = None
-    for _ in range(2):
-        try:
-            return use(_open(repo_id_or_path, options, damage))
-        except DamagedError as error:
-            damage = error
-    return use(_open(repo_id_or_path, options, damage))
+MOST_REPAIRS = 2
+"""Times that a load opens a checkpoint again because its kept copy is damaged."""
 
 
 def resolve_commit(
@@ -72,12 +55,18 @@ def resolve_commit(
         token=token,
         local_files_only=local_files_only,
     )
-    return with_checkpoint(repo_id_or_path, options, lambda snapshot: snapshot.commit)
+    return open_checkpoint(repo_id_or_path, options).commit
 
 
-def _open(
-    repo_id_or_path: str | os.PathLike[str], options: HubOptions, damage: DamagedError | None
+def open_checkpoint(
+    repo_id_or_path: str | os.PathLike[str],
+    options: HubOptions,
+    damages: Sequence[DamagedError] = (),
 ) -> Snapshot:
+    """Open a repo id, a folder or one ``.safetensors`` file; an existing path wins over a repo id.
+
+    If reading the kept copy of a repo has raised ``damages``, the copy is fetched again.
+    """
     text = _text(repo_id_or_path)
     if _is_here(text):
         if options.revision is not None:
@@ -94,7 +83,7 @@ def _open(
             f"{shown(text)}: no such file or folder (and not a repo id, which reads owner/name)"
             f"{similar_names(text)}"
         )
-    return open_repo(text, options, damage)
+    return open_repo(text, options, damages[-1] if damages else None)
 
 
 def _text(repo_id_or_path: str | os.PathLike[str]) -> str:

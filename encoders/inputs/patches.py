@@ -17,7 +17,7 @@ Deliberate differences:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -115,6 +115,16 @@ class PatchPreprocessor:
         except ValueError as bad:
             return replace(self, images=images, video_error=error(str(bad)))
         return replace(self, images=images, videos=videos, video_error=None)
+
+    def without_videos(self, error: ValueError) -> PatchPreprocessor:
+        """Return a copy that raises ``error`` for videos."""
+        return replace(self, video_error=error)
+
+    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the values that no file sets, and the keyword that sets some of them."""
+        rules = self.images
+        sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
+        return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -107,6 +107,17 @@ class TilePreprocessor:
             return replace(images, **tile_video_rules(files, self.image_size, self.mean, self.std))
         except ValueError as bad:
             return replace(images, video_error=error(str(bad)))
+
+    def without_videos(self, error: ValueError) -> TilePreprocessor:
+        """Return a copy that raises ``error`` for videos."""
+        return replace(self, video_error=error)
+
+    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the values that neither config nor files set, and the keyword to set them."""
+        colours = f"mean={self.mean}, std={self.std}"
+        if "max_dynamic_patch" in config:  # of chat repos, which say how images are tiled
+            return colours, ""
+        return f"image_size={self.image_size}, max_tiles={self.max_tiles}, {colours}", "max_tiles"
 
     def __call__(
         self,

@@ -123,6 +123,14 @@ class ViewPreprocessor(ABC):
         mean, std = read_stats(where, section, self.mean, self.std)
         return {"mean": mean, "std": std}
 
+    def without_videos(self: Own, error: ValueError) -> Own:
+        """Return the same: every tower with views refuses videos."""
+        return self
+
+    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the values that no file sets; no keyword sets them."""
+        return f"mean={self.mean}, std={self.std}", ""
+
     def __call__(
         self,
         images: Sequence[Any] = (),

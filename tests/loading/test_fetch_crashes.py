@@ -34,7 +34,7 @@ from weights.cache.kept import KeptTower
 from weights.cache.store import cache_root
 from weights.contents import read_contents
 from weights.hub.repo import HubOptions
-from weights.hub.snapshot import open_repo
+from weights.hub.repo_snapshot import open_repo
 from weights.snapshot import Piece, Published, Wanted
 
 def fetch(way="ranges"):

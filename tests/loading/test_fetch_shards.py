@@ -12,7 +12,7 @@ from checkpoints import same_weights
 from fetching import REPO
 from hub_server import HubServer
 from weights import CheckpointError, extract_encoder, load_encoder
-from weights.hub.snapshot import HubSnapshot
+from weights.hub.repo_snapshot import HubSnapshot
 from weights.snapshot import Located, Wanted
 
 SHARD = "model-00001-of-00003.safetensors"

@@ -16,7 +16,7 @@ from encoders.inputs.sizes import MOST_TILES, _tile_grids, best_tiling
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.errors import shown
-from weights.plan import MOST_IN_TOWER
+from weights.layouts import MOST_IN_TOWER
 
 NAN, INF = float("nan"), float("inf")
 PREPROCESSOR = "preprocessor_config.json"
@@ -193,7 +193,7 @@ def test_a_block_without_a_number_is_left_over_whatever_the_config_says(qwen3: P
 def test_messages_stay_short_and_can_be_printed(
     qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared = counted(monkeypatch, "weights.plan.get_close_matches")
+    compared = counted(monkeypatch, "weights.errors.get_close_matches")
     index = read_json(qwen3 / INDEX)
     file = next(iter(index["weight_map"].values()))
     for word in ("ab." * 3_000_000, "\ud800", "\x1b[2J"):

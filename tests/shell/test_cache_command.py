@@ -21,7 +21,7 @@ from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.cache.listing import list_cached, remove_cached
 from weights.cache.store import Store, cache_root, repo_folder
-from weights.hub.snapshot import HubSnapshot
+from weights.hub.repo_snapshot import HubSnapshot
 from weights.snapshot import Located, Wanted
 
 

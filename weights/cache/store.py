@@ -26,7 +26,7 @@ import huggingface_hub
 from huggingface_hub.utils import WeakFileLock
 
 from ..errors import DamagedError
-from ..hub.parallel import said_if_slow
+from ..parallel import said_if_slow
 
 TOWERS = "towers"
 

@@ -30,11 +30,11 @@ from ..cache.kept import KeptTower, sealed_header
 from ..cache.store import write_whole
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
+from ..parallel import Stopped, in_parallel
 from ..snapshot import Located, Wanted
 from ..tensor_file import Header, file_crc32
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
-from .parallel import Stopped, in_parallel
 from .ranges import Part, clip, in_order, plan_parts
 from .repo import Repo
 

@@ -1,4 +1,9 @@
-"""Match a checkpoint's tensors with an encoder's, strictly, before a byte of them is read."""
+"""Match a checkpoint's tensors with an encoder's, strictly, before a byte of them is read.
+
+This file conducts: :func:`find_encoder` asks the snapshot for config and headers, the families for
+the record and the config, the layout for names and shapes, and builds the encoder on the meta
+device. None of those knows of another, and every function below is one step of it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import torch
 
 from encoders import Encoder
 
-from .contents import PROCESSOR_FILES, Contents, adapter_error, adapter_names, read_contents
-from .errors import CheckpointError, DamagedError, shown
+from .contents import Contents, adapter_error, adapter_names, read_contents
+from .errors import CheckpointError, DamagedError, listed, shown
 from .families import build_config, find_family
 from .families.family import Family
 from .layouts import Layout, Place, find_layout
@@ -25,15 +29,6 @@ from .tower_folder import describe, transformers_class
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """The stored dtypes that a tower is loaded from."""
 
-SHOWN = 8  # names that a message lists per kind of problem; the count is always given
-
-MOST_NEAR = 10_000
-"""Names that are compared to find the nearest one, 0.1 s per name listed; forged checkpoints have
-more."""
-LONGEST_MATCHED = 256  # characters of a name that are compared; the time grows with their square
-MOST_IN_TOWER = 20_000
-"""Limit for the names under a tower's prefix; the largest published tower has a thousand, and
-matching a million took 20 s."""
 MOST_IN_LIST = 1024
 """Limit for the entries of a list in a config; each may stand for a module of the tower."""
 
@@ -84,27 +79,10 @@ class Tower:
         return next(map(DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
 
-def _files(contents: Contents) -> dict[str, bytes]:
-    """Return the config and processor files as published, which stand beside a kept tower."""
-    return contents.snapshot.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
-
-
 def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, Encoder]:
     """Return the tower of a checkpoint and its encoder on the meta device, which fit each other."""
     contents = read_contents(snapshot)
-    adapter = adapter_names(contents.files)
-    if adapter and len(adapter) == len(contents.files):
-        raise adapter_error(snapshot.label)
-
-    def fits(candidate: Family) -> bool:
-        try:
-            build_encoder(find_tower(contents, candidate))
-        except DamagedError:
-            raise
-        except CheckpointError:
-            return False
-        return True
-
+    fits = partial(_fits, contents)
     found = find_family(
         contents.config, contents.files, snapshot.label, family, fits, saved=contents.family
     )
@@ -112,11 +90,22 @@ def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, 
     return tower, build_encoder(tower)
 
 
+def _fits(contents: Contents, family: Family) -> bool:
+    """Return whether the config and the tensors of a checkpoint make a tower of a family."""
+    try:
+        build_encoder(find_tower(contents, family))
+    except DamagedError:
+        raise
+    except CheckpointError:
+        return False
+    return True
+
+
 def find_tower(contents: Contents, family: Family) -> Tower:
     """Find the tower of a family, and read the headers of the files that hold it."""
     label = contents.snapshot.label
     layout, place = find_layout(family.name, family.layouts, contents.files, label)
-    local = _tower_names(contents.files, layout, place, label)
+    local = layout.tower_names(place, contents.files, label)
     if adapter_names(local.values()):
         raise adapter_error(label)
     _refuse_quantised(local, label)
@@ -129,7 +118,7 @@ def find_tower(contents: Contents, family: Family) -> Tower:
     }
     config = build_config(family, contents.config, shapes, label)
     published = contents.snapshot.published or Published(place.prefix, len(contents.files), shards)
-    wanted = Wanted(pieces, published, lambda: _files(contents))
+    wanted = Wanted(pieces, published, contents.small_files)
     return Tower(contents, family, layout, place, config, wanted)
 
 
@@ -168,9 +157,9 @@ def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
         if name in wanted and piece.entry.shape != wanted[name]
     ]
     problems = [
-        _listed("missing", missing, extra or list(tower.contents.files), "nearest present"),
-        _listed("unexpected", extra, missing or list(wanted), "nearest expected"),
-        _listed("wrong shape", wrong),
+        listed("missing", missing, extra or list(tower.contents.files), "nearest present"),
+        listed("unexpected", extra, missing or list(wanted), "nearest expected"),
+        listed("wrong shape", wrong),
     ]
     if found := [problem for problem in problems if problem]:
         raise CheckpointError(
@@ -182,21 +171,6 @@ def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
         )
 
 
-def _tower_names(names: Iterable[str], layout: Layout, place: Place, label: str) -> dict[str, str]:
-    """Return the name after the prefix by full name, of tower and projector tensors that matter."""
-    found: dict[str, str] = {}
-    for name in names:
-        local = layout.local_name(place, name)
-        if local is not None and not layout.is_ignored(local):
-            found[name] = local
-        if len(found) > MOST_IN_TOWER:
-            raise CheckpointError(
-                f"{label}: over {MOST_IN_TOWER} tensors under {place.prefix!r}, which is no tower "
-                "that was ever published"
-            )
-    return found
-
-
 def _pieces(
     contents: Contents, layout: Layout, place: Place, local: Mapping[str, str]
 ) -> tuple[list[Piece], dict[str, int]]:
@@ -205,7 +179,7 @@ def _pieces(
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
         named = {name for name in local if contents.files[name] == file}
-        inside = set(_tower_names(header.tensors, layout, place, contents.snapshot.label))
+        inside = set(layout.tower_names(place, header.tensors, contents.snapshot.label))
         if strays := sorted(named ^ inside):
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
@@ -234,18 +208,6 @@ def _refuse_dtypes(pieces: Iterable[Piece], label: str) -> None:
     if wrong := [f"{piece.name} is {piece.entry.dtype}" for piece in odd]:
         raise CheckpointError(
             f"{label}: the tower is quantised or not made of weights:\n  "
-            + _listed("wrong dtype", wrong)
+            + listed("wrong dtype", wrong)
             + f"\nTowers are loaded from {', '.join(DTYPES)}: use the original repo."
         )
-
-
-def _listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
-    if not names:
-        return ""
-    pool = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_MATCHED]
-    listed = []
-    for name in names[:SHOWN]:
-        nearest = get_close_matches(name[:LONGEST_MATCHED], pool, n=1, cutoff=0.5)
-        listed.append(shown(name) + (f" ({word}: {shown(nearest[0])})" if nearest else ""))
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{kind} ({len(names)}): {', '.join(listed)}{more}"

@@ -19,12 +19,12 @@ import huggingface_hub
 
 from ..cache.kept import KeptTower
 from ..errors import AbsentError, CheckpointError, DamagedError
+from ..parallel import in_parallel
 from ..snapshot import Located, Snapshot, Traffic, Wanted, json_limit
 from ..tensor_file import Header, parse_json
 from .downloads import download_shards, fetch_tower
 from .http import RangesUnsupported, RemoteFile
 from .messages import OFFLINE, not_here
-from .parallel import in_parallel
 from .ranges import in_order, plan_parts
 from .repo import HubOptions, Repo
 
