@@ -19,7 +19,6 @@ another dtype is asked for, vectors are float32 and all else keeps the encoder's
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +32,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
+from weights.tensor_file import TensorEntry, header_bytes
+from weights.writing import writing_whole
 
 from . import __version__
 from .devices import enough_disk
@@ -148,11 +149,9 @@ def writing_features(
             "normalize": recipe.normalize,
             "items": [item._asdict() for item in items],
         }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        stack.callback(temporary.unlink, missing_ok=True)
-        with temporary.open("wb") as file:  # mode 0666 less the umask, unlike a tempfile's 0600
+        # A reader sees the old file or the new one, never half of one.
+        with writing_whole(path) as temporary, temporary.open("wb") as file:
             spool.write(file, {"vitgraph": json.dumps(about)})
-        temporary.replace(path)  # a reader sees the old file or the new one, never half of one
 
 
 def _named(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
@@ -195,7 +194,7 @@ class _Spool:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
         self._files: dict[int, IO[bytes]] = {}
-        self._added: dict[int, list[tuple[str, str, list[int], int]]] = {}
+        self._added: dict[int, list[tuple[str, TensorEntry]]] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
         size = tensor.itemsize
@@ -204,18 +203,13 @@ class _Spool:
             self._added[size] = []
         data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         self._files[size].write(data.numpy().data)
-        self._added[size].append((name, _DTYPES[tensor.dtype], list(tensor.shape), len(data)))
+        entry = TensorEntry(_DTYPES[tensor.dtype], tuple(tensor.shape), 0, len(data))
+        self._added[size].append((name, entry))
 
     def write(self, file: IO[bytes], metadata: dict[str, str]) -> None:
-        header: dict[str, object] = {"__metadata__": metadata}
-        widest_first, end = sorted(self._files, reverse=True), 0
-        for size in widest_first:
-            for name, dtype, shape, length in self._added[size]:
-                begin, end = end, end + length
-                header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(len(text).to_bytes(8, "little") + text)
+        widest_first = sorted(self._files, reverse=True)
+        entries = [entry for size in widest_first for entry in self._added[size]]
+        file.write(header_bytes(entries, metadata))
         for size in widest_first:
             self._files[size].seek(0)
             shutil.copyfileobj(self._files[size], file, 1 << 20)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -19,6 +19,7 @@ from .snapshot import Located, Piece
 from .source import MOST_REPAIRS, open_checkpoint
 from .tensor_file import file_crc32, header_bytes
 from .tower_folder import PROJECTOR
+from .writing import flush, lock
 
 if TYPE_CHECKING:
     from .match import Tower
@@ -178,12 +179,9 @@ def _alone(folder: Path) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    import fcntl
-
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # network disks may not lock a folder
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        lock(handle)
         yield
     finally:
         os.close(handle)
@@ -218,8 +216,7 @@ def _write_tensors(
         out.write(header_bytes(entries, {"format": "pt"}))
         for piece in pieces:
             _copy_tensor(f"{label}: {piece.file}", piece, found[piece.name], out)
-        out.flush()
-        os.fsync(out.fileno())
+    flush(path)
 
 
 def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:

@@ -227,9 +227,14 @@ def _sizes(value: Any) -> bool:
 
 
 def file_crc32(
-    path: Path, begin: int, length: int, label: str, copy: BinaryIO | None = None
+    path: Path,
+    begin: int = 0,
+    length: int | None = None,
+    label: str = "",
+    copy: BinaryIO | None = None,
 ) -> int:
     """Return the CRC-32 of ``length`` bytes of a file from ``begin`` on; write them to ``copy``."""
+    length = path.stat().st_size - begin if length is None else length
     value = 0
     with path.open("rb", buffering=0) as file:
         file.seek(begin)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from weights.tensor_file import file_crc32
+
 from ..terminal import counted
 from .manifest import Manifest, digest_keys
 from .shards import Shard, missing_of, read_all_stats, shards_of
-from .storage import checksum, open_storage
+from .storage import open_storage
 
 _MOST_LINES = 20
 """Faults that are printed one by one."""
@@ -121,7 +123,7 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
     for name, (size, crc) in stats.get("files", {}).items():
         try:
             with shard.storage.reading(name) as path:
-                same = path.stat().st_size == size and checksum(path) == crc
+                same = path.stat().st_size == size and file_crc32(path) == crc
         except FileNotFoundError:
             yield f"{name} is missing"
             return

@@ -39,9 +39,11 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from weights.tensor_file import file_crc32
+
 from .manifest import Manifest
 from .parquet_files import EMBEDDING, read_arrays, write_tokens, write_vectors
-from .storage import Storage, checksum, open_storage
+from .storage import Storage, open_storage
 
 Array = np.ndarray[Any, Any]
 FORMATS = ("npy", "safetensors", "parquet")
@@ -150,7 +152,7 @@ class Shard:
         name = self._name(self.storage.tag, ending)
         with self.storage.writing(name) as temporary:
             yield temporary
-            files[name] = (temporary.stat().st_size, checksum(temporary))
+            files[name] = (temporary.stat().st_size, file_crc32(temporary))
 
     def _name(self, tag: str, ending: str) -> str:
         return f"{self.number:05d}.{tag}{ending}"

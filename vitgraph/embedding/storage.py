@@ -11,20 +11,17 @@ import errno
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from .files import explaining, is_remote, local_path, open_filesystem, protocol_of
+from weights.writing import flush, lock, temporary_beside, writing_whole
 
-if sys.platform != "win32":
-    import fcntl
+from .files import explaining, is_remote, local_path, open_filesystem, protocol_of
 
 JOB = "job"
 """Name of the lock under which the files of the job as a whole are written."""
@@ -150,21 +147,15 @@ class LocalFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """See :class:`Storage`.
-
-        The bytes are on the disk before the file has its name, so a name stands for a whole file
-        even after a loss of power.
-        """
-        with self._temporary(name) as temporary:
+        """See :class:`Storage`."""
+        with writing_whole(self.folder / name) as temporary:
             yield temporary
-            _flush(temporary)
-            temporary.replace(self.folder / name)
 
     def create(self, name: str, content: bytes) -> bool:
         """See :class:`Storage`."""
-        with self._temporary(name) as temporary:
+        with temporary_beside(self.folder / name) as temporary:
             temporary.write_bytes(content)
-            _flush(temporary)
+            flush(temporary)
             try:
                 os.link(temporary, self.folder / name)
             except FileExistsError:
@@ -182,16 +173,6 @@ class LocalFolder:
         except FileExistsError:
             return False
         return True
-
-    @contextmanager
-    def _temporary(self, name: str) -> Iterator[Path]:
-        path = self.folder / f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            path.touch()  # an OSError that names the folder, and the usual permissions
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
 
     def delete(self, names: Iterable[str]) -> None:
         """See :class:`Storage`."""
@@ -250,24 +231,11 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """
     while True:
         with open(path, "wb") as file:
-            held = _lock(file, wait)
+            held = lock(file, wait=wait)
             if not held or _is_open_at(file, path):
                 yield held
                 return
         time.sleep(0.01)  # whoever held it has removed the file
-
-
-def _lock(file: IO[bytes], wait: bool) -> bool:
-    """Lock an open file; returns False where there are no locks."""
-    if sys.platform == "win32":
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError:  # of a network file system that has no locks
-        return False
-    return True
 
 
 def _is_open_at(file: IO[bytes], path: Path) -> bool:
@@ -276,11 +244,6 @@ def _is_open_at(file: IO[bytes], path: Path) -> bool:
         return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileNotFoundError:
         return False
-
-
-def _flush(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
 
 
 class RemoteFolder:
@@ -363,12 +326,3 @@ class RemoteFolder:
 
     def require_space(self, count: int) -> None:
         """See :class:`Storage`."""
-
-
-def checksum(path: Path) -> int:
-    """Return the CRC-32 of a local file."""
-    found = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            found = zlib.crc32(block, found)
-    return found

@@ -15,11 +15,9 @@ checksums all that belongs to it, so what an interrupted removal leaves is not t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import get_ident
 from zlib import crc32
 
 import huggingface_hub
@@ -27,6 +25,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from ..errors import DamagedError
 from ..parallel import said_if_slow
+from ..writing import write_whole
 
 TOWERS = "towers"
 
@@ -88,18 +87,3 @@ class Store:
             raise DamagedError(f"{self.answers}: not what was fetched")
         table: dict[str, str | None] = json.loads(text)
         return {name: None if raw is None else raw.encode("latin-1") for name, raw in table.items()}
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

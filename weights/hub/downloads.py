@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import inspect
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,12 +26,12 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import tqdm
 
 from ..cache.kept import KeptTower, sealed_header
-from ..cache.store import write_whole
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
 from ..parallel import Stopped, in_parallel
 from ..snapshot import Located, Wanted
 from ..tensor_file import Header, file_crc32
+from ..writing import flush, write_whole
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
 from .ranges import Part, clip, in_order, plan_parts
@@ -177,8 +176,7 @@ class _Fetch:
         known = {piece.local: value for piece, value in zip(self.pieces, sums, strict=True)}
         with path.open("r+b") as file:
             file.write(sealed_header(self.pieces, self.record, self.files, known))
-            file.flush()
-            os.fsync(file.fileno())
+        flush(path)
 
 
 def download_shards(repo: Repo, names: list[str]) -> None:

@@ -26,10 +26,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from ..cache.store import Store, cache_root, repo_folder, write_whole
+from ..cache.store import Store, cache_root, repo_folder
 from ..errors import AbsentError, CheckpointError, shown
 from ..published import similar_names
 from ..snapshot import LONGEST_PART, check_name, json_limit
+from ..writing import write_whole
 from .http import RemoteFile, Unreachable
 from .messages import OFFLINE, explain, is_absence, not_here, obstacle
 

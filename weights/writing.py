@@ -1,0 +1,67 @@
+"""Files of this disk that appear whole or not at all, and the lock that keeps other writers out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """Make an empty file of the usual permissions in the folder of ``path``, for this block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    try:
+        temporary.touch()
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that takes the name ``path`` if the block ends without an error.
+
+    Its bytes are on the disk before, so a name stands for a whole file even after a loss of power.
+    """
+    with temporary_beside(path) as temporary:
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a small file so that it is there whole or not at all."""
+    with writing_whole(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def flush(path: Path) -> None:
+    """Have the bytes of a file on the disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def lock(file: int | IO[bytes], *, wait: bool = True) -> bool:
+    """Lock an open file or folder until it is closed; return False where there are no locks.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and it is not to be waited for.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError:  # of a network file system that has no locks
+        return False
+    return True
