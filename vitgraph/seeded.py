@@ -23,7 +23,7 @@ from torch import Tensor
 from encoders.base.saving import in_halves
 from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config
-from weights.layouts import Place
+from weights.layouts import Prefix
 from weights.published import family_facts
 from weights.tower_folder import vision_section
 
@@ -34,7 +34,7 @@ HEAD = 32
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Seeded:
     """What is written under one of the names that ``write_seeded_checkpoint`` takes."""
 
     family: Family
@@ -44,19 +44,19 @@ class Recipe:
     """Prefix of the language model, then names of more tensors outside the tower."""
 
 
-def _recipes() -> dict[str, Recipe]:
-    recipes = {}
+def _seeded() -> dict[str, Seeded]:
+    kinds = {}
     for family in FAMILIES.values():
         models = {model.repo_id: model for model in family.published}
         layouts = {layout.name: layout for layout in family.layouts}
         for name, small in family.small.items():
             model = models[small.repo_id]
             layout = layouts[small.layout or model.layout]
-            recipes[name] = Recipe(family, model, layout, small.around)
-    return recipes
+            kinds[name] = Seeded(family, model, layout, small.around)
+    return kinds
 
 
-RECIPES: Mapping[str, Recipe] = _recipes()
+SEEDED: Mapping[str, Seeded] = _seeded()
 """Every kind of checkpoint that can be written, by the name that ``family`` takes."""
 _NAMED_SIZES = {k: v for name in FAMILIES for k, v in family_facts(name).named_sizes.items()}
 
@@ -80,7 +80,7 @@ def write_seeded_checkpoint(
 
     Args:
         folder: the folder to write to, made if it does not exist.
-        family: one of :data:`RECIPES`.
+        family: one of :data:`SEEDED`.
         depth: number of blocks of the tower.
         width: width of the tower, a multiple of 32.
         seed: seed of the weights.
@@ -96,44 +96,44 @@ def write_seeded_checkpoint(
         ValueError: an unknown family, a prefix that its layout does not know, a width that is no
             multiple of 32, or no shards.
     """
-    if family not in RECIPES:
-        raise ValueError(f"family {family!r}: must be one of {', '.join(RECIPES)}")
-    recipe = RECIPES[family]
+    if family not in SEEDED:
+        raise ValueError(f"family {family!r}: must be one of {', '.join(SEEDED)}")
+    seeded = SEEDED[family]
     if width % HEAD:
         raise ValueError(f"width={width}: must be a multiple of {HEAD}, the size of a head")
     if shards < 1 or decoy_shards < 0:
         raise ValueError(
             f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
         )
-    place = _find_place(recipe, prefix)
-    if decoy_shards and not place.prefix:
+    where = _find_prefix(seeded, prefix)
+    if decoy_shards and not where.whole:
         raise ValueError(
             f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = small_config(recipe.model.config, depth, width)
-    tower = seeded_tower(recipe.family, config, seed, dtype)
-    tensors = _publish(recipe.layout, place, tower, width // HEAD)
-    if place.prefix:
-        tensors = _surround(tensors, place, recipe.around, dtype)
+    config = small_config(seeded.model.config, depth, width)
+    tower = seeded_tower(seeded.family, config, seed, dtype)
+    tensors = _publish(seeded.layout, where, tower, width // HEAD)
+    if where.whole:
+        tensors = _surround(tensors, where, seeded.around, dtype)
     names = list(tensors)
     cuts = pairwise(len(names) * number // shards for number in range(shards + 1))
     files = [{name: tensors[name] for name in names[start:stop]} for start, stop in cuts]
-    files += [_decoys(_language_layer(recipe.around[0], 2 + n), dtype) for n in range(decoy_shards)]
+    files += [_decoys(_language_layer(seeded.around[0], 2 + n), dtype) for n in range(decoy_shards)]
     _write_files(folder, files)
-    for name, content in {"config": config, **recipe.layout.processor_files}.items():
+    for name, content in {"config": config, **seeded.layout.processor_files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2))
     return folder
 
 
-def _find_place(recipe: Recipe, prefix: str | None) -> Place:
-    wanted = recipe.model.prefix if prefix is None else prefix
-    for place in recipe.layout.places:
-        if place.prefix == wanted:
-            return place
-    known = ", ".join(repr(place.prefix) for place in recipe.layout.places)
-    raise ValueError(f"prefix={prefix!r}: layout {recipe.layout.name} has {known}")
+def _find_prefix(seeded: Seeded, prefix: str | None) -> Prefix:
+    wanted = seeded.model.prefix if prefix is None else prefix
+    for where in seeded.layout.prefixes:
+        if where.whole == wanted:
+            return where
+    known = ", ".join(repr(where.whole) for where in seeded.layout.prefixes)
+    raise ValueError(f"prefix={prefix!r}: layout {seeded.layout.name} has {known}")
 
 
 def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
 
 
 def _publish(
-    layout: Layout, place: Place, tower: Mapping[str, Tensor], heads: int
+    layout: Layout, where: Prefix, tower: Mapping[str, Tensor], heads: int
 ) -> dict[str, Tensor]:
     """Rename and cut tensors by the encoder's names into those of a published layout."""
     published: dict[str, Tensor] = {}
@@ -254,18 +254,18 @@ def _publish(
             slot = layout.to_ours(name)
             if slot is not None and slot.halves:
                 rows = in_halves(rows, heads)
-            published[layout.full_name(place, name)] = rows.contiguous()
+            published[layout.full_name(where, name)] = rows.contiguous()
     return published
 
 
 def _surround(
-    tower: dict[str, Tensor], place: Place, around: Sequence[str], dtype: torch.dtype
+    tower: dict[str, Tensor], where: Prefix, around: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Add tensors of the language model before the tower, inside it and after it.
 
     A projector beside the tower comes last, as published, far from the tower.
     """
-    body = [name for name in tower if name.startswith(place.prefix)]
+    body = [name for name in tower if name.startswith(where.whole)]
     language, *others = around
     half = len(body) // 2
     return {

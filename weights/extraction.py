@@ -15,7 +15,7 @@ from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
 from .hub.repo import HubOptions
 from .published import check_family
-from .snapshot import Located, Piece
+from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
 from .tensor_file import file_crc32, header_bytes
 from .tower_folder import PROJECTOR
@@ -152,7 +152,7 @@ def _extract(tower: Tower, out: Path, overwrite: bool) -> None:
         with _alone(out.parent):
             _restore(work, out)  # after a run that was killed
             _check_target(out, overwrite)
-            needed = sum(piece.entry.nbytes for piece in wanted.pieces)
+            needed = sum(tensor.entry.nbytes for tensor in wanted.tensors)
             free = shutil.disk_usage(out.parent).free
             if free < needed:
                 raise CheckpointError(
@@ -199,30 +199,30 @@ def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> N
     for name, content in tower.wanted.files().items():
         (folder / name).write_bytes(content)
     (folder / "config.json").write_text(json.dumps(tower.described, indent=2) + "\n", "utf-8")
-    files: dict[str, list[Piece]] = {SINGLE: [], PROJECTOR: []}
+    files: dict[str, list[TowerTensor]] = {SINGLE: [], PROJECTOR: []}
     beside = tower.beside
-    for piece in tower.wanted.pieces:
-        files[PROJECTOR if piece.local in beside else SINGLE].append(piece)
-    for name, pieces in files.items():
-        if pieces:
-            _write_tensors(tower.contents.snapshot.label, pieces, found, folder / name)
+    for tensor in tower.wanted.tensors:
+        files[PROJECTOR if tensor.local in beside else SINGLE].append(tensor)
+    for name, tensors in files.items():
+        if tensors:
+            _write_tensors(tower.contents.snapshot.label, tensors, found, folder / name)
 
 
 def _write_tensors(
-    label: str, pieces: Sequence[Piece], found: Mapping[str, Located], path: Path
+    label: str, tensors: Sequence[TowerTensor], found: Mapping[str, Located], path: Path
 ) -> None:
-    entries = [(piece.local, piece.entry) for piece in pieces]
+    entries = [(tensor.local, tensor.entry) for tensor in tensors]
     with path.open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
-        for piece in pieces:
-            _copy_tensor(f"{label}: {piece.file}", piece, found[piece.name], out)
+        for tensor in tensors:
+            _copy_tensor(f"{label}: {tensor.file}", tensor, found[tensor.name], out)
     flush(path)
 
 
-def _copy_tensor(label: str, piece: Piece, place: Located, out: BinaryIO) -> None:
+def _copy_tensor(label: str, tensor: TowerTensor, located: Located, out: BinaryIO) -> None:
     try:
-        value = file_crc32(place.path, place.offset, piece.entry.nbytes, label, out)
+        value = file_crc32(located.path, located.offset, tensor.entry.nbytes, label, out)
     except FileNotFoundError as error:  # removed since it was located: fetched again if it can
         raise DamagedError(f"{label}: removed while it was being copied") from error
-    if place.crc32 is not None and value != place.crc32:
-        raise DamagedError(f"{label}: {piece.name} is not what was fetched: damaged on this disk")
+    if located.crc32 is not None and value != located.crc32:
+        raise DamagedError(f"{label}: {tensor.name} is not what was fetched: damaged on this disk")

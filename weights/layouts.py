@@ -21,30 +21,30 @@ matching a million took 20 s."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Prefix:
     """Prefixes of a tower's names (``root + tower``) and of its projector's names (``root``)."""
 
     root: str
     tower: str
 
     @property
-    def prefix(self) -> str:
+    def whole(self) -> str:
         """The prefix of every name of the tower."""
         return self.root + self.tower
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Target of a published tensor: part ``part`` of ``parts`` equal parts of tensor ``name``."""
+    """Target of a published tensor: chunk ``chunk`` of ``chunks`` equal ones of tensor ``name``."""
 
     name: str
-    part: int = 0
-    parts: int = 1
+    chunk: int = 0
+    chunks: int = 1
     halves: bool = False  # whether the layout lists the tensor in ``halves``
 
     def joined_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the whole tensor of which a part has this ``shape``."""
-        return (shape[0] * self.parts, *shape[1:]) if shape else shape
+        """Return the shape of the whole tensor of which a chunk has this ``shape``."""
+        return (shape[0] * self.chunks, *shape[1:]) if shape else shape
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Layout:
     """One published way to name the tensors of a tower."""
 
     name: str
-    places: tuple[Place, ...]
-    """Places of towers, among them ``Place("", "")``, where an extracted tower lies."""
+    prefixes: tuple[Prefix, ...]
+    """Prefixes of towers, among them ``Prefix("", "")``, where an extracted tower lies."""
     marks: tuple[str, ...]
     """Beginnings of names, after the prefix, of which a checkpoint in this layout has one."""
     projector: tuple[str, ...] = ()
@@ -75,31 +75,31 @@ class Layout:
     images_only: str = ""
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
-    def local_name(self, place: Place, name: str) -> str | None:
+    def local_name(self, prefix: Prefix, name: str) -> str | None:
         """Return a name without its prefix, or None if it is of neither tower nor projector."""
-        rest = name.removeprefix(place.root)
-        if name.startswith(place.root) and rest.startswith(self.projector):
+        rest = name.removeprefix(prefix.root)
+        if name.startswith(prefix.root) and rest.startswith(self.projector):
             return rest
-        return name.removeprefix(place.prefix) if name.startswith(place.prefix) else None
+        return name.removeprefix(prefix.whole) if name.startswith(prefix.whole) else None
 
-    def full_name(self, place: Place, local: str) -> str:
+    def full_name(self, prefix: Prefix, local: str) -> str:
         """Return a local name (see :meth:`local_name`) with its prefix."""
-        return (place.root if local.startswith(self.projector) else place.prefix) + local
+        return (prefix.root if local.startswith(self.projector) else prefix.whole) + local
 
     def is_ignored(self, local: str) -> bool:
         """Return whether the layout lists ``local`` among the names that no forward pass needs."""
         return any(_pattern(template).fullmatch(local) for template in self.ignored)
 
-    def tower_names(self, place: Place, names: Iterable[str], label: str) -> dict[str, str]:
+    def tower_names(self, prefix: Prefix, names: Iterable[str], label: str) -> dict[str, str]:
         """Return the local name by full name, of tower and projector tensors that matter."""
         found: dict[str, str] = {}
         for name in names:
-            local = self.local_name(place, name)
+            local = self.local_name(prefix, name)
             if local is not None and not self.is_ignored(local):
                 found[name] = local
             if len(found) > MOST_IN_TOWER:
                 raise CheckpointError(
-                    f"{label}: over {MOST_IN_TOWER} tensors under {place.prefix!r}, which is no "
+                    f"{label}: over {MOST_IN_TOWER} tensors under {prefix.whole!r}, which is no "
                     "tower that was ever published"
                 )
         return found
@@ -140,24 +140,24 @@ class Layout:
 
 def find_layout(
     family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
-) -> tuple[Layout, Place]:
+) -> tuple[Layout, Prefix]:
     """Return the first of the layouts whose marks are among ``names``, and where its tower lies."""
     names = list(names)
     for layout in layouts:
-        starts = {p: tuple(p.prefix + mark for mark in layout.marks) for p in layout.places}
-        found = [p for p in layout.places if any(name.startswith(starts[p]) for name in names)]
+        starts = {p: tuple(p.whole + mark for mark in layout.marks) for p in layout.prefixes}
+        found = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
         if len(found) > 1:
             raise CheckpointError(
                 f"{label}: holds several towers, under "
-                f"{' and '.join(repr(p.prefix) for p in found)}: keep one of them"
+                f"{' and '.join(repr(p.whole) for p in found)}: keep one of them"
             )
         if found:
             return layout, found[0]
-    prefixes = dict.fromkeys(p.prefix or "(none)" for layout in layouts for p in layout.places)
+    tried = dict.fromkeys(p.whole or "(none)" for layout in layouts for p in layout.prefixes)
     first = ", ".join(shown(word) for word in sorted({name.split(".")[0] for name in names})[:12])
     raise CheckpointError(
         f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
-        f"prefixes {', '.join(prefixes)}; the names begin with {first or 'nothing'}"
+        f"prefixes {', '.join(tried)}; the names begin with {first or 'nothing'}"
     )
 
 

@@ -28,7 +28,7 @@ from .errors import CheckpointError, DamagedError
 from .hub.repo import HubOptions
 from .match import DTYPES, Tower, find_encoder
 from .published import check_family
-from .snapshot import Located, Piece
+from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
 from .tensor_file import read_into
 from .tower_folder import PROJECTOR, usage
@@ -209,42 +209,42 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     tensors: dict[str, Tensor] = {}
     snapshot = tower.contents.snapshot
     found = snapshot.locate(tower.wanted)
-    jobs: list[tuple[Located, Piece, Tensor]] = []
-    for piece in tower.wanted.pieces:  # read into a whole tensor, or into rows of a joined one
-        slot = piece.slot
-        assert slot is not None, f"{piece.name} fits no tensor of the encoder"
+    jobs: list[tuple[Located, TowerTensor, Tensor]] = []
+    for tensor in tower.wanted.tensors:  # read into a whole tensor, or into rows of a joined one
+        slot = tensor.slot
+        assert slot is not None, f"{tensor.name} fits no tensor of the encoder"
         if slot.name not in tensors:
-            shape = slot.joined_shape(piece.entry.shape)
+            shape = slot.joined_shape(tensor.entry.shape)
             tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
         whole = tensors[slot.name]
-        rows = whole.chunk(slot.parts)[slot.part] if slot.parts > 1 else whole
-        jobs.append((found[piece.name], piece, rows))
+        rows = whole.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else whole
+        jobs.append((found[tensor.name], tensor, rows))
     jobs.sort(key=lambda job: (str(job[0].path), job[0].offset))
     # More threads read no faster, and one keeps the copies to a GPU busy.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as pool:
         list(pool.map(lambda job: _fill(snapshot.label, *job), jobs))
-    for _, piece, target in jobs:
-        if piece.slot is not None and piece.slot.halves:
+    for _, tensor, target in jobs:
+        if tensor.slot is not None and tensor.slot.halves:
             target.copy_(in_pairs(target, tower.config.num_heads))
     return tensors
 
 
-def _fill(label: str, place: Located, piece: Piece, rows: Tensor) -> None:
-    stored = DTYPES[piece.entry.dtype]
+def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> None:
+    stored = DTYPES[tensor.entry.dtype]
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
-    name, checked = f"{label}: {place.path.name}", place.crc32 is not None
+    name, checked = f"{label}: {located.path.name}", located.crc32 is not None
     flat: Any = buffer.view(-1).view(torch.uint8).numpy()  # as bytes, since numpy has no bfloat16
     try:
-        with place.path.open("rb", buffering=0) as raw:
-            value = read_into(raw, place.offset, memoryview(flat), name, checked=checked)
+        with located.path.open("rb", buffering=0) as raw:
+            value = read_into(raw, located.offset, memoryview(flat), name, checked=checked)
     except FileNotFoundError as error:  # removed since it was located: fetched again if it can
-        raise DamagedError(f"{label}: {place.path}: removed while loading") from error
+        raise DamagedError(f"{label}: {located.path}: removed while loading") from error
     except OSError as error:
-        raise CheckpointError(f"{label}: {place.path}: {error.strerror}") from error
-    if value != place.crc32:
-        raise DamagedError(f"{name}: {piece.name} is not what was fetched: damaged")
+        raise CheckpointError(f"{label}: {located.path}: {error.strerror}") from error
+    if value != located.crc32:
+        raise DamagedError(f"{name}: {tensor.name} is not what was fetched: damaged")
     if not direct:
         rows.copy_(buffer.to(rows.device))  # cast on the device, so that the host holds one copy
 
@@ -262,9 +262,9 @@ def _published_form(
         names={name: layout.to_published(name) for name in state},
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},
         halves={
-            piece.local: tower.config.num_heads
-            for piece in tower.wanted.pieces
-            if piece.slot is not None and piece.slot.halves
+            tensor.local: tower.config.num_heads
+            for tensor in tower.wanted.tensors
+            if tensor.slot is not None and tensor.slot.halves
         },
         beside=(PROJECTOR, sorted(tower.beside)),
         usage=usage(tower.contents.config, tower.family, layout),

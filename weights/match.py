@@ -22,8 +22,8 @@ from .contents import Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, DamagedError, listed, shown
 from .families import build_config, find_family
 from .families.family import Family
-from .layouts import Layout, Place, find_layout
-from .snapshot import Piece, Published, Snapshot, Wanted
+from .layouts import Layout, Prefix, find_layout
+from .snapshot import Published, Snapshot, TowerTensor, Wanted
 from .tower_folder import describe, transformers_class
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
@@ -46,7 +46,7 @@ class Tower:
     contents: Contents
     family: Family
     layout: Layout
-    place: Place
+    prefix: Prefix
     config: Any
     wanted: Wanted
 
@@ -62,15 +62,15 @@ class Tower:
         """Local names of the tensors that such a folder has in a file beside the tower's."""
         if transformers_class(self.contents.config, self.family, self.layout) is None:
             return set()
-        local = (piece.local for piece in self.wanted.pieces)
+        local = (tensor.local for tensor in self.wanted.tensors)
         return {name for name in local if name.startswith(self.layout.projector)}
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
         """Bytes of the tensors by stored dtype, most first."""
         counter: Counter[str] = Counter()
-        for piece in self.wanted.pieces:
-            counter[piece.entry.dtype] += piece.entry.nbytes
+        for tensor in self.wanted.tensors:
+            counter[tensor.entry.dtype] += tensor.entry.nbytes
         return dict(counter.most_common())
 
     @property
@@ -104,22 +104,22 @@ def _fits(contents: Contents, family: Family) -> bool:
 def find_tower(contents: Contents, family: Family) -> Tower:
     """Find the tower of a family, and read the headers of the files that hold it."""
     label = contents.snapshot.label
-    layout, place = find_layout(family.name, family.layouts, contents.files, label)
-    local = layout.tower_names(place, contents.files, label)
+    layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
+    local = layout.tower_names(prefix, contents.files, label)
     if adapter_names(local.values()):
         raise adapter_error(label)
     _refuse_quantised(local, label)
-    pieces, shards = _pieces(contents, layout, place, local)
-    _refuse_dtypes(pieces, label)
-    slots = [(piece.slot, piece.entry.shape) for piece in pieces]
+    tensors, shards = _tower_tensors(contents, layout, prefix, local)
+    _refuse_dtypes(tensors, label)
+    slots = [(tensor.slot, tensor.entry.shape) for tensor in tensors]
     joined = {slot.name: slot.joined_shape(shape) for slot, shape in slots if slot}
     shapes = {
         name: layout.published_shape(name, shape, inverse=True) for name, shape in joined.items()
     }
     config = build_config(family, contents.config, shapes, label)
-    published = contents.snapshot.published or Published(place.prefix, len(contents.files), shards)
-    wanted = Wanted(pieces, published, contents.small_files)
-    return Tower(contents, family, layout, place, config, wanted)
+    published = contents.snapshot.published or Published(prefix.whole, len(contents.files), shards)
+    wanted = Wanted(tensors, published, contents.small_files)
+    return Tower(contents, family, layout, prefix, config, wanted)
 
 
 def build_encoder(tower: Tower) -> Encoder:
@@ -141,20 +141,20 @@ def build_encoder(tower: Tower) -> Encoder:
 
 def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
-    layout, place, snapshot = tower.layout, tower.place, tower.contents.snapshot
-    present = {piece.name: piece for piece in tower.wanted.pieces}
+    layout, prefix, snapshot = tower.layout, tower.prefix, tower.contents.snapshot
+    present = {tensor.name: tensor for tensor in tower.wanted.tensors}
     wanted: dict[str, tuple[int, ...]] = {}
     for ours, ours_shape in expected.items():
         parts, shape = layout.to_published(ours), layout.published_shape(ours, ours_shape)
         for local in parts:
             rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
-            wanted[layout.full_name(place, local)] = rows
+            wanted[layout.full_name(prefix, local)] = rows
     extra = [name for name in present if name not in wanted]
     missing = [name for name in wanted if name not in present]
     wrong = [
-        f"{name} is {list(piece.entry.shape)}, the config makes {list(wanted[name])}"
-        for name, piece in present.items()
-        if name in wanted and piece.entry.shape != wanted[name]
+        f"{name} is {list(tensor.entry.shape)}, the config makes {list(wanted[name])}"
+        for name, tensor in present.items()
+        if name in wanted and tensor.entry.shape != wanted[name]
     ]
     problems = [
         listed("missing", missing, extra or list(tower.contents.files), "nearest present"),
@@ -164,22 +164,22 @@ def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
     if found := [problem for problem in problems if problem]:
         raise CheckpointError(
             f"{snapshot.label}: the tensors do not fit the {tower.family.title} tower of its "
-            f"config.json (layout {layout.name}, prefix {place.prefix!r}):\n  "
+            f"config.json (layout {layout.name}, prefix {prefix.whole!r}):\n  "
             + "\n  ".join(found)
             + "\nUse the config.json and weights of one and the same repo, downloaded whole"
             + (snapshot.advice or ".")
         )
 
 
-def _pieces(
-    contents: Contents, layout: Layout, place: Place, local: Mapping[str, str]
-) -> tuple[list[Piece], dict[str, int]]:
+def _tower_tensors(
+    contents: Contents, layout: Layout, prefix: Prefix, local: Mapping[str, str]
+) -> tuple[list[TowerTensor], dict[str, int]]:
     """Return each tower tensor and the bytes of each file, if index and headers agree."""
-    pieces: dict[str, Piece] = {}
+    tensors: dict[str, TowerTensor] = {}
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
         named = {name for name in local if contents.files[name] == file}
-        inside = set(layout.tower_names(place, header.tensors, contents.snapshot.label))
+        inside = set(layout.tower_names(prefix, header.tensors, contents.snapshot.label))
         if strays := sorted(named ^ inside):
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
@@ -189,9 +189,9 @@ def _pieces(
             )
         for name in named:
             slot = layout.to_ours(local[name])
-            pieces[name] = Piece(name, local[name], file, header.tensors[name], slot)
+            tensors[name] = TowerTensor(name, local[name], file, header.tensors[name], slot)
     sizes = {file: header.file_bytes for file, header in headers.items()}
-    return [pieces[name] for name in local], sizes
+    return [tensors[name] for name in local], sizes
 
 
 def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
@@ -203,9 +203,9 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
         )
 
 
-def _refuse_dtypes(pieces: Iterable[Piece], label: str) -> None:
-    odd = [piece for piece in pieces if piece.entry.dtype not in DTYPES]
-    if wrong := [f"{piece.name} is {piece.entry.dtype}" for piece in odd]:
+def _refuse_dtypes(tensors: Iterable[TowerTensor], label: str) -> None:
+    odd = [tensor for tensor in tensors if tensor.entry.dtype not in DTYPES]
+    if wrong := [f"{tensor.name} is {tensor.entry.dtype}" for tensor in odd]:
         raise CheckpointError(
             f"{label}: the tower is quantised or not made of weights:\n  "
             + listed("wrong dtype", wrong)

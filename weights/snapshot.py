@@ -18,7 +18,7 @@ LONGEST_PART = 255  # bytes of the name of one file or folder
 
 
 @dataclass(frozen=True)
-class Piece:
+class TowerTensor:
     """One tensor of the tower: where the checkpoint holds it, and where its rows go."""
 
     name: str
@@ -41,7 +41,7 @@ class Published:
 class Wanted:
     """The tower that is to be brought to this disk."""
 
-    pieces: Sequence[Piece]
+    tensors: Sequence[TowerTensor]
     published: Published
     files: Callable[[], Mapping[str, bytes]]
     """Reads the config and processor files, as published."""
@@ -82,8 +82,8 @@ class Snapshot:
         self.label = label or str(folder / (weights or ""))
         # Links may lead to inside the folder and to the blobs of the Hub client's cache.
         real = folder.resolve()
-        snapshots = [place for place in (real, *real.parents) if place.parent.name == "snapshots"]
-        self._inside = [real, *(place.parents[1] / "blobs" for place in snapshots)]
+        commits = [path for path in (real, *real.parents) if path.parent.name == "snapshots"]
+        self._inside = [real, *(path.parents[1] / "blobs" for path in commits)]
 
     def content(self, name: str) -> bytes | None:
         """Return the bytes of the small file ``name``, or None if there is no such file."""
@@ -140,20 +140,22 @@ class Snapshot:
         A DamagedError says that what was here is damaged or removed: open the checkpoint again.
         """
         found: dict[str, Located] = {}
-        for file in dict.fromkeys(piece.file for piece in wanted.pieces):
+        for file in dict.fromkeys(tensor.file for tensor in wanted.tensors):
             path, label = self._path(file), f"{self.label}: {file}"
             if path is None:
                 raise DamagedError(f"{label}: removed while it was being loaded")
             header = read_header(path, label)
-            for piece in (piece for piece in wanted.pieces if piece.file == file):
-                if header.tensors.get(piece.name) != piece.entry:
+            for tensor in (tensor for tensor in wanted.tensors if tensor.file == file):
+                if header.tensors.get(tensor.name) != tensor.entry:
                     raise CheckpointError(f"{label}: changed while it was being loaded; load again")
-                found[piece.name] = Located(path, header.data_start + piece.entry.begin)
+                found[tensor.name] = Located(path, header.data_start + tensor.entry.begin)
         return found
 
     def traffic(self, wanted: Wanted) -> Traffic:
         """Return what :meth:`locate` would transfer, without transferring it."""
-        return Traffic(self.cached, "nothing", sum(piece.entry.nbytes for piece in wanted.pieces))
+        return Traffic(
+            self.cached, "nothing", sum(tensor.entry.nbytes for tensor in wanted.tensors)
+        )
 
     def _path(self, name: str) -> Path | None:
         """Return the file ``name`` on this disk, or None if it is not there."""
@@ -161,7 +163,7 @@ class Snapshot:
         if not path.is_file():
             return None
         real = path.resolve()
-        if name != self.weights and not any(real.is_relative_to(place) for place in self._inside):
+        if name != self.weights and not any(map(real.is_relative_to, self._inside)):
             raise CheckpointError(
                 f"{self.label}: {name} is a link that leaves the checkpoint (to {real}); nothing "
                 "was read: put the file itself there, or pass the folder it is in"

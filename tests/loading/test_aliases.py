@@ -29,7 +29,7 @@ from checkpoints import edit_config, edit_tensors, read_json, same_weights
 from oracles import LiftFloat32, distance, distances, draw_pixels
 from oracles.keys import intern_keys, renamed
 from oracles.references import intern_output, qwen2_5_output, qwen_output, qwen_reference
-from vitgraph.seeded import RECIPES, write_seeded_checkpoint
+from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.families import build_config, vision_section
 
@@ -74,7 +74,7 @@ def test_alias_of_a_qwen_tower_equals_transformers(tmp_path: Path, recipe: str) 
     folder = written(tmp_path, recipe, depth=4)
     encoder = load_encoder(folder)
     section = dict(vision_section(read_json(folder / "config.json"))[0])
-    prefix = RECIPES[recipe].model.prefix
+    prefix = SEEDED[recipe].model.prefix
     pixels = draw_pixels(encoder, GRIDS, dtype=torch.float64)
     with LiftFloat32() as lift:
         reference = build({"vision_config": section}).double().eval()
@@ -265,14 +265,14 @@ def test_derivative_loads_as_the_tower_it_is(tmp_path: Path, repo: str) -> None:
     folder = write_seeded_checkpoint(tmp_path / "derived", recipe, width=64, prefix=prefix)
     small = {name: value for name, value in inner.items() if name != "intermediate_size"}
     edit_config(folder, lambda c: (c.update(outer), c["vision_config"].update(small)))
-    assert inspect_checkpoint(folder).family == RECIPES[recipe].family.name
+    assert inspect_checkpoint(folder).family == SEEDED[recipe].family.name
     assert same_weights(load_encoder(folder), plain)
 
 
 @pytest.mark.parametrize("repo", DERIVATIVES)
 def test_config_of_a_derivative_is_that_of_its_tower(repo: str) -> None:
     recipe, _, outer, inner = DERIVATIVES[repo]
-    family, published = RECIPES[recipe].family, RECIPES[recipe].model.config
+    family, published = SEEDED[recipe].family, SEEDED[recipe].model.config
     section = {**published["vision_config"], **inner}
     config = build_config(family, {**published, **outer, "vision_config": section}, None, repo)
     plain = build_config(family, published, None, repo)
@@ -284,28 +284,28 @@ def test_config_of_a_derivative_is_that_of_its_tower(repo: str) -> None:
 
 
 def test_exaone_has_eight_key_value_heads_unless_the_config_says() -> None:
-    config = RECIPES["exaone4_5"].model.config["vision_config"]
-    read = RECIPES["exaone4_5"].family.config.from_hf
+    config = SEEDED["exaone4_5"].model.config["vision_config"]
+    read = SEEDED["exaone4_5"].family.config.from_hf
     assert read({k: v for k, v in config.items() if k != "num_key_value_heads"}) == read(config)
     assert read(config).num_key_value_heads == 8
     assert read({**config, "num_key_value_heads": 4}).num_key_value_heads == 4
 
 
 def test_key_value_heads_must_divide_the_heads() -> None:
-    config = RECIPES["exaone4_5"].model.config["vision_config"]
+    config = SEEDED["exaone4_5"].model.config["vision_config"]
     with pytest.raises(
         ValueError, match="num_heads=32 must be a multiple of num_key_value_heads=5"
     ):
-        RECIPES["exaone4_5"].family.config.from_hf({**config, "num_key_value_heads": 5})
+        SEEDED["exaone4_5"].family.config.from_hf({**config, "num_key_value_heads": 5})
 
 
 def test_qwen4_exp_has_no_deepstack_by_default() -> None:
-    read = RECIPES["qwen3_vl"].family.config.from_hf
+    read = SEEDED["qwen3_vl"].family.config.from_hf
     assert read({"model_type": "qwen4_exp_vision"}).deepstack_visual_indexes == ()
     assert read({"model_type": "cohere_compass_vision"}).deepstack_visual_indexes == (8, 16, 24)
 
 
 def test_qianfan_has_biases_in_attention_by_default() -> None:
-    read = RECIPES["qianfan_ocr"].family.config.from_hf
+    read = SEEDED["qianfan_ocr"].family.config.from_hf
     assert read({"model_type": "qianfan_ocr_vision"}).qkv_bias
     assert not read({"model_type": "internvl_vision"}).qkv_bias

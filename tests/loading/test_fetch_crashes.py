@@ -24,7 +24,7 @@ from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.cache.kept import KeptTower
 from weights.hub.downloads import _Fetch
-from weights.hub.ranges import Part
+from weights.hub.ranges import RangeRequest
 
 KILLS = 60
 
@@ -35,7 +35,7 @@ from weights.cache.store import cache_root
 from weights.contents import read_contents
 from weights.hub.repo import HubOptions
 from weights.hub.repo_snapshot import open_repo
-from weights.snapshot import Piece, Published, Wanted
+from weights.snapshot import TowerTensor, Published, Wanted
 
 def fetch(way="ranges"):
     options = HubOptions(fetch=way, max_workers=3, progress=False)
@@ -44,15 +44,15 @@ def fetch(way="ranges"):
     names = [name for name in contents.files if name.startswith("model.visual.")]
     headers = contents.headers({contents.files[name] for name in names})
     prefix = "model.visual."
-    pieces = [
-        Piece(name, name[len(prefix):], file, headers[file].tensors[name])
+    tensors = [
+        TowerTensor(name, name[len(prefix):], file, headers[file].tensors[name])
         for name, file in contents.files.items()
         if name.startswith(prefix)
     ]
     sizes = {file: header.file_bytes for file, header in headers.items()}
     published = Published(prefix, len(contents.files), sizes)
     files = lambda: snapshot.contents(["config.json", "preprocessor_config.json"])
-    return snapshot.locate(Wanted(pieces, published, files))
+    return snapshot.locate(Wanted(tensors, published, files))
 
 def whole():
     return [KeptTower(path) for path in cache_root().glob("towers/models--*/*/tower")]
@@ -145,11 +145,11 @@ def test_parts_of_a_fetch_that_was_killed_are_not_fetched_again(
     whole, kept = inspect_checkpoint(folder).bytes, []
     fetch = _Fetch._fetch
 
-    def interrupted(self: _Fetch, number: int, part: Part, *rest: Any) -> None:
+    def interrupted(self: _Fetch, number: int, request: RangeRequest, *rest: Any) -> None:
         if len(kept) == 2:
             raise Killed
-        fetch(self, number, part, *rest)
-        kept.append(part.kept)
+        fetch(self, number, request, *rest)
+        kept.append(request.kept)
 
     with monkeypatch.context() as patch:
         patch.setattr(_Fetch, "_fetch", interrupted)

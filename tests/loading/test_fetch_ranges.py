@@ -10,14 +10,14 @@ import pytest
 from checkpoints import same_weights
 from fetching import REPO, sparse_around
 from hub_server import TOKEN, HubServer
-from vitgraph.seeded import RECIPES, write_seeded_checkpoint
+from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.hub.ranges import MOST_BYTES, in_order, plan_parts
-from weights.snapshot import Piece
+from weights.hub.ranges import MOST_BYTES, in_order, plan_requests
+from weights.snapshot import TowerTensor
 from weights.tensor_file import Header, TensorEntry
 
 
-@pytest.mark.parametrize("family", RECIPES)
+@pytest.mark.parametrize("family", SEEDED)
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_layout_comes_as_ranges_as_it_is_in_the_folder(
     hub: HubServer, tmp_path: Path, cache: Path, family: str, shards: int
@@ -214,7 +214,9 @@ def test_no_byte_of_the_tower_is_asked_for_twice(hub: HubServer, folder: Path, c
             seen.add((request.path, request.range))
 
 
-def pieces_of(rng: random.Random, count: int, size: int) -> tuple[list[Piece], dict[str, Header]]:
+def pieces_of(
+    rng: random.Random, count: int, size: int
+) -> tuple[list[TowerTensor], dict[str, Header]]:
     """Random tensors of two files, some of them wanted."""
     wanted, headers = [], {}
     for file in ("a", "b"):
@@ -225,39 +227,39 @@ def pieces_of(rng: random.Random, count: int, size: int) -> tuple[list[Piece], d
             position += length
         headers[file] = Header(tensors, 100)
         names = rng.sample(sorted(tensors), count // 2)
-        wanted += [Piece(name, name, file, tensors[name]) for name in names]
+        wanted += [TowerTensor(name, name, file, tensors[name]) for name in names]
     return in_order(wanted), headers
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_bring_every_wanted_byte_to_its_place_once(seed: int) -> None:
     rng = random.Random(seed)
-    pieces, headers = pieces_of(rng, 40, rng.choice([3, 300, 20 << 20]))
-    parts = plan_parts(pieces, headers, 1000)
+    tensors, headers = pieces_of(rng, 40, rng.choice([3, 300, 20 << 20]))
+    requests = plan_requests(tensors, headers, 1000)
     places: list[tuple[int, str, int, int]] = []
-    for part in parts:
-        assert 0 < part.end - part.begin <= MOST_BYTES
-        target = part.target
-        for begin, end in part.segments:
-            assert part.begin <= begin < end <= part.end
-            places.append((target, part.file, begin, end))
+    for request in requests:
+        assert 0 < request.end - request.begin <= MOST_BYTES
+        target = request.target
+        for begin, end in request.segments:
+            assert request.begin <= begin < end <= request.end
+            places.append((target, request.file, begin, end))
             target += end - begin
-        assert target - part.target == part.kept
+        assert target - request.target == request.kept
     position = 1000
     for target, file, begin, end in places:  # they follow one another
         assert target == position
         position += end - begin
         for byte in (begin, end - 1):
-            piece = next(
-                piece
-                for piece in pieces
-                if piece.file == file and piece.entry.begin <= byte - 100 < piece.entry.end
+            tensor = next(
+                tensor
+                for tensor in tensors
+                if tensor.file == file and tensor.entry.begin <= byte - 100 < tensor.entry.end
             )
-            before = sum(p.entry.nbytes for p in pieces[: pieces.index(piece)])
-            assert 1000 + before + byte - 100 - piece.entry.begin == target + byte - begin
-    wanted = sum(piece.entry.nbytes for piece in pieces)
-    assert position - 1000 == wanted == sum(part.kept for part in parts)
-    assert sum(part.end - part.begin for part in parts) <= 1.005 * wanted
+            before = sum(p.entry.nbytes for p in tensors[: tensors.index(tensor)])
+            assert 1000 + before + byte - 100 - tensor.entry.begin == target + byte - begin
+    wanted = sum(tensor.entry.nbytes for tensor in tensors)
+    assert position - 1000 == wanted == sum(request.kept for request in requests)
+    assert sum(request.end - request.begin for request in requests) <= 1.005 * wanted
 
 
 def test_inspect_reads_headers_alone_also_of_a_server_without_ranges(

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from oracles import BY_NAME
-from vitgraph.seeded import RECIPES, seeded_tower, small_config, write_seeded_checkpoint
+from vitgraph.seeded import SEEDED, seeded_tower, small_config, write_seeded_checkpoint
 from weights import (
     FAMILIES,
     PUBLISHED,
@@ -23,7 +23,7 @@ from weights import (
 )
 from weights.errors import CheckpointError
 from weights.families import build_config, find_family
-from weights.layouts import Layout, Place
+from weights.layouts import Layout, Prefix
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -40,9 +40,9 @@ def find_layout(family: str, name: str) -> Layout:
 
 
 PLACED = [
-    pytest.param(name, place.prefix, id=f"{name}-{place.prefix or 'bare'}")
-    for name, recipe in RECIPES.items()
-    for place in recipe.layout.places
+    pytest.param(name, prefix.whole, id=f"{name}-{prefix.whole or 'bare'}")
+    for name, recipe in SEEDED.items()
+    for prefix in recipe.layout.prefixes
 ]
 
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_in_no_file_is_refused(tmp_path: Path, counts: dict[str, in
 def test_every_layout_at_every_place_gives_the_same_tower(
     tmp_path: Path, family: str, prefix: str
 ) -> None:
-    recipe = RECIPES[family]
+    recipe = SEEDED[family]
     folder = write_seeded_checkpoint(tmp_path, family, width=64, prefix=prefix)
     config = small_config(recipe.model.config, 2, 64)
     expected = seeded_tower(recipe.family, config, 0, torch.bfloat16)
@@ -94,9 +94,9 @@ def test_layouts_of_one_family_give_the_same_outputs(tmp_path: Path, one: str, o
     assert len(first.deepstack_features) == len(second.deepstack_features)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SEEDED)
 def test_every_name_translates_to_published_and_back(name: str) -> None:
-    recipe = RECIPES[name]
+    recipe = SEEDED[name]
     layout, config = recipe.layout, small_config(recipe.model.config, 4, 32)
     tower = seeded_tower(recipe.family, config, 0, torch.float32)
     seen = set()
@@ -128,12 +128,12 @@ def test_ignored_names_are_whole_words_at_their_place() -> None:
 
 
 def test_projector_names_follow_the_root_and_tower_names_the_prefix() -> None:
-    layout, place = find_layout("intern_vit", "internvl-hf"), Place("model.", "vision_tower.")
+    layout, prefix = find_layout("intern_vit", "internvl-hf"), Prefix("model.", "vision_tower.")
     projector = "model.multi_modal_projector.linear_1.bias"
-    assert layout.local_name(place, projector) == "multi_modal_projector.linear_1.bias"
-    assert layout.local_name(place, "model.vision_tower.x") == "x"
-    assert layout.local_name(place, "model.language_model.x") is None
-    assert layout.local_name(place, "multi_modal_projector.linear_1.bias") is None
+    assert layout.local_name(prefix, projector) == "multi_modal_projector.linear_1.bias"
+    assert layout.local_name(prefix, "model.vision_tower.x") == "x"
+    assert layout.local_name(prefix, "model.language_model.x") is None
+    assert layout.local_name(prefix, "multi_modal_projector.linear_1.bias") is None
 
 
 def reference_shapes(build: Callable[[], nn.Module]) -> dict[str, tuple[int, ...]]:
@@ -143,7 +143,7 @@ def reference_shapes(build: Callable[[], nn.Module]) -> dict[str, tuple[int, ...
 
 QWEN = [
     name
-    for name, recipe in RECIPES.items()
+    for name, recipe in SEEDED.items()
     if name in BY_NAME and recipe.model.repo_id.startswith("Qwen/")
 ]
 
@@ -152,7 +152,7 @@ QWEN = [
 def test_qwen_names_and_shapes_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder = write_seeded_checkpoint(tmp_path, family, width=64, depth=4)
     config = json.loads((folder / "config.json").read_text())
-    prefix = RECIPES[family].model.prefix
+    prefix = SEEDED[family].model.prefix
     written = {n.removeprefix(prefix): s for n, s in stored(folder).items() if n.startswith(prefix)}
     assert written == reference_shapes(lambda: BY_NAME[family].reference(config))
 
@@ -221,7 +221,7 @@ def parameters(model: PublishedModel) -> tuple[int, int]:
 def test_published_model_builds_with_exactly_its_parameters(model: PublishedModel) -> None:
     assert parameters(model) == (model.parameters, model.projector_parameters)
     layout = find_layout(model.family, model.layout)
-    assert model.prefix in {place.prefix for place in layout.places}
+    assert model.prefix in {prefix.whole for prefix in layout.prefixes}
 
 
 def test_projector_parameters_are_the_published_counts() -> None:
@@ -237,7 +237,7 @@ def test_the_parts_of_a_family_record_agree(family: Family) -> None:
     layouts = {layout.name for layout in family.layouts}
     published = {model.repo_id: model for model in family.published}
     assert len(layouts) == len(family.layouts)
-    assert all(Place("", "") in layout.places for layout in family.layouts)  # an extracted tower
+    assert all(Prefix("", "") in layout.prefixes for layout in family.layouts)  # of a tower alone
     assert {model.family for model in family.published} == {family.name}
     assert {model.layout for model in family.published} <= layouts
     assert family.small

@@ -11,7 +11,7 @@ from PIL import Image
 
 from checkpoints import edit_config, edit_tensors, same_weights
 from vitgraph.cli import main
-from vitgraph.seeded import RECIPES, write_seeded_checkpoint
+from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import FAMILIES, CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.load import _say_that_the_gpu_is_idle, accelerator
 
@@ -111,7 +111,7 @@ def test_a_tower_that_fits_no_family_is_told_none(newer: Path) -> None:
 
 
 # timm's configs name no sizes without their architecture.
-@pytest.mark.parametrize("name", [name for name in RECIPES if "timm" not in name])
+@pytest.mark.parametrize("name", [name for name in SEEDED if "timm" not in name])
 def test_tensors_have_the_signs_of_their_own_family_alone(tmp_path: Path, name: str) -> None:
     """DeepSeek-OCR's CLIP had those of Step3, so that family="deepseek_ocr" was refused."""
     folder = write_seeded_checkpoint(tmp_path / name, name, width=64)

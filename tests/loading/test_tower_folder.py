@@ -17,7 +17,7 @@ from transformers import AutoModel
 from checkpoints import INDEX, edit_config, read_json, same_weights
 from encoders import PathsEncoder
 from encoders.base.vision_encoder import VisionEncoder
-from vitgraph.seeded import RECIPES, write_seeded_checkpoint
+from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.tower_folder import PROJECTOR
 
@@ -69,7 +69,7 @@ def transformers_class(family: str) -> Any:
     return vars(found)[name]
 
 
-@pytest.mark.parametrize("family", RECIPES)
+@pytest.mark.parametrize("family", SEEDED)
 def test_extracted_tower_loads_as_the_original(tmp_path: Path, family: str) -> None:
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)
     out = extract_encoder(folder, tmp_path / "tower")
@@ -101,7 +101,7 @@ def test_transformers_class_of_the_tower_reads_it_whole(tmp_path: Path, family: 
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
-@pytest.mark.parametrize("family", RECIPES)
+@pytest.mark.parametrize("family", SEEDED)
 def test_automodel_builds_the_tower_or_refuses(tmp_path: Path, family: str) -> None:
     """It built the whole model with a random language model: 18 GB for a tower of 0.6."""
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
@@ -180,7 +180,7 @@ def test_a_tower_that_transformers_saved_loads(tmp_path: Path, family: str) -> N
     assert whole.preprocessor == again.preprocessor
 
 
-@pytest.mark.parametrize("family", RECIPES)
+@pytest.mark.parametrize("family", SEEDED)
 def test_a_folder_of_the_old_form_loads(tmp_path: Path, family: str) -> None:
     """Configs as published beside the tower's tensors without their prefix, all in one file."""
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)

@@ -27,7 +27,7 @@ from transformers import (
 
 from encoders.base.vision_encoder import VisionEncoder
 from oracles import draw_weights
-from vitgraph.seeded import RECIPES
+from vitgraph.seeded import SEEDED
 from weights import load_encoder
 
 VOCABULARY = 64
@@ -136,7 +136,7 @@ def load_own(name: str, model: PreTrainedModel, folder: Path) -> VisionEncoder:
     """Our encoder of a model, loaded from what ``save_pretrained`` writes."""
     model.save_pretrained(folder)
     recipe = "intern_vit_hf" if name == "internvl" else name
-    for file, content in RECIPES[recipe].layout.processor_files.items():
+    for file, content in SEEDED[recipe].layout.processor_files.items():
         content = dict(content)
         if name == "internvl":
             content["size"] = {"height": 56, "width": 56}

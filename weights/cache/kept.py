@@ -15,7 +15,7 @@ from zlib import crc32
 
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
-from ..snapshot import Located, Piece, Published, Snapshot, Wanted
+from ..snapshot import Located, Published, Snapshot, TowerTensor, Wanted
 from ..tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 
 VERSION = 2
@@ -23,7 +23,7 @@ _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 
 
 def sealed_header(
-    pieces: Sequence[Piece],
+    tensors: Sequence[TowerTensor],
     record: Mapping[str, Any],
     files: Mapping[str, bytes],
     sums: Mapping[str, int] | None = None,
@@ -32,12 +32,12 @@ def sealed_header(
 
     They are the CRC-32 of each tensor by its name in the tower, None before they are known.
     """
-    known = sums or dict.fromkeys((piece.local for piece in pieces), 0)
+    known = sums or dict.fromkeys((tensor.local for tensor in tensors), 0)
     checked = {name: crc32(content) for name, content in files.items()}
     for kind, table in (("files", checked), ("crc32", known)):
         record = {**record, kind: {name: f"{value:08x}" for name, value in table.items()}}
     text = json.dumps({"version": VERSION, **record})
-    entries = [(piece.local, piece.entry) for piece in pieces]
+    entries = [(tensor.local, tensor.entry) for tensor in tensors]
     seal = _seal(entries, text)
     return header_bytes(entries, {"format": "pt", _RECORD: text, _SEAL: seal})
 
@@ -86,11 +86,11 @@ class KeptTower(Snapshot):
     def locate(self, wanted: Wanted) -> dict[str, Located]:
         path, start, tensors = self.folder / SINGLE, self._header.data_start, self._header.tensors
         found: dict[str, Located] = {}
-        for piece in wanted.pieces:
-            here, entry = tensors.get(piece.local), piece.entry
+        for tensor in wanted.tensors:
+            here, entry = tensors.get(tensor.local), tensor.entry
             if here is None or (here.dtype, here.shape) != (entry.dtype, entry.shape):
                 raise DamagedError(f"{self.folder}: holds other tensors than were fetched")
-            found[piece.name] = Located(path, start + here.begin, self.sums[piece.local])
+            found[tensor.name] = Located(path, start + here.begin, self.sums[tensor.local])
         return found
 
     def verify(self) -> None:

@@ -117,9 +117,9 @@ def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
 def _repos(root: Path) -> list[Path]:
     """Return the folders of all repos, those that vitgraph 0.1 kept last."""
     found: list[Path] = []
-    for place in (root / TOWERS, root):
+    for folder in (root / TOWERS, root):
         try:
-            found += _subfolders(place, r"models--.+--.+")
+            found += _subfolders(folder, r"models--.+--.+")
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -61,9 +61,9 @@ class Store:
     def lock(self) -> Iterator[None]:
         """Keep other threads and processes out."""
         repo = self.folder.parent
-        place = repo.parent.parent / ".locks" / repo.name / f"{self.folder.name}.lock"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with said_if_slow(f"waiting for another load of {repo.name}") as done, WeakFileLock(place):
+        path = repo.parent.parent / ".locks" / repo.name / f"{self.folder.name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with said_if_slow(f"waiting for another load of {repo.name}") as done, WeakFileLock(path):
             done()
             yield
 

@@ -15,7 +15,7 @@ from encoders import (
     DeepseekVLHybridEncoder,
 )
 
-from ..layouts import Layout, Place
+from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, TransformersClass, length
 
@@ -23,7 +23,7 @@ from .family import Family, TransformersClass, length
 
 _VL_LAYOUT = Layout(
     name="deepseek-vl",
-    places=(Place("", "vision_model.vision_tower."), Place("", "")),
+    prefixes=(Prefix("", "vision_model.vision_tower."), Prefix("", "")),
     marks=("pos_embed",),
     projector=("aligner.",),
     renames={
@@ -38,7 +38,7 @@ _VL_LAYOUT = Layout(
 _LOW, _HIGH = "vision_tower_low.vision_tower", "vision_tower_high.vision_tower"
 _HYBRID_LAYOUT = Layout(
     name="deepseek-vl-hybrid",
-    places=(Place("", "vision_model."), Place("", "")),
+    prefixes=(Prefix("", "vision_model."), Prefix("", "")),
     marks=("vision_tower_high.",),
     projector=("aligner.",),
     renames={
@@ -72,12 +72,12 @@ _HF_SIGLIP = {
 }
 _VL_HF_LAYOUT = Layout(
     name="deepseek-vl-hf",
-    places=(  # transformers 4 has "vision_model." twice, transformers 5 once
-        Place("model.", "vision_model.vision_model."),
-        Place("model.", "vision_model."),
-        Place("", "vision_model.vision_model."),
-        Place("", "vision_model."),
-        Place("", ""),
+    prefixes=(  # transformers 4 has "vision_model." twice, transformers 5 once
+        Prefix("model.", "vision_model.vision_model."),
+        Prefix("model.", "vision_model."),
+        Prefix("", "vision_model.vision_model."),
+        Prefix("", "vision_model."),
+        Prefix("", ""),
     ),
     marks=("embeddings.patch_embedding.",),
     projector=("aligner.",),
@@ -151,7 +151,7 @@ DEEPSEEK_VL_HYBRID = Family(
 _VL2_LAYOUT = replace(
     _VL_LAYOUT,
     name="deepseek-vl2",
-    places=(Place("", "vision."), Place("", "")),
+    prefixes=(Prefix("", "vision."), Prefix("", "")),
     projector=("projector.", "image_newline", "view_seperator"),
     processor_files=family_facts("deepseek_vl2").processors["deepseek-vl2"],
 )
@@ -171,7 +171,7 @@ _CLIP_POSITIONS = "vision_model.embeddings.position_embedding"
 _CLIP_LAYER = "vision_model.transformer.layers.N"
 _OCR_LAYOUT = Layout(
     name="deepseek-ocr",
-    places=(Place("model.", "sam_model."), Place("", "")),
+    prefixes=(Prefix("model.", "sam_model."), Prefix("", "")),
     marks=("net_2.",),
     projector=("vision_model.", "projector.", "image_newline", "view_seperator"),
     renames={

@@ -8,7 +8,7 @@ from typing import Any
 
 from encoders import InternViT, InternViTConfig
 
-from ..layouts import Layout, Place
+from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import (
     Family,
@@ -38,7 +38,7 @@ _HF_RENAMES = {
 _HF_ATTENTION = "encoder.layer.N.attention"
 _INTERNVL = Layout(  # original code: OpenGVLab/InternVL*; without a prefix OpenGVLab/InternViT-*
     name="internvl",
-    places=(Place("", "vision_model."), Place("", "")),
+    prefixes=(Prefix("", "vision_model."), Prefix("", "")),
     marks=("embeddings.class_embedding", "encoder.layers."),
     projector=("mlp1.",),
     renames={"encoder.layers.N": "layers.N"},
@@ -48,7 +48,7 @@ _INTERNVL = Layout(  # original code: OpenGVLab/InternVL*; without a prefix Open
 )
 _HF = Layout(  # transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*-HF
     name="internvl-hf",
-    places=(Place("model.", "vision_tower."), Place("", "vision_tower."), Place("", "")),
+    prefixes=(Prefix("model.", "vision_tower."), Prefix("", "vision_tower."), Prefix("", "")),
     marks=("embeddings.cls_token", "encoder.layer."),
     projector=("multi_modal_projector.",),
     joins={"layers.N.attn.qkv": tuple(f"{_HF_ATTENTION}.{part}_proj" for part in "qkv")},
@@ -76,7 +76,7 @@ _HF_EARLY = replace(  # early conversions to transformers
 )
 _TIMM = Layout(  # timm/vit_intern300m_patch14_448.*
     name="timm",
-    places=(Place("", ""),),
+    prefixes=(Prefix("", ""),),
     marks=("cls_token", "blocks."),
     renames={
         "cls_token": "embeddings.class_embedding",

@@ -21,7 +21,7 @@ from encoders import (
     Qwen3VLEncoder,
 )
 
-from ..layouts import Layout, Place
+from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
 
@@ -29,15 +29,15 @@ from .family import Family, Fields, Shapes, TransformersClass, blocks, length, w
 
 _QWEN2 = Layout(
     name="qwen",
-    places=(
-        Place("thinker.", "visual."),
-        Place("vlm.model.", "visual."),
-        Place("vlm.", "visual."),
-        Place("model.language_model.", "visual."),
-        Place("model.", "visual."),
-        Place("", "visual."),
-        Place("", "vision_tower."),  # OpenCUA
-        Place("", ""),
+    prefixes=(
+        Prefix("thinker.", "visual."),
+        Prefix("vlm.model.", "visual."),
+        Prefix("vlm.", "visual."),
+        Prefix("model.language_model.", "visual."),
+        Prefix("model.", "visual."),
+        Prefix("", "visual."),
+        Prefix("", "vision_tower."),  # OpenCUA
+        Prefix("", ""),
     ),
     marks=("blocks.",),
     ignored=("rotary_pos_emb.inv_freq", "blocks.N.attn.rotary_emb.inv_freq", "attn_pool"),
@@ -66,7 +66,7 @@ _OMNI_3 = replace(  # other names in the mergers
 )
 _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the prefix "encoder."
     name="qwen3-timm",
-    places=(Place("encoder.", ""), Place("", "")),
+    prefixes=(Prefix("encoder.", ""), Prefix("", "")),
     marks=("blocks.0.mlp.fc1.",),
     renames={
         "pos_embed": "pos_embed.weight",

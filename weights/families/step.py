@@ -8,17 +8,17 @@ from typing import Any
 
 from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 
-from ..layouts import Layout, Place
+from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square
 
 # --- layouts -------------------------------------------------------------------------------------
 
-_PLACES = (Place("", "vision_model."), Place("model.", "vision_model."), Place("", ""))
+_PREFIXES = (Prefix("", "vision_model."), Prefix("model.", "vision_model."), Prefix("", ""))
 _BLOCK = "transformer.resblocks.N"
 _STEP3_VL = Layout(  # as published; StepFun's own code has the values of the preprocessing
     name="step3-vl",
-    places=_PLACES,
+    prefixes=_PREFIXES,
     marks=("conv1.", "transformer.resblocks."),
     projector=("vit_large_projector.",),
     renames={
@@ -31,7 +31,7 @@ _STEP3_VL = Layout(  # as published; StepFun's own code has the values of the pr
 _HF_QKV = tuple(f"layers.N.self_attn.{part}_proj" for part in "qkv")
 _STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries and keys permuted
     name="step3-vl-hf",
-    places=_PLACES,
+    prefixes=_PREFIXES,
     marks=("embeddings.patch_embedding.", "layers.0.layernorm_before."),
     projector=("multi_modal_projector.",),
     joins={f"{_BLOCK}.attn.in_proj": _HF_QKV},
@@ -55,7 +55,7 @@ _STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries a
 )
 _STEP3 = Layout(
     name="step3",
-    places=_PLACES,
+    prefixes=_PREFIXES,
     marks=("embeddings.class_embedding", "transformer.layers."),
     projector=("vit_downsampler.", "vit_downsampler2.", "vit_large_projector."),
     renames={"embeddings.position_embedding.weight": "embeddings.position_embedding"},

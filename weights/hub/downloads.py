@@ -34,7 +34,7 @@ from ..tensor_file import Header, file_crc32
 from ..writing import flush, write_whole
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
-from .ranges import Part, clip, in_order, plan_parts
+from .ranges import RangeRequest, clip, in_order, plan_requests
 from .repo import Repo
 
 WRITTEN = 1 << 20  # bytes that are written to the disk at once
@@ -86,27 +86,27 @@ class _Fetch:
         self.repo = repo
         self.folder = repo.store(repo.revision).partial
         self.files = wanted.files()
-        self.pieces = in_order(wanted.pieces)
+        self.tensors = in_order(wanted.tensors)
         self.record = {
             "repo": repo.repo_id,
             "commit": repo.revision,
             "subfolder": repo.options.subfolder,
             "published": asdict(wanted.published),
         }
-        self.head = sealed_header(self.pieces, self.record, self.files)
-        self.parts = plan_parts(self.pieces, headers, len(self.head))
-        self.size = len(self.head) + sum(piece.entry.nbytes for piece in self.pieces)
+        self.head = sealed_header(self.tensors, self.record, self.files)
+        self.requests = plan_requests(self.tensors, headers, len(self.head))
+        self.size = len(self.head) + sum(tensor.entry.nbytes for tensor in self.tensors)
         self.shards = sorted(headers)
         self.tower = self.folder / "tower"
-        self.tensors = self.tower / SINGLE
+        self.file = self.tower / SINGLE
         self.done = self.folder / "done"
 
     def run(self) -> None:
         """Fetch what is missing, and complete the folder of the tower."""
         done = self._begin()
-        options, total = self.repo.options, sum(part.end - part.begin for part in self.parts)
+        options = self.repo.options
         with tqdm(  # type: ignore[no-untyped-call]
-            total=total,
+            total=sum(request.end - request.begin for request in self.requests),
             unit="B",
             unit_scale=True,
             desc="vision tower",
@@ -115,25 +115,25 @@ class _Fetch:
         ) as bar:
 
             def fetch(number: int, stop: Event) -> None:
-                part = self.parts[number]
-                place = self.tensors, part.target, part.kept, str(self.tensors)
-                if number in done and done[number] == file_crc32(*place):
-                    bar.update(part.end - part.begin)
+                request = self.requests[number]
+                span = self.file, request.target, request.kept, str(self.file)
+                if number in done and done[number] == file_crc32(*span):
+                    bar.update(request.end - request.begin)
                 else:
-                    self._fetch(number, part, stop, bar)
+                    self._fetch(number, request, stop, bar)
 
-            in_parallel(fetch, range(len(self.parts)), options.max_workers)
+            in_parallel(fetch, range(len(self.requests)), options.max_workers)
         self._finish()
 
     def _begin(self) -> dict[int, int]:
         """Return the CRC-32 of each request that is done, of an earlier fetch of the same plan."""
         etags = [self.repo.remote(file).etags for file in self.shards]
         names = [tags.get("x-linked-etag", tags.get("etag")) for tags in etags]
-        plan = json.dumps([names, [asdict(part) for part in self.parts], self.head.hex()])
+        plan = json.dumps([names, [asdict(request) for request in self.requests], self.head.hex()])
         digest = sha256(plan.encode()).hexdigest()
         with suppress(OSError, ValueError):
             first, *lines = self.done.read_text().splitlines()
-            same = first == digest and self.tensors.stat().st_size == self.size
+            same = first == digest and self.file.stat().st_size == self.size
             if same and not self.repo.options.force_download:
                 return {int(number): int(value) for number, value in map(str.split, lines)}
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -143,39 +143,39 @@ class _Fetch:
             raise OSError(errno.ENOSPC, f"{free} bytes free")
         for name, content in self.files.items():
             write_whole(self.tower / name, content)
-        with self.tensors.open("wb") as file:
+        with self.file.open("wb") as file:
             file.truncate(self.size)
         write_whole(self.done, f"{digest}\n".encode())
         return {}
 
-    def _fetch(self, number: int, part: Part, stop: Event, bar: Any) -> None:
-        remote, position, value = self.repo.remote(part.file), part.begin, 0
-        with self.tensors.open("r+b", buffering=WRITTEN) as out:
-            out.seek(part.target)
-            for chunk in remote.stream(part.begin, part.end, stop):
+    def _fetch(self, number: int, request: RangeRequest, stop: Event, bar: Any) -> None:
+        remote, position, value = self.repo.remote(request.file), request.begin, 0
+        with self.file.open("r+b", buffering=WRITTEN) as out:
+            out.seek(request.target)
+            for chunk in remote.stream(request.begin, request.end, stop):
                 if stop.is_set():
                     raise Stopped
-                for begin, end in clip(part.segments, position, position + len(chunk)):
+                for begin, end in clip(request.segments, position, position + len(chunk)):
                     kept = chunk[begin - position : end - position]
                     out.write(kept)
                     value = crc32(kept, value)
                 position += len(chunk)
                 bar.update(len(chunk))
-        if position != part.end:
+        if position != request.end:
             raise RangesUnsupported(f"{remote.label}: is shorter than its header says")
         with self.done.open("ab", buffering=0) as lines:
             lines.write(f"{number} {value}\n".encode())
 
     def _finish(self) -> None:
         """Take the checksums of the tensors, write the header, and have all of it on the disk."""
-        path, workers = self.tensors, self.repo.options.max_workers
-        lengths = [piece.entry.nbytes for piece in self.pieces]
+        path, workers = self.file, self.repo.options.max_workers
+        lengths = [tensor.entry.nbytes for tensor in self.tensors]
         starts = accumulate([len(self.head), *lengths[:-1]])
-        places = list(zip(starts, lengths, strict=True))
-        sums = in_parallel(lambda place, _: file_crc32(path, *place, str(path)), places, workers)
-        known = {piece.local: value for piece, value in zip(self.pieces, sums, strict=True)}
+        spans = list(zip(starts, lengths, strict=True))
+        sums = in_parallel(lambda span, _: file_crc32(path, *span, str(path)), spans, workers)
+        known = {tensor.local: value for tensor, value in zip(self.tensors, sums, strict=True)}
         with path.open("r+b") as file:
-            file.write(sealed_header(self.pieces, self.record, self.files, known))
+            file.write(sealed_header(self.tensors, self.record, self.files, known))
         flush(path)
 
 

@@ -172,15 +172,15 @@ class Repo:
     def _known_commit(self, record: Path) -> str | None:
         """Return the commit that the revision was last seen at, if its config is on this disk."""
         found: list[tuple[int, str]] = []
-        for place in (record, self.clients_folder / "refs" / self.revision):
+        for path in (record, self.clients_folder / "refs" / self.revision):
             with suppress(OSError, ValueError):
-                commit = place.read_text().strip()
+                commit = path.read_text().strip()
                 if not _COMMIT.fullmatch(commit):
                     continue
                 store = self.store(commit)
                 ours = store.tower.is_dir() or store.answers.is_file()
                 if ours or self.clients_file(CONFIG, commit):
-                    found.append((place.stat().st_mtime_ns, commit))
+                    found.append((path.stat().st_mtime_ns, commit))
         return max(found)[1] if found else None
 
     def _unknown(self, why: str) -> CheckpointError:

@@ -25,11 +25,11 @@ from ..tensor_file import Header, parse_json
 from .downloads import download_shards, fetch_tower
 from .http import RangesUnsupported, RemoteFile
 from .messages import OFFLINE, not_here
-from .ranges import in_order, plan_parts
+from .ranges import in_order, plan_requests
 from .repo import HubOptions, Repo
 
 SAVING = 0.9
-"""``fetch="auto"`` takes ranges if they transfer at most this part of what the shards would: whole
+"""``fetch="auto"`` takes ranges if they transfer at most this share of what the shards would: whole
 shards, which other programs can use too, are worth a tenth."""
 FIRST_READ = 1 << 16  # bytes of the first read of a header of which nothing is known
 LISTING = ".listing.json"  # where the names of a repo's files are kept, if they had to be asked for
@@ -215,8 +215,8 @@ class HubSnapshot(Snapshot):
 
     def _range_bytes(self, wanted: Wanted) -> int:
         headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
-        parts = plan_parts(in_order(wanted.pieces), headers, 0)
-        return sum(part.end - part.begin for part in parts)
+        requests = plan_requests(in_order(wanted.tensors), headers, 0)
+        return sum(request.end - request.begin for request in requests)
 
     def _path(self, name: str) -> Path | None:
         """Return the whole file in the client's cache, if it is there and may be used."""
