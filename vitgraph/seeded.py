@@ -35,7 +35,7 @@ HEAD = 32
 
 @dataclass(frozen=True)
 class Seeded:
-    """What is written under one of the names that ``write_seeded_checkpoint`` takes."""
+    """One kind of small checkpoint that ``write_seeded_checkpoint`` writes."""
 
     family: Family
     model: PublishedModel

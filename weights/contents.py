@@ -1,14 +1,13 @@
-"""What a checkpoint holds, from its config and its index: which tensor lies in which file."""
+"""The config of a checkpoint, and its index: which tensor lies in which file."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import AbsentError, CheckpointError, shown
 from .snapshot import Snapshot, check_name
-from .tensor_file import Header
+from .tensor_file import Header, JsonObject
 from .tower_folder import PROJECTOR, read_description
 
 INDEX = "model.safetensors.index.json"
@@ -25,8 +24,8 @@ class Contents:
     """A checkpoint's config, and the file of each tensor."""
 
     snapshot: Snapshot
-    config: Mapping[str, Any]
-    """As published; what the folder of a tower alone adds to it stands in ``family``."""
+    config: JsonObject
+    """The published one, without the notes that the folder of a tower alone adds."""
     files: Mapping[str, str]
     family: str | None = None
     """The family that the folder of a tower alone names."""

@@ -1,4 +1,4 @@
-"""The exceptions of this package, of which users catch one, and how messages show names."""
+"""The exceptions of this package, and names of checkpoints as error messages show them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,7 @@ def shown(name: str) -> str:
 
 
 def listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
-    """Return how many names have a problem, and the first of them with the nearest other name.
-
-    Args:
-        kind: the problem in a word or two.
-        names: the names that have it; without any, the result is empty.
-        near: the names among which the nearest one is searched.
-        word: says what the nearest name is.
-    """
+    """List names that have one kind of problem, each with the nearest of the names ``near``."""
     if not names:
         return ""
     pool = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_COMPARED]

@@ -66,21 +66,12 @@ def extract_encoder(
         ``out_dir``.
 
     Raises:
-        CheckpointError: what ``load_encoder`` would raise, ``out_dir`` cannot be replaced or is or
-            touches the checkpoint itself, or the disk is full.
+        CheckpointError: ``load_encoder`` would raise it, too; or ``out_dir`` cannot be replaced, is
+            or touches the checkpoint itself, or the disk is full.
         ValueError: an unknown ``family`` or ``fetch``; nothing was fetched yet.
     """
-    options = HubOptions(
-        revision=revision,
-        subfolder=subfolder,
-        cache_dir=cache_dir,
-        token=token,
-        local_files_only=local_files_only,
-        force_download=force_download,
-        fetch=fetch,
-        max_workers=max_workers,
-        progress=progress,
-    )
+    where = (revision, subfolder, cache_dir, token, local_files_only)
+    options = HubOptions(*where, force_download, fetch, max_workers, progress)
     check_family(family)
     try:
         written = Path(out_dir).expanduser()
@@ -92,7 +83,7 @@ def extract_encoder(
     while True:
         snapshot = open_checkpoint(repo_id_or_path, options, damages)
         _refuse_own_folder(snapshot.folder.resolve(), out)
-        from .match import find_encoder  # not before it is known that there is such a checkpoint
+        from .match import find_encoder  # torch, once there is a checkpoint
 
         tower, _ = find_encoder(snapshot, family)
         try:
@@ -221,7 +212,7 @@ def _write_tensors(
 
 def _copy_tensor(label: str, tensor: TowerTensor, located: Located, out: BinaryIO) -> None:
     try:
-        value = file_crc32(located.path, located.offset, tensor.entry.nbytes, label, out)
+        value = file_crc32(located.path, located.offset, tensor.entry.nbytes, out)
     except FileNotFoundError as error:  # removed since it was located: fetched again if it can
         raise DamagedError(f"{label}: removed while it was being copied") from error
     if located.crc32 is not None and value != located.crc32:

@@ -11,6 +11,7 @@ from typing import Any
 from .hub.repo import HubOptions
 from .published import check_family
 from .source import open_checkpoint
+from .tensor_file import JsonDict
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class CheckpointInfo:
     """The encoder's config, as it would be built."""
     layout: str
     prefix: str
-    """What stands before the tower's names."""
+    """Prefix of the names of the tower's tensors in the checkpoint."""
     tensors: int
     parameters: int
     bytes: int
@@ -45,13 +46,13 @@ class CheckpointInfo:
     bytes_as_shards: int
     """Bytes of weights that loading transfers as whole files if nothing is cached."""
     cached: str
-    """What is here: ``tower``, ``shards``, ``some shards``, ``nothing``; ``local`` for a folder."""
+    """Cached: ``tower``, ``shards``, ``some shards`` or ``nothing``; ``local`` for a folder."""
     fetch: str
-    """What loading would fetch now: ``ranges``, ``shards`` or ``nothing``."""
+    """The way of fetching that loading would take: ``ranges``, ``shards`` or ``nothing``."""
     unfinished: bool
     """Whether an earlier fetch of ranges was cut off, and would be continued."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Return the fields as plain data, for JSON."""
         return asdict(self)
 
@@ -77,23 +78,14 @@ def inspect_checkpoint(
     ``load_encoder`` would.
 
     Raises:
-        CheckpointError: what ``load_encoder`` would raise.
+        CheckpointError: ``load_encoder`` would raise it, too.
         ValueError: an unknown ``family`` or ``fetch``.
     """
-    options = HubOptions(
-        revision=revision,
-        subfolder=subfolder,
-        cache_dir=cache_dir,
-        token=token,
-        local_files_only=local_files_only,
-        force_download=force_download,
-        fetch=fetch,
-        max_workers=max_workers,
-        progress=progress,
-    )
+    where = (revision, subfolder, cache_dir, token, local_files_only)
+    options = HubOptions(*where, force_download, fetch, max_workers, progress)
     check_family(family)
     snapshot = open_checkpoint(repo_id_or_path, options)
-    from .match import find_encoder  # not before it is known that there is such a checkpoint
+    from .match import find_encoder  # torch, once there is a checkpoint
 
     tower, encoder = find_encoder(snapshot, family)
     wanted, traffic = tower.wanted, snapshot.traffic(tower.wanted)

@@ -1,8 +1,8 @@
-"""How published checkpoints name a tower's tensors, and translation to and from our names.
+"""Layouts: how published checkpoints name a tower's tensors, and the encoder's names for them.
 
-A layout is data: first ``joins``, the conversions that are not plain renames, then one dict of
-renames that can be compared with a checkpoint's index. ``N`` stands for a number. Names that a
-layout does not mention are the same on both sides. Every layout works in both directions.
+A layout is data: ``joins`` lists the tensors that are made of several published ones, ``renames``
+the others whose names differ, in the order of a checkpoint's index. ``N`` stands for a number. A
+name that is in neither is the same on both sides. Every layout works in both directions.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from .errors import CheckpointError, shown
+from .tensor_file import JsonObject
 
 MOST_IN_TOWER = 20_000
 """Limit for the names under a tower's prefix; the largest published tower has a thousand, and
@@ -69,8 +69,8 @@ class Layout:
     """Published modules of queries or keys with the first rows of all rotary pairs of a head before
     the second rows, where the encoder has pair by pair."""
     ignored: tuple[str, ...] = ()
-    """Published names that no forward pass needs."""
-    processor_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Published names of tensors that no forward pass needs."""
+    processor_files: Mapping[str, JsonObject] = field(default_factory=dict)
     """Processor files that repos publish with this layout, by file name without ``.json``."""
     images_only: str = ""
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""

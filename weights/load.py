@@ -30,7 +30,7 @@ from .match import DTYPES, Tower, find_encoder
 from .published import check_family
 from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
-from .tensor_file import read_into
+from .tensor_file import JsonDict, JsonObject, read_into
 from .tower_folder import PROJECTOR, usage
 
 MOST_READERS = 4  # threads that read at once; reading and CRC-32 both release Python's lock
@@ -94,17 +94,8 @@ def load_encoder(
     """
     chosen = _check_dtype(dtype)
     check_family(family)
-    options = HubOptions(
-        revision=revision,
-        subfolder=subfolder,
-        cache_dir=cache_dir,
-        token=token,
-        local_files_only=local_files_only,
-        force_download=force_download,
-        fetch=fetch,
-        max_workers=max_workers,
-        progress=progress,
-    )
+    where = (revision, subfolder, cache_dir, token, local_files_only)
+    options = HubOptions(*where, force_download, fetch, max_workers, progress)
     target = _check_device(device)
     damages: list[DamagedError] = []
     with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
@@ -169,7 +160,7 @@ def _check_device(device: torch.device | str | None) -> torch.device:
         else:
             target = accelerator() if device == "auto" else torch.device(device)
         torch.empty(0, device=target)
-    except (RuntimeError, AssertionError, ImportError) as error:  # how backends say they are away
+    except (RuntimeError, AssertionError, ImportError) as error:  # of an absent backend
         reason = shorten(str(error).partition("\n")[0], 120, placeholder=" ...")
         raise ValueError(
             f"device={str(device)!r} is not one of this machine ({reason}): pass one that is, or "
@@ -184,7 +175,7 @@ def _check_device(device: torch.device | str | None) -> torch.device:
 
 
 def accelerator() -> torch.device:
-    """Return the device that ``"auto"`` stands for."""
+    """Return the first CUDA device, else MPS, else the CPU; ``device="auto"`` means this."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -250,9 +241,9 @@ def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> No
 
 
 def _published_form(
-    tower: Tower, encoder: Encoder, files: Mapping[str, Mapping[str, Any]], repo_id: str
+    tower: Tower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
 ) -> PublishedForm:
-    """Return what ``encoder.save_pretrained`` needs to write the tower as ``extract_encoder`` does.
+    """Describe the published form of the tower, in which ``encoder.save_pretrained`` writes it.
 
     The ``files`` are the checkpoint's processor files, name without ``.json`` -> content.
     """
@@ -273,7 +264,7 @@ def _published_form(
     )
 
 
-def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str, Any]]:
+def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, JsonDict]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
     A bad value for images is a CheckpointError, one for videos at the first video. If no file says
@@ -301,7 +292,7 @@ def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, dict[str,
 
 
 def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
-    """Return the warning for a checkpoint without such files; ``save_pretrained`` writes none."""
+    """Return the warning for a checkpoint without processor files, with the defaults used."""
     snapshot = tower.contents.snapshot
     values, keyword = preprocessor.say_defaults(tower.contents.config)
     fix = "copy preprocessor_config.json from the original repo"

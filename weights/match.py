@@ -24,6 +24,7 @@ from .families import build_config, find_family
 from .families.family import Family
 from .layouts import Layout, Prefix, find_layout
 from .snapshot import Published, Snapshot, TowerTensor, Wanted
+from .tensor_file import JsonDict
 from .tower_folder import describe, transformers_class
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
@@ -51,10 +52,9 @@ class Tower:
     wanted: Wanted
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonDict:
         """The ``config.json`` of a folder that holds the tower alone, in its stored dtype."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        beside = bool(self.beside)
+        dtype, beside = str(self.dtype).removeprefix("torch."), bool(self.beside)
         return describe(self.contents.config, self.family, self.layout, dtype, projector=beside)
 
     @property

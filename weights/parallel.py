@@ -1,4 +1,4 @@
-"""Several requests at once, in threads that neither an error nor Ctrl-C has to wait for."""
+"""Tasks in parallel threads, which neither an error nor Ctrl-C has to wait for."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
 
 @contextmanager
 def said_if_slow(text: str) -> Iterator[Callable[[], None]]:
-    """Log ``text`` (by default to stderr) if what is waited for takes over two seconds.
+    """Log ``text`` (by default to stderr) if the block waits for over two seconds.
 
     Yields:
-        What is to be called once the wait is over; the end of the block does so too.
+        A function to call once the wait is over; the end of the block calls it, too.
     """
     timer = Timer(SILENCE, lambda: logging.getLogger("vitgraph").warning("vitgraph: %s", text))
     timer.daemon = True

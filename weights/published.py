@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .tensor_file import JsonDict, JsonObject
+
 FOLDER = Path(__file__).with_name("families")
 """The folder of the records and of their JSON files."""
 LONGEST_COMPARED = 200
@@ -41,7 +43,7 @@ class PublishedModel:
     """Parameters of the tower, merger included."""
     projector_parameters: int = 0
     """Parameters of a projector that lies outside the tower, if they are counted apart; else 0."""
-    config: Mapping[str, Any]
+    config: JsonObject
     """The published ``config.json``, cut down to the fields that describe the tower."""
 
 
@@ -63,23 +65,23 @@ class SmallCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyFacts:
-    """One family as its JSON file describes it: all that lists say about it."""
+    """One family as its JSON file describes it."""
 
     name: str
     title: str
     encoder: str
     """Class name of the encoder."""
     replays: Mapping[str, str]
-    """What replays as CUDA graphs, for "image" and "video"."""
+    """Whether items replay as CUDA graphs, in words, for "image" and "video"."""
     video: str = NO_VIDEO
     """How a clip enters the tower; :data:`NO_VIDEO` if none does."""
     verified: bool = True
     """Whether tests compare the tower with an upstream implementation instead of our own twin."""
     images_only: Mapping[str, str]
     """Name of a layout whose towers take no videos -> the reason, as a sentence."""
-    processors: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    processors: Mapping[str, Mapping[str, JsonObject]]
     """Name of a set of processor files -> file name without ``.json`` -> content."""
-    named_sizes: Mapping[str, Mapping[str, Any]]
+    named_sizes: Mapping[str, JsonObject]
     """Name of a tower, which stands in configs in place of its sizes -> the sizes."""
     small: Mapping[str, SmallCheckpoint]
     """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
@@ -95,15 +97,15 @@ def family_names() -> tuple[str, ...]:
 
 @cache
 def family_facts(name: str) -> FamilyFacts:
-    """Return what the JSON file of the family ``name`` says."""
-    data: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    """Read the JSON file of a family."""
+    data: JsonDict = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     small = {key: SmallCheckpoint(**value) for key, value in data.pop("small").items()}
     published = tuple(_models(name, data.pop("checkpoints")))
-    empty: dict[str, Any] = {"images_only": {}, "processors": {}, "named_sizes": {}}
+    empty: JsonDict = {"images_only": {}, "processors": {}, "named_sizes": {}}
     return FamilyFacts(name=name, small=small, published=published, **{**empty, **data})
 
 
-def _models(family: str, groups: list[dict[str, Any]]) -> Iterator[PublishedModel]:
+def _models(family: str, groups: list[JsonDict]) -> Iterator[PublishedModel]:
     for group in groups:
         models, config = group.pop("models"), json.dumps(group.pop("config"))
         for model in models:
@@ -125,7 +127,7 @@ def __getattr__(name: str) -> Any:
 
 
 def similar_names(repo_id: str) -> str:
-    """Return what an error adds about published repo ids that are spelt like an unknown one.
+    """Say which published repo ids are spelt like an unknown one, for the end of an error.
 
     Args:
         repo_id: what was asked for, with or without the owner; case does not matter.

@@ -1,15 +1,14 @@
-"""A checkpoint's files: what loading asks of them, answered from a folder of this disk."""
+"""The files of a checkpoint in a folder of this disk, as loading asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from .errors import AbsentError, CheckpointError, DamagedError, shown
 from .layouts import Slot
-from .tensor_file import Header, TensorEntry, parse_json, read_header
+from .tensor_file import Header, JsonDict, TensorEntry, parse_json, read_header
 
 MAX_JSON_BYTES = 100_000_000
 """Limit for an index; the index of the largest published checkpoint has about 20 MB."""
@@ -30,16 +29,16 @@ class TowerTensor:
 
 @dataclass(frozen=True)
 class Published:
-    """What the whole checkpoint is, as published; a kept tower remembers it."""
+    """Facts about the whole published checkpoint, which a kept tower records."""
 
-    prefix: str  # what stands before the tower's names
+    prefix: str  # of the names of the tower's tensors
     tensors: int  # in all files
     shards: Mapping[str, int]  # bytes of each file that holds a part of the tower
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The tower that is to be brought to this disk."""
+    """The tensors and small files of a tower, for whoever brings them to this disk."""
 
     tensors: Sequence[TowerTensor]
     published: Published
@@ -58,7 +57,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What bringing a tower to this disk would transfer, and what is here already."""
+    """The bytes that fetching a tower would transfer, and the files that are here already."""
 
     cached: str  # "local" for a folder; else "tower", "shards", "some shards" or "nothing"
     route: str  # what would be fetched: "nothing", "ranges" or "shards"
@@ -69,11 +68,11 @@ class Traffic:
 class Snapshot:
     """The files of one checkpoint at one revision: here, those in a folder of this disk."""
 
-    commit: str | None = None  # that every file is read at; None for a folder
+    commit: str | None = None  # of every file; None for a folder
     offline = False  # whether files that are not on this disk count as absent
-    cached = "local"  # what of the tower is here, as Traffic tells it
-    published: Published | None = None  # the whole checkpoint, if the files here do not tell it
-    advice = ""  # ends errors about tensors that do not fit: what to try if files are damaged
+    cached = "local"  # the value of Traffic.cached
+    published: Published | None = None  # recorded by a kept tower alone
+    advice = ""  # end of errors about tensors that do not fit: how to repair files
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
         """``weights`` names the one safetensors file to use; ``label`` is for messages."""
@@ -103,7 +102,7 @@ class Snapshot:
         found = {name: self.content(name) for name in names}
         return {name: content for name, content in found.items() if content is not None}
 
-    def read_json(self, name: str) -> dict[str, Any] | None:
+    def read_json(self, name: str) -> JsonDict | None:
         """Return the JSON object in the file ``name``, or None if there is no such file."""
         content = self.content(name)
         try:
@@ -122,7 +121,7 @@ class Snapshot:
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
         """Return the headers of safetensors files, if possible without fetching their tensors.
 
-        The ``guesses`` say about how many bytes the header of each file has; 0 if nobody knows. A
+        The ``guesses`` are the approximate bytes of the header of each file, 0 if unknown. A
         file that is not there is an AbsentError.
         """
         paths = {name: self._path(name) for name in guesses}
@@ -135,7 +134,7 @@ class Snapshot:
             raise CheckpointError(f"{error}{self.advice}") from error
 
     def locate(self, wanted: Wanted) -> dict[str, Located]:
-        """Bring the tower to this disk if need be; returns where each tensor lies, by its name.
+        """Bring the tower to this disk if need be; return the position of each tensor by name.
 
         A DamagedError says that what was here is damaged or removed: open the checkpoint again.
         """
@@ -152,7 +151,7 @@ class Snapshot:
         return found
 
     def traffic(self, wanted: Wanted) -> Traffic:
-        """Return what :meth:`locate` would transfer, without transferring it."""
+        """Return the transfer that :meth:`locate` would make, without making it."""
         return Traffic(
             self.cached, "nothing", sum(tensor.entry.nbytes for tensor in wanted.tensors)
         )

@@ -48,13 +48,7 @@ def resolve_commit(
     Raises:
         CheckpointError: there is no such repo, revision or path, or the Hub cannot be reached.
     """
-    options = HubOptions(
-        revision=revision,
-        subfolder=subfolder,
-        cache_dir=cache_dir,
-        token=token,
-        local_files_only=local_files_only,
-    )
+    options = HubOptions(revision, subfolder, cache_dir, token, local_files_only)
     return open_checkpoint(repo_id_or_path, options).commit
 
 

@@ -16,10 +16,15 @@ from dataclasses import dataclass, field
 from io import RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 from zlib import crc32
 
 from .errors import CheckpointError, shown
+
+JsonObject: TypeAlias = Mapping[str, Any]
+"""A parsed JSON object that is only read."""
+JsonDict: TypeAlias = dict[str, Any]
+"""A parsed JSON object, or one to be written."""
 
 LFS_POINTER = b"version https://git-lfs"
 """The beginning of the file that a clone without Git LFS has in place of the content."""
@@ -68,7 +73,7 @@ class Header:
 
     tensors: Mapping[str, TensorEntry]
     data_start: int
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
 
     @property
     def file_bytes(self) -> int:
@@ -146,7 +151,7 @@ def parse_header(raw: bytes, label: str) -> Header:
 
 def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:
     """Return the beginning of a file that holds ``tensors``, at whatever offset, in a row."""
-    table: dict[str, Any] = {"__metadata__": metadata}
+    table: JsonDict = {"__metadata__": metadata}
     position = 0
     for name, entry in tensors:
         offsets = [position, position + entry.nbytes]
@@ -157,7 +162,7 @@ def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[s
     return len(text).to_bytes(8, "little") + text
 
 
-def parse_json(raw: bytes, label: str) -> dict[str, Any]:
+def parse_json(raw: bytes, label: str) -> JsonDict:
     """Parse a JSON object in which no name occurs twice, unless that would take gigabytes."""
     _refuse_pointer(raw, label)
     _refuse_bulk(raw, label)
@@ -190,7 +195,7 @@ def _refuse_bulk(raw: bytes, label: str) -> None:
         )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> JsonDict:
     table = dict(pairs)
     if len(table) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -227,11 +232,7 @@ def _sizes(value: Any) -> bool:
 
 
 def file_crc32(
-    path: Path,
-    begin: int = 0,
-    length: int | None = None,
-    label: str = "",
-    copy: BinaryIO | None = None,
+    path: Path, begin: int = 0, length: int | None = None, copy: BinaryIO | None = None
 ) -> int:
     """Return the CRC-32 of ``length`` bytes of a file from ``begin`` on; write them to ``copy``."""
     length = path.stat().st_size - begin if length is None else length
@@ -241,7 +242,7 @@ def file_crc32(
         while length:
             chunk = file.read(min(length, 1 << 20))
             if not chunk:
-                raise CheckpointError(f"{label}: ends inside a tensor: changed while being read")
+                raise CheckpointError(f"{path}: ends inside a tensor: changed while being read")
             if copy is not None:
                 copy.write(chunk)
             value = crc32(chunk, value)

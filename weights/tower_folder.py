@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import CheckpointError, shown
 from .published import family_names
+from .tensor_file import JsonDict, JsonObject
 
 if TYPE_CHECKING:  # whose modules need torch, which reading a folder does not
     from .families.family import Family, TransformersClass
@@ -63,17 +64,17 @@ No class of transformers reads the tower: `AutoModel` refuses the folder.
 
 @dataclass(frozen=True)
 class Described:
-    """A config as it was published, and what the folder of a tower says besides."""
+    """A published config, and the notes that the folder of a tower alone adds to it."""
 
-    config: Mapping[str, Any]
+    config: JsonObject
     family: str | None = None  # None for a checkpoint that is not such a folder
     projector: bool = False
 
 
-def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     """Return the tower's part of a config, and the parts around it from the inside out."""
     for path in _SECTIONS:
-        parents: list[Mapping[str, Any]] = [config]
+        parents: list[JsonObject] = [config]
         for name in path.split("."):
             inner = parents[0].get(name)
             if not isinstance(inner, Mapping):
@@ -84,8 +85,8 @@ def vision_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[M
     return config, []
 
 
-def read_description(config: Mapping[str, Any], label: str) -> Described:
-    """Return the published config of a folder of this form; any other config as it is."""
+def read_description(config: JsonObject, label: str) -> Described:
+    """Restore the published config from that of a tower's folder; return any other unchanged."""
     note = config.get(KEY)
     if note is None:
         return Described(config)
@@ -104,8 +105,8 @@ def read_description(config: Mapping[str, Any], label: str) -> Described:
 
 
 def describe(
-    config: Mapping[str, Any], family: Family, layout: Layout, dtype: str, *, projector: bool
-) -> dict[str, Any]:
+    config: JsonObject, family: Family, layout: Layout, dtype: str, *, projector: bool
+) -> JsonDict:
     """Return the ``config.json`` of a tower's folder.
 
     Args:
@@ -116,7 +117,7 @@ def describe(
         projector: whether the folder has :data:`PROJECTOR`.
     """
     section, parents = vision_section(config)
-    note: dict[str, Any] = {"family": family.name}
+    note: JsonDict = {"family": family.name}
     if "architecture" in config:  # timm's
         return {**config, KEY: note}
     if section.get("model_type") is not None:
@@ -136,7 +137,7 @@ def describe(
     }
 
 
-def _without_section(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_section(config: JsonObject) -> JsonDict:
     """Return a config without the tower's part, wherever in it that lies."""
     found = vision_section(config)[0]
     return {
@@ -147,7 +148,7 @@ def _without_section(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def transformers_class(
-    config: Mapping[str, Any], family: Family, layout: Layout
+    config: JsonObject, family: Family, layout: Layout
 ) -> TransformersClass | None:
     """Return the class of transformers that reads a tower with a layout's names, if there is one.
 
@@ -161,8 +162,8 @@ def transformers_class(
     return next((family.classes[kind] for kind in kinds if kind in family.classes), usual)
 
 
-def usage(config: Mapping[str, Any], family: Family, layout: Layout) -> str:
-    """Return what a model card says about other libraries, with ``{name}`` for the repo."""
+def usage(config: JsonObject, family: Family, layout: Layout) -> str:
+    """Return the part of a model card about other libraries, with ``{name}`` for the repo."""
     reader = transformers_class(config, family, layout)
     if reader is not None:
         return (_AUTO if reader.auto else _CLASS).format(cls=reader.name, module=reader.module)

@@ -103,7 +103,7 @@ def test_every_name_translates_to_published_and_back(name: str) -> None:
     for ours in tower:
         published = layout.to_published(ours)
         slots = [layout.to_ours(name) for name in published]
-        assert [(slot.name, slot.part, slot.parts) for slot in slots if slot] == [
+        assert [(slot.name, slot.chunk, slot.chunks) for slot in slots if slot] == [
             (ours, part, len(published)) for part in range(len(published))
         ]
         assert not seen & set(published)

@@ -86,27 +86,6 @@ def test_whole_shards_are_left_to_the_client(
     assert not any(name.endswith(".safetensors") for name in hub.files_sent())
 
 
-def test_towers_kept_by_version_0_1_are_named_removed_and_never_read(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = ("--cache-dir", tmp_path)
-    commit = hub.push(REPO, folder)
-    old = tmp_path / "vitgraph" / "models--owner--tower" / commit
-    for name in ("tower/tower.safetensors", "tower/manifest.json", "files/config.json"):
-        (old / name).parent.mkdir(parents=True, exist_ok=True)
-        (old / name).write_bytes(b"x" * 2_000_000)
-    load_encoder(REPO, cache_dir=tmp_path, progress=False, fetch="ranges")
-    code, out, _ = run(capsys, "cache", "list", *where)
-    assert (code, "kept by vitgraph 0.1, not read" in out) == (0, True)
-    assert [tower.state.split(",")[0] for tower in list_cached(tmp_path)] == [
-        "whole",
-        "kept by vitgraph 0.1",
-    ]
-    assert run(capsys, "cache", "verify", *where)[0] == 0
-    assert remove_cached(REPO, tmp_path) > 6_000_000
-    assert list_cached(tmp_path) == []
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="links")
 def test_what_cannot_be_read_is_said_so(
     hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,1 +1,1 @@
-"""What fetching keeps on this disk: towers, small files, and the commits of branches."""
+"""Towers, small files and the commits of branches that fetching keeps on this disk."""

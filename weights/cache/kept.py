@@ -10,13 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
 from ..snapshot import Located, Published, Snapshot, TowerTensor, Wanted
-from ..tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
+from ..tensor_file import (
+    Header,
+    JsonDict,
+    JsonObject,
+    TensorEntry,
+    file_crc32,
+    header_bytes,
+    read_header,
+)
 
 VERSION = 2
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
@@ -24,7 +31,7 @@ _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 
 def sealed_header(
     tensors: Sequence[TowerTensor],
-    record: Mapping[str, Any],
+    record: JsonObject,
     files: Mapping[str, bytes],
     sums: Mapping[str, int] | None = None,
 ) -> bytes:
@@ -62,7 +69,7 @@ class KeptTower(Snapshot):
         try:
             self._header = header = read_header(path, str(path))
             text = header.metadata[_RECORD]
-            self.record: dict[str, Any] = json.loads(text)
+            self.record: JsonDict = json.loads(text)
             entries = sorted(header.tensors.items(), key=lambda item: item[1].begin)
             if header.metadata[_SEAL] != _seal(entries, text) or self.record["version"] != VERSION:
                 raise DamagedError(f"{path}: its header is not what was written")
@@ -97,5 +104,5 @@ class KeptTower(Snapshot):
         """Read every tensor; raise a :class:`DamagedError` if one has not its recorded CRC-32."""
         path, start = self.folder / SINGLE, self._header.data_start
         for name, entry in self._header.tensors.items():
-            if file_crc32(path, start + entry.begin, entry.nbytes, str(path)) != self.sums[name]:
+            if file_crc32(path, start + entry.begin, entry.nbytes) != self.sums[name]:
                 raise DamagedError(f"{path}: {name} is not what was fetched: damaged")

@@ -24,15 +24,14 @@ class CachedTower:
     bytes: int  # on the disk, small files included
     tensors: int
     state: str
-    """``whole``, ``unfinished``, ``configs only``, ``kept by vitgraph 0.1, not read``, or
-    ``damaged: `` and how."""
+    """``whole``, ``unfinished``, ``configs only``, or ``damaged: `` and how."""
     folder: Path
 
 
 def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) -> list[CachedTower]:
-    """Return what is kept, by repo and commit, in ``cache_dir`` or the Hub client's default.
+    """List the kept towers by repo and commit, in ``cache_dir`` or the Hub client's default.
 
-    To ``verify`` is to compare every tensor and small file with its CRC-32, not headers alone.
+    If ``verify``, every tensor and small file is compared with its CRC-32, not the header alone.
     """
     towers: list[CachedTower] = []
     for repo in _repos(cache_root(cache_dir)):
@@ -44,9 +43,7 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
             towers.append(CachedTower(repo_id, "", None, 0, 0, state, repo))
             continue
         for folder in folders:
-            subfolder, tensors, state = None, 0, "kept by vitgraph 0.1, not read"
-            if repo.parent.name == TOWERS:
-                subfolder, tensors, state = _state(Store(folder), verify=verify)
+            subfolder, tensors, state = _state(Store(folder), verify=verify)
             size, commit = _disk_bytes(folder), _commit(folder)
             towers.append(CachedTower(repo_id, commit, subfolder, size, tensors, state, folder))
     return towers
@@ -115,19 +112,16 @@ def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
 
 
 def _repos(root: Path) -> list[Path]:
-    """Return the folders of all repos, those that vitgraph 0.1 kept last."""
-    found: list[Path] = []
-    for folder in (root / TOWERS, root):
-        try:
-            found += _subfolders(folder, r"models--.+--.+")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise CheckpointError(
-                f"what is kept in {root} is not known: {_unreadable(error)}: make it readable, or "
-                "pass another cache_dir"
-            ) from error
-    return found
+    """Return the folders of all repos of which something is kept."""
+    try:
+        return _subfolders(root / TOWERS, r"models--.+--.+")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"what is kept in {root} is not known: {_unreadable(error)}: make it readable, or pass "
+            "another cache_dir"
+        ) from error
 
 
 def _subfolders(folder: Path, pattern: str) -> list[Path]:

@@ -31,7 +31,7 @@ TOWERS = "towers"
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
-    """Return the folder of all that we keep: in ``cache_dir`` if given, else beside the client's.
+    """Return the folder of everything kept: in ``cache_dir`` if given, else beside the client's.
 
     The client counts strange folders inside its cache as damage, so the default is next to its
     cache, in HF_HOME; a cache moved by HF_HUB_CACHE takes ours along.
@@ -44,7 +44,7 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
 
 
 def repo_folder(root: Path, repo_id: str) -> Path:
-    """Return the folder of a repo inside ``root``, which :func:`cache_root` tells."""
+    """Return the folder of a repo inside the cache folder ``root``."""
     return root / TOWERS / ("models--" + repo_id.replace("/", "--"))
 
 
@@ -59,7 +59,7 @@ class Store:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other threads and processes out."""
+        """Hold the lock of this folder, so that other threads and processes wait."""
         repo = self.folder.parent
         path = repo.parent.parent / ".locks" / repo.name / f"{self.folder.name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ class Store:
             yield
 
     def keep_answers(self, answers: Mapping[str, bytes | None]) -> None:
-        """Keep small files by name; None is the knowledge that the repo has no such file."""
+        """Keep small files by name; None records that the repo has no such file."""
         table = {
             name: None if raw is None else raw.decode("latin-1") for name, raw in answers.items()
         }
@@ -76,7 +76,7 @@ class Store:
         write_whole(self.answers, b"%08x\n" % crc32(text) + text)
 
     def read_answers(self) -> dict[str, bytes | None]:
-        """Return what :meth:`keep_answers` kept, or nothing; a DamagedError if it was changed."""
+        """Return the small files that were kept, if any; a DamagedError if they were changed."""
         try:
             sum_, _, text = self.answers.read_bytes().partition(b"\n")
         except FileNotFoundError:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import CheckpointError, shown
+from ..tensor_file import JsonDict, JsonObject
 from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .family import Family, Fields, Shapes
@@ -39,7 +40,7 @@ LAYOUTS = tuple(layout for family in FAMILIES.values() for layout in family.layo
 
 
 def find_family(
-    config: Mapping[str, Any],
+    config: JsonObject,
     names: Iterable[str],
     label: str,
     wanted: str | None,
@@ -103,9 +104,7 @@ def _has_signs(family: Family, names: list[str]) -> bool:
     return any(has(first) and has(second) for first, second in family.signs)
 
 
-def build_config(
-    family: Family, config: Mapping[str, Any], shapes: Shapes | None, label: str
-) -> Any:
+def build_config(family: Family, config: JsonObject, shapes: Shapes | None, label: str) -> Any:
     """Build an instance of ``family.config`` from a whole published ``config.json``.
 
     The ``shapes`` of the tower's tensors by the encoder's names (None if there are no tensors)
@@ -121,7 +120,7 @@ def build_config(
         raise CheckpointError(f"{label}: config.json: {error}") from error
 
 
-def _completed(family: Family, config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
     """Return ``config`` with a complete vision part, at the place where encoders look first."""
     section, parents = vision_section(config)
     if "model_type" not in config and (read := family.timm.get(str(config.get("architecture")))):
@@ -132,7 +131,7 @@ def _completed(family: Family, config: Mapping[str, Any], shapes: Shapes) -> dic
     return _filled(whole, family.outer_fields, shapes)
 
 
-def _filled(config: Mapping[str, Any], fields: Fields, shapes: Shapes) -> dict[str, Any]:
+def _filled(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict:
     """Return ``config`` with those of ``fields`` that it does not state and the shapes tell."""
     full = dict(config)
     for names, read in fields.items() if shapes else ():
@@ -145,6 +144,6 @@ def _filled(config: Mapping[str, Any], fields: Fields, shapes: Shapes) -> dict[s
     return full
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _section(config: JsonObject, name: str) -> JsonObject:
     section = config.get(name) if name else config
     return section if isinstance(section, Mapping) else {}

@@ -15,6 +15,7 @@ from encoders import Encoder
 
 from ..layouts import Layout
 from ..published import PublishedModel, SmallCheckpoint, family_facts
+from ..tensor_file import JsonDict, JsonObject
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """Shapes of the tower's tensors by the encoder's names."""
@@ -39,7 +40,7 @@ class TransformersClass:
 class Family:
     """One encoder and the published checkpoints that hold it.
 
-    What lists say about the family stands in the JSON file of its name, beside this one.
+    The title and other facts for lists stand in the JSON file of the family's name.
     """
 
     name: str
@@ -55,12 +56,12 @@ class Family:
     """Fields of the tower's config that shapes determine, for configs that leave them out."""
     outer_fields: Fields = field(default_factory=dict)
     """Fields of the config around it that shapes determine, for configs that leave them out."""
-    timm: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    timm: Mapping[str, Callable[[JsonObject], JsonDict]] = field(default_factory=dict)
     """Timm architecture -> function from its ``model_args`` to the tower's config."""
     classes: Mapping[str, TransformersClass] = field(default_factory=dict)
     """Layout -> the class of transformers that reads a tower with its names; then model types
     (without ``_vision``) of such layouts that have a class of their own."""
-    read_config: Callable[[Mapping[str, Any], Shapes], Any] | None = None
+    read_config: Callable[[JsonObject, Shapes], Any] | None = None
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 
     @property
@@ -70,7 +71,7 @@ class Family:
 
     @property
     def replays(self) -> Mapping[str, str]:
-        """What replays as CUDA graphs, for "image" and "video"."""
+        """Whether items replay as CUDA graphs, in words, for "image" and "video"."""
         return family_facts(self.name).replays
 
     @property
@@ -116,7 +117,7 @@ class _WithoutInit(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: Any = (), kwargs: JsonDict | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func in _INIT:
@@ -130,12 +131,12 @@ def with_vision(*model_types: str) -> tuple[str, ...]:
 
 
 def length(tensor: str, axis: int) -> Callable[[Shapes], int]:
-    """Return what reads the length of an axis of a tensor."""
+    """Return a function that reads the length of an axis of a tensor."""
     return lambda shapes: shapes[tensor][axis]
 
 
 def blocks(prefix: str) -> Callable[[Shapes], int]:
-    """Return what reads the number of blocks: one more than the highest after ``prefix``.
+    """Return a function that counts blocks: one more than the highest number after ``prefix``.
 
     No tower has a thousand blocks; other names are left over, and the loader lists them.
     """
@@ -151,8 +152,9 @@ def blocks(prefix: str) -> Callable[[Shapes], int]:
 
 
 def square(positions: str, axis: int, patch: str, *, extra: int) -> Callable[[Shapes], int]:
-    """Return what reads the side in pixels of a square image, from the weight of ``patch``.
+    """Return a function that reads the side in pixels of the square images of a tower.
 
-    An axis of the table of positions has one entry per patch and ``extra`` ones besides.
+    The ``axis`` of the table of positions has one entry per patch and ``extra`` others; ``patch``
+    is the weight that embeds patches, whose last axis is the side of one.
     """
     return lambda shapes: round((shapes[positions][axis] - extra) ** 0.5) * shapes[patch][-1]

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from encoders import InternViT, InternViTConfig
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import (
-    Family,
-    Fields,
-    Shapes,
-    TransformersClass,
-    blocks,
-    length,
-    square,
-    with_vision,
-)
+from ..tensor_file import JsonDict, JsonObject
+from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square, with_vision
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -42,9 +32,7 @@ _INTERNVL = Layout(  # original code: OpenGVLab/InternVL*; without a prefix Open
     marks=("embeddings.class_embedding", "encoder.layers."),
     projector=("mlp1.",),
     renames={"encoder.layers.N": "layers.N"},
-    processor_files=family_facts("intern_vit").processors[
-        "internvl"
-    ],  # config.json describes the tiling
+    processor_files=family_facts("intern_vit").processors["internvl"],
 )
 _HF = Layout(  # transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*-HF
     name="internvl-hf",
@@ -106,11 +94,11 @@ _FIELDS: Fields = {
 _OUTER_FIELDS: Fields = {
     ("llm_config.hidden_size", "text_config.hidden_size"): (
         lambda shapes: shapes.get("mlp1.3.weight", (1,))[0]
-    ),
+    )
 }
 
 
-def _read_config(config: Mapping[str, Any], shapes: Shapes) -> InternViTConfig:
+def _read_config(config: JsonObject, shapes: Shapes) -> InternViTConfig:
     """Read a config; the encoder has a projector exactly if the checkpoint has its tensors."""
     built = InternViTConfig.from_hf(config)
     projected = any(name.startswith("mlp1.") for name in shapes)
@@ -118,7 +106,7 @@ def _read_config(config: Mapping[str, Any], shapes: Shapes) -> InternViTConfig:
     return replace(built, out_hidden_size=width if projected else None)
 
 
-def _timm_section(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _timm_section(arguments: JsonObject) -> JsonDict:
     width = arguments.get("embed_dim", 1024)
     return {
         "hidden_size": width,

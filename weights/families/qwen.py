@@ -8,9 +8,7 @@ classes of transformers 5.23.0, and ``qwen3_vit.py`` of timm 1.0.31.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from encoders import (
     Qwen2_5VLConfig,
@@ -23,6 +21,7 @@ from encoders import (
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
+from ..tensor_file import JsonDict, JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -75,10 +74,7 @@ _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the pr
         "merger.fc1": "merger.linear_fc1",
         "merger.fc2": "merger.linear_fc2",
     },
-    views={
-        "pos_embed.weight": "n d -> one n d",
-        "patch_embed.proj.weight": "d c t h w -> d c h w",
-    },
+    views={"pos_embed.weight": "n d -> one n d", "patch_embed.proj.weight": "d c t h w -> d c h w"},
     images_only=family_facts("qwen3_vl").images_only["qwen3-timm"],
 )
 
@@ -126,7 +122,7 @@ _TIMM_SIZES = {  # timm's name -> width, depth, heads, MLP over width
 }
 
 
-def _timm_section(size: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _timm_section(size: str, arguments: JsonObject) -> JsonDict:
     """Return the tower's config; the tensors say what ``arguments`` leaves out."""
     width, depth, heads, ratio = _TIMM_SIZES[size]
     width = arguments.get("embed_dim", width)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
+from ..tensor_file import JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ _STEP3_FIELDS: Fields = {
 }
 
 
-def _read_step3(config: Mapping[str, Any], shapes: Shapes) -> Step3Config:
+def _read_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
     """Read a config; the widths of MLP and downsampler and the projector's bias are the tensors'.
 
     Class defaults that published configs repeat disagree with the checkpoint: an MLP of 3072

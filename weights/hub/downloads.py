@@ -30,7 +30,7 @@ from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
 from ..parallel import Stopped, in_parallel
 from ..snapshot import Located, Wanted
-from ..tensor_file import Header, file_crc32
+from ..tensor_file import Header, JsonDict, file_crc32
 from ..writing import flush, write_whole
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
@@ -45,9 +45,9 @@ def fetch_tower(
 ) -> dict[str, Located]:
     """Fetch a tower by byte ranges unless it is kept; one fetch however many ask at once.
 
-    Returns where each tensor lies, by its name. The ``headers`` are those of the files that hold
-    the tower. To ``check`` is to read a tower that is there before it is believed. What the Hub
-    refuses is raised as the client does.
+    Returns the position of each tensor by name. The ``headers`` are those of the files that hold
+    the tower. If ``check``, a tower that is there is read and compared before it is used. Refusals
+    of the Hub are raised as the client raises them.
     """
     fetch, store = _Fetch(repo, wanted, headers), repo.store(repo.revision)
     try:
@@ -116,7 +116,7 @@ class _Fetch:
 
             def fetch(number: int, stop: Event) -> None:
                 request = self.requests[number]
-                span = self.file, request.target, request.kept, str(self.file)
+                span = self.file, request.target, request.kept
                 if number in done and done[number] == file_crc32(*span):
                     bar.update(request.end - request.begin)
                 else:
@@ -126,7 +126,7 @@ class _Fetch:
         self._finish()
 
     def _begin(self) -> dict[int, int]:
-        """Return the CRC-32 of each request that is done, of an earlier fetch of the same plan."""
+        """Return the CRC-32 of each request that an earlier fetch of the same tower has done."""
         etags = [self.repo.remote(file).etags for file in self.shards]
         names = [tags.get("x-linked-etag", tags.get("etag")) for tags in etags]
         plan = json.dumps([names, [asdict(request) for request in self.requests], self.head.hex()])
@@ -172,7 +172,7 @@ class _Fetch:
         lengths = [tensor.entry.nbytes for tensor in self.tensors]
         starts = accumulate([len(self.head), *lengths[:-1]])
         spans = list(zip(starts, lengths, strict=True))
-        sums = in_parallel(lambda span, _: file_crc32(path, *span, str(path)), spans, workers)
+        sums = in_parallel(lambda span, _: file_crc32(path, *span), spans, workers)
         known = {tensor.local: value for tensor, value in zip(self.tensors, sums, strict=True)}
         with path.open("r+b") as file:
             file.write(sealed_header(self.tensors, self.record, self.files, known))
@@ -184,7 +184,7 @@ def download_shards(repo: Repo, names: list[str]) -> None:
     options = repo.options
 
     def download(name: str, stop: Event) -> None:
-        extra: dict[str, Any] = {}
+        extra: JsonDict = {}
         if "tqdm_class" in inspect.signature(hf_hub_download).parameters:  # clients from 1.2 on
             extra["tqdm_class"] = _bar(options.progress, stop)
         ask = lambda: hf_hub_download(  # noqa: E731

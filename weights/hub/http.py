@@ -33,8 +33,8 @@ ATTEMPTS = 6  # tries without a megabyte of progress before a file is given up
 FIRST_WAIT = 0.5  # seconds before the second try; each further one waits twice as long
 CHUNK = 1 << 20
 BUSY = (408, 429, 500, 502, 503, 504)
-"""What a server answers that may well answer rightly a little later."""
-_EXPIRED = (400, 401, 403, 404, 410)  # what a storage host answers when a signed address is too old
+"""Statuses of a server that is likely to answer the same request a little later."""
+_EXPIRED = (400, 401, 403, 404, 410)  # statuses of a storage host for an expired address
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
@@ -55,12 +55,12 @@ class RemoteFile:
 
     def __init__(self, url: str, token: bool | str | None, label: str) -> None:
         self.url, self.token, self.label = url, token, label
-        self.commit: str | None = None  # that the Hub says the file is of, in the first answer
+        self.commit: str | None = None  # the commit of the file, from the Hub's first answer
         self.size: int | None = None  # of the whole file, known after the first range
         self.ranges = True  # until the server ignores one
-        self.etags: dict[str, str] = {}  # by header: the Hub's, and that of who sends the bytes
+        self.etags: dict[str, str] = {}  # by header: that of the Hub, and of the storage host
         self._comparing = Lock()
-        self._direct: str | None = None  # the storage host's address of the file, once it is known
+        self._direct: str | None = None  # address at the storage host, from the first redirect
         self._refused = False  # whether the storage host has refused a remembered address
 
     def header(self, guess: int) -> Header:
@@ -140,7 +140,7 @@ class RemoteFile:
             self.size = end - left
 
     def _promised(self, response: Any, start: int, end: int) -> int:
-        """Return how many bytes the answer says it brings; they must be those asked for."""
+        """Return the number of bytes in the answer; raise if they are not those asked for."""
         headers = response.headers
         said, length = headers.get("content-range", ""), headers.get("content-length", "")
         if response.status_code == 416 and said in (f"bytes */{self.size}", "bytes */0"):
@@ -208,7 +208,7 @@ class RemoteFile:
         """Remember the ETags of the first answer; those of any other must be the same."""
         headers: dict[str, str] = {}
         for answer in (response, *reversed(response.history)):
-            headers |= answer.headers  # what the Hub says counts more than what a storage host says
+            headers |= answer.headers  # the Hub's headers win over a storage host's
         self.commit = self.commit or headers.get("x-repo-commit")
         linked, stored = headers.get("x-linked-etag", ""), response.headers.get("etag", "")
         found = {"x-linked-etag": linked, "etag": stored}
@@ -226,7 +226,7 @@ class RemoteFile:
 
 
 def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
-    """Sleep before the next try, or raise what stands in the way of one."""
+    """Sleep before the next try; after the last one, raise the error."""
     if isinstance(error, HfHubHTTPError):
         raise error
     if failures >= attempts:

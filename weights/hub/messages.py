@@ -1,4 +1,4 @@
-"""What stands between us and a file of the Hub, in one line that says what to do about it."""
+"""Errors of the Hub as one line each, which says what went wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPACE = "free some space or pass a cache_dir on another disk"
 
 
 def explain(error: BaseException, repo_id: str, revision: str, name: str, page: str) -> str:
-    """Return what went wrong with the file ``name``; ``page`` is the repo's, for people."""
+    """Say why the file ``name`` could not be fetched; ``page`` is the web page of the repo."""
     if type(error) is ValueError and error.__cause__ is not None:  # "due to the above error"
         error = error.__cause__
     reasons: dict[type[BaseException], str] = {
@@ -48,7 +48,7 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str, page: 
 
 
 def obstacle(error: BaseException) -> str:
-    """Return in a few words why the Hub cannot be reached."""
+    """Say in a few words why the Hub cannot be reached."""
     if isinstance(error, errors.HfHubHTTPError):
         return f"the server answers {status(error)}"
     if isinstance(error, Unreachable):
@@ -60,7 +60,7 @@ def obstacle(error: BaseException) -> str:
 
 
 def not_here(name: str, why: str) -> str:
-    """Return what to say of a file that is not on this disk and cannot be fetched."""
+    """Say that a file is neither on this disk nor can be fetched, and what to do."""
     return (
         f"{name} is not in the cache and the Hub cannot be reached ({why}): load once with a "
         "connection, or pass the cache_dir it is in"

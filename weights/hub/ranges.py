@@ -1,4 +1,4 @@
-"""Which byte ranges bring the tower: neighbours merged, long runs cut, small gaps bridged."""
+"""Choose the byte ranges of a tower: neighbours merged, long runs cut, small gaps bridged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BYTES = 64 << 20
 """Largest request; longer runs are cut, so that several connections share them."""
 WASTE = 200  # one byte in so many of the wanted bytes may be fetched in vain to save requests
 Segments: TypeAlias = tuple[tuple[int, int], ...]
-"""Where wanted bytes begin and end in a remote file, in rising order."""
+"""Pairs of first and last byte (exclusive) of wanted runs in a remote file, in rising order."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RangeRequest:
 
 
 def clip(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
-    """Return what of ``segments`` lies within the bytes ``begin`` to ``end``."""
+    """Cut segments down to those bytes that lie between ``begin`` and ``end``."""
     clipped = ((max(first, begin), min(last, end)) for first, last in segments)
     return tuple((first, last) for first, last in clipped if first < last)
 
@@ -48,7 +48,7 @@ def in_order(tensors: Iterable[TowerTensor]) -> list[TowerTensor]:
 def plan_requests(
     tensors: Sequence[TowerTensor], headers: Mapping[str, Header], data_start: int
 ) -> list[RangeRequest]:
-    """Return the requests that bring ``tensors`` (in order) into a file whose data start there."""
+    """Return the requests that bring sorted ``tensors`` into a file with this ``data_start``."""
     runs = _runs(tensors, headers)
     bridged = _bridged(runs, sum(tensor.entry.nbytes for tensor in tensors) // WASTE)
     joined: list[tuple[str, list[tuple[int, int]]]] = []

@@ -1,4 +1,4 @@
-"""A checkpoint on the Hub, at one commit: what is kept of it, else what is fetched.
+"""A checkpoint on the Hub at one commit: its kept tower, else the files that are fetched.
 
 Token, offline mode, endpoint and progress bars are the Hub client's, so they behave as its users
 expect. Of the weights only headers are read until the tensors are known to fit; then either the
@@ -32,7 +32,7 @@ SAVING = 0.9
 """``fetch="auto"`` takes ranges if they transfer at most this share of what the shards would: whole
 shards, which other programs can use too, are worth a tenth."""
 FIRST_READ = 1 << 16  # bytes of the first read of a header of which nothing is known
-LISTING = ".listing.json"  # where the names of a repo's files are kept, if they had to be asked for
+LISTING = ".listing.json"  # the kept list of a repo's files, under a name that no repo has
 _DAMAGE = (
     "; if the file in the Hub client's cache is damaged, force_download=True (--force-download) "
     "fetches it again"
@@ -40,9 +40,9 @@ _DAMAGE = (
 
 
 def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = None) -> Snapshot:
-    """Open a repo of the Hub: its kept tower if there is one, else what can be fetched of it.
+    """Open a repo of the Hub: its kept tower if there is one, else its files on the Hub.
 
-    A ``damage`` is what was found to be wrong with the kept tower, which is then not used.
+    If reading the kept tower has raised ``damage``, it is not used.
     """
     repo = Repo(repo_id, options)
     brought = repo.resolve()
@@ -68,7 +68,7 @@ class HubSnapshot(Snapshot):
         super().__init__(folder / (repo.options.subfolder or ""), label=repo.label)
         self.repo, self.store, self.damage = repo, repo.store(repo.revision), damage
         self.commit, self.offline = repo.revision, repo.offline
-        # Small files that are kept, and all that were read; None if the repo has no such file
+        # By name, the small files that are kept; None if the repo has no such file.
         self._known: dict[str, bytes | None] = {}
         if not repo.options.force_download:
             try:
@@ -77,8 +77,8 @@ class HubSnapshot(Snapshot):
                 if self.offline:
                     raise self._cannot_repair("what is kept", error) from error
         self._answers = {**self._known, **brought}
-        self._headers: dict[str, Header] = {}  # that were read from the Hub
-        self._downloaded: set[str] = set()  # whole files, by this load
+        self._headers: dict[str, Header] = {}  # by file, read from the Hub
+        self._downloaded: set[str] = set()  # files that this load has fetched whole
         self._refused: RangesUnsupported | None = None
 
     def content(self, name: str) -> bytes | None:
@@ -92,9 +92,9 @@ class HubSnapshot(Snapshot):
         return super().contents(names)
 
     def _find(self, name: str) -> bytes | None:
-        """Return what the client has, else what the Hub answers.
+        """Return a small file from the client's cache, else from the Hub.
 
-        Offline, a file that nobody asked for before is taken for one that is not there.
+        Offline, a file that was never asked for counts as absent.
         """
         if self._path(name) is not None:
             return super().content(name)
@@ -108,7 +108,7 @@ class HubSnapshot(Snapshot):
             return None
 
     def _keep_answers(self) -> None:
-        """Keep what the client has not, for the next load or a fetch that goes on."""
+        """Keep the small files that the client's cache lacks, for later loads."""
         answers = {name: raw for name, raw in self._answers.items() if self._path(name) is None}
         if answers != self._known and not self.offline:
             with suppress(OSError):  # the next load then asks again
@@ -202,7 +202,7 @@ class HubSnapshot(Snapshot):
         return Traffic(cached, self._route(wanted), self._range_bytes(wanted), unfinished)
 
     def _route(self, wanted: Wanted) -> str:
-        """Return what would be fetched: ``nothing``, ``ranges`` or ``shards``."""
+        """Choose how to fetch the tower: ``nothing``, ``ranges`` or ``shards``."""
         sizes = wanted.published.shards
         missing = sum(sizes[file] for file in sizes if self._path(file) is None)
         if not missing:
