@@ -1,7 +1,7 @@
 """Checkpoints: find one by repo id or path, take its vision tower, strictly and safely.
 
-What builds encoders, and with it torch, is imported when it is first asked for: fetching a tower
-and managing the cache need neither.
+Encoders, and with them torch, are imported at their first use: fetching a tower and managing the
+cache need neither.
 """
 
 from __future__ import annotations

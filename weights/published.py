@@ -17,12 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import LONGEST_COMPARED
 from .tensor_file import JsonDict, JsonObject
 
 FOLDER = Path(__file__).with_name("families")
 """The folder of the records and of their JSON files."""
-LONGEST_COMPARED = 200
-"""Characters of a name that are compared; the time grows with their square."""
 NO_VIDEO = "no"
 """``FamilyFacts.video`` of a family that takes images alone."""
 
@@ -129,11 +128,8 @@ def __getattr__(name: str) -> Any:
 def similar_names(repo_id: str) -> str:
     """Say which published repo ids are spelt like an unknown one, for the end of an error.
 
-    Args:
-        repo_id: what was asked for, with or without the owner; case does not matter.
-
-    Returns:
-        A clause that begins with a semicolon; nothing if no id is near or it is one of them.
+    The ``repo_id`` may lack its owner; case does not matter. The clause begins with a semicolon; it
+    is empty if no id is near, or if the id itself is published.
     """
     ids = sorted(model.repo_id for model in _published())
     spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}

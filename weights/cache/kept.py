@@ -15,15 +15,7 @@ from zlib import crc32
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
 from ..snapshot import Located, Published, Snapshot, TowerTensor, Wanted
-from ..tensor_file import (
-    Header,
-    JsonDict,
-    JsonObject,
-    TensorEntry,
-    file_crc32,
-    header_bytes,
-    read_header,
-)
+from ..tensor_file import Header, JsonObject, TensorEntry, file_crc32, header_bytes, read_header
 
 VERSION = 2
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
@@ -69,7 +61,7 @@ class KeptTower(Snapshot):
         try:
             self._header = header = read_header(path, str(path))
             text = header.metadata[_RECORD]
-            self.record: JsonDict = json.loads(text)
+            self.record: JsonObject = json.loads(text)
             entries = sorted(header.tensors.items(), key=lambda item: item[1].begin)
             if header.metadata[_SEAL] != _seal(entries, text) or self.record["version"] != VERSION:
                 raise DamagedError(f"{path}: its header is not what was written")

@@ -14,7 +14,8 @@ MOST_BYTES = 64 << 20
 """Largest request; longer runs are cut, so that several connections share them."""
 WASTE = 200  # one byte in so many of the wanted bytes may be fetched in vain to save requests
 Segments: TypeAlias = tuple[tuple[int, int], ...]
-"""Pairs of first and last byte (exclusive) of wanted runs in a remote file, in rising order."""
+"""Begin and end of each run of wanted bytes in a remote file, in rising order."""
+_Run: TypeAlias = tuple[str, int, int]  # file, begin and end
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,15 @@ def plan_requests(
         count = -(-(end - begin) // MOST_BYTES)  # requests of equal length
         cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
         for start, stop in pairwise(cuts):
-            requests.append(
-                RangeRequest(file, start, stop, clip(segments, start, stop), data_start)
-            )
-            data_start += requests[-1].kept
+            request = RangeRequest(file, start, stop, clip(segments, start, stop), data_start)
+            requests.append(request)
+            data_start += request.kept
     return requests
 
 
-def _runs(
-    tensors: Sequence[TowerTensor], headers: Mapping[str, Header]
-) -> list[tuple[str, int, int]]:
+def _runs(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) -> list[_Run]:
     """Return file, begin and end of each run of neighbouring tensors."""
-    runs: list[tuple[str, int, int]] = []
+    runs: list[_Run] = []
     for tensor in tensors:
         start = headers[tensor.file].data_start
         begin, end = start + tensor.entry.begin, start + tensor.entry.end
@@ -84,7 +82,7 @@ def _runs(
     return runs
 
 
-def _bridged(runs: Sequence[tuple[str, int, int]], budget: int) -> set[int]:
+def _bridged(runs: Sequence[_Run], budget: int) -> set[int]:
     """Return the runs that join the one before: the smallest gaps, of ``budget`` bytes in all."""
     gaps = sorted(
         (after[1] - before[2], number)
