@@ -169,7 +169,7 @@ def measure(
     parallel = DataParallelEncoder(graphed, outputs=FIELDS)
     shares = parallel._share(grids)
     mine = shares.select(pixels)
-    part = parallel._part(shares, graphed(mine, shares.my_grids))
+    part = parallel._result(shares, graphed(mine, shares.my_grids))
 
     def alone() -> None:
         if rank == 0:
@@ -180,7 +180,7 @@ def measure(
         "all": lambda: parallel(pixels, grids),
         "slowest share": lambda: graphed(mine, shares.my_grids),
         "gather": lambda: parallel._gather(part),
-        "status": lambda: parallel._status.run(lambda: part, lambda part: part.about),
+        "status": lambda: parallel._status.attempt(lambda: part, lambda part: part.about),
     }
     found = {name: time_call(call, device, runs) for name, call in calls.items()}
     costs = [sum(specs[item].input_size for item in share) for share in shares.of_ranks]

@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, SupportsIndex
+from typing import SupportsIndex, cast
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
     return _least_padding(sizes, [tally[size] for size in sizes], most)
 
 
-def positive(name: str, value: Any) -> int:
+def positive(name: str, value: SupportsIndex) -> int:
     """Return the integer in ``value``, which may be NumPy's or torch's."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
@@ -95,10 +95,11 @@ def positive(name: str, value: Any) -> int:
     return number
 
 
-def positives(names: str, name: str, values: Any) -> list[int]:
+def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[int]:
     """Return the positive integers in ``values``."""
     try:
-        listed = [values] if isinstance(values, (str, bytes)) else list(values)
+        text = isinstance(values, (str, bytes))
+        listed = [cast(SupportsIndex, values)] if text else list(values)
     except TypeError as error:
         raise ValueError(f"{names}={values!r}: must be a list: write [{values}]") from error
     return [positive(name, value) for value in listed]

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex, TypeAlias
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 
@@ -23,6 +23,8 @@ LONG_SEGMENTS = 8
 """Segments of the long shape. The short shape has this many times more, each as much shorter."""
 SHORT_SHARE = 6
 """One graph in this many has the short shape: with 48, those of squares from 784 tokens on."""
+Tokens: TypeAlias = Iterable[SupportsIndex] | None
+"""The output tokens of each budget as the user gives them; None to infer them."""
 
 
 class Batch(NamedTuple):
@@ -92,7 +94,7 @@ class BudgetSet:
 
 def choose_budgets(
     encoder: GraphableEncoder,
-    budgets: Iterable[SupportsIndex] | None = None,
+    budgets: Tokens = None,
     *,
     max_batch_size: SupportsIndex | None = None,
     max_frames_per_batch: SupportsIndex | None = None,
@@ -140,7 +142,9 @@ def choose_budgets(
     return BudgetSet(tuple(sorted(shapes)), items, inferred=budgets is None)
 
 
-def budgets_by_path(budgets: Any, paths: Mapping[str, object]) -> dict[str, Any]:
+def budgets_by_path(
+    budgets: Tokens | Mapping[str, Tokens], paths: Mapping[str, object]
+) -> dict[str, Tokens]:
     """Return the budgets that were given for each path of an encoder."""
     if not isinstance(budgets, Mapping) and (budgets is None or len(paths) == 1):
         return dict.fromkeys(paths, budgets)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Any, cast
+from typing import NoReturn, cast
 
 import torch
 from torch import nn
@@ -95,7 +95,7 @@ class Capturer:
         if self.target.has_graphs and self.share and self.wanted.inferred:
             self.wanted = self._fit_memory(self.wanted, self.share)
 
-    def capture(self, bar: Any) -> PathGraphs:
+    def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
         """Capture every budget, largest first; those that fail are dropped with a warning each."""
         arena, formats = self._prepare()
         graphs = PathGraphs(arena, self._packer(Prices.unmeasured(())))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from encoders.contract import (
     Accelerable,
@@ -15,14 +15,19 @@ from encoders.contract import (
     EncoderOutput,
     GraphableEncoder,
     Grid,
+    GridLike,
     Metadata,
     MultiPathEncoder,
     Output,
+    PartialOutput,
     VisionInputs,
 )
 
 from .budgets import Budget
 from .guards import MEMBERS, require_members
+
+Features: TypeAlias = Tensor | Sequence[Tensor] | Sequence[EncoderOutput] | Sequence[PartialOutput]
+"""The rows of all items in one tensor, or those of each item in a list."""
 
 
 class FormSettings(NamedTuple):
@@ -56,6 +61,47 @@ class Target:
         return self.backend == "cudagraph"
 
 
+class EncoderConfig(Protocol):
+    """The entry that the configs of all encoders have."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+
+class FeatureMaps(Protocol):
+    """The call of an encoder's ``feature_maps``."""
+
+    @overload
+    def __call__(self, features: Features, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
+
+    @overload
+    def __call__(
+        self,
+        features: Tensor,
+        inputs: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]: ...
+
+
+class DescribedEncoder(Protocol):
+    """The members beyond the contract that a wrapper passes on, if the encoder has them."""
+
+    @property
+    def config(self) -> EncoderConfig: ...
+
+    @property
+    def num_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+    @property
+    def preprocess(self) -> Callable[..., VisionInputs]: ...
+
+    @property
+    def feature_maps(self) -> FeatureMaps: ...
+
+
 class OnePath(NamedTuple):
     """An encoder of one path, made of an encoder that names no paths."""
 
@@ -80,7 +126,7 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
     Raises:
         TypeError: a path without the contract's members.
     """
-    whole: MultiPathEncoder = OnePath(cast(Any, encoder))
+    whole: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
     if isinstance(encoder, MultiPathEncoder):
         owner = getattr(encoder.join, "__self__", encoder)
         if owner is encoder or encoder.paths["image"] is not owner:

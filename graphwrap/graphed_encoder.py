@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import Any, NoReturn, cast, overload
+from typing import NoReturn, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,9 @@ from encoders.contract import GridLike, PartialOutput, VisionInputs
 from encoders.streams.calls import Encoding
 from encoders.streams.items import EncodesItems
 
-from . import guards
+from . import forms, guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
-from .forms import FormSettings, Target, choose_form, with_paths
 from .measuring import fingerprint
 from .prices import Table, read_tables, write_tables
 from .replay import Captured, Inputs, Out
@@ -97,7 +96,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         guards.require_choice("clone", clone, (True, False))
         guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
-        self._whole = with_paths(encoder)
+        self._whole = forms.with_paths(encoder)
         self._paths_joined = self._whole.paths["image"] is not cast(object, encoder)
         paths = self._whole.paths
         self.encoder = encoder
@@ -116,10 +115,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
-        self._form = FormSettings(kernels, precision, compile)
+        self._form = forms.FormSettings(kernels, precision, compile)
         self._lock = threading.RLock()
         self._tables: dict[str, Table] = {}
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, forms.Target] = {}
         self._captured: Captured | None = None
         self._locate()
         self._counts = GraphStats(self.backend)
@@ -142,8 +141,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             self.device, self.dtype = place
             self.backend = guards.resolve_backend(self._backend, self.device)
             for name, path in self._whole.paths.items():
-                form = choose_form(path, self._form)
-                self._targets[name] = Target(*form, *place, self.outputs, self.backend, self._form)
+                form = forms.choose_form(path, self._form)
+                self._targets[name] = forms.Target(
+                    *form, *place, self.outputs, self.backend, self._form
+                )
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
         """Capture all budgets, largest first, and time them; does nothing if that is done.
@@ -345,7 +346,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return self._encode({name: (pixel_values, grid_thw)})[name]
 
     @property
-    def config(self) -> Any:
+    def config(self) -> forms.EncoderConfig:
         """The config of the encoder."""
         return self._inner.config
 
@@ -365,14 +366,14 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return self._inner.preprocess
 
     @property
-    def feature_maps(self) -> Callable[..., Any]:
+    def feature_maps(self) -> forms.FeatureMaps:
         """The ``feature_maps`` of the encoder; they need ``outputs`` with the field to lay out."""
         return self._inner.feature_maps
 
     @property
-    def _inner(self) -> Any:
+    def _inner(self) -> forms.DescribedEncoder:
         """The wrapped encoder, whose members beyond the contract are passed on."""
-        return self.encoder
+        return cast(forms.DescribedEncoder, self.encoder)
 
     def stats(self) -> GraphStats:
         """Return a copy of the counters; it prints as a table, ``.to_dict()`` is plain data."""

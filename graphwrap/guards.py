@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ SLOTS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 AS_IT_IS = nullcontext()
 """The result of :func:`settled` if no mode has to be changed."""
-TensorSlot: TypeAlias = tuple[dict[str, Any], str, Tensor]
+TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
 """The ``__dict__`` of a module, the name of a tensor in it, and the tensor."""
 
 

@@ -126,12 +126,10 @@ def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[st
 def _parse(file: str, body: Any) -> Table:
     """Read the table of one path from parsed JSON; an error says which entry is wrong."""
     times = {
-        Budget(*[_number(row, name, kinds=(int,)) for name in Budget._fields]): _number(row, "ms")
+        Budget(*[_count(row, name) for name in Budget._fields]): _number(row, "ms")
         for row in body["budgets"]
     }
-    points = [
-        (_number(run, "rows", kinds=(int,)), _number(run, "ms")) for run in body["eager_runs"]
-    ]
+    points = [(_count(run, "rows"), _number(run, "ms")) for run in body["eager_runs"]]
     if not times or not points or any(a >= b for (a, _), (b, _) in pairwise(points)):
         raise ValueError("it has no budgets, or no eager_runs by ascending rows")
     kernels = body["kernels"]
@@ -139,7 +137,11 @@ def _parse(file: str, body: Any) -> Table:
     return Table(file, {**body["fingerprint"]}, Prices(times, points), own)
 
 
-def _number(row: Any, name: str, kinds: tuple[type, ...] = (int, float)) -> Any:
+def _count(row: Mapping[str, float], name: str) -> int:
+    return int(_number(row, name, kinds=(int,)))
+
+
+def _number(row: Mapping[str, float], name: str, kinds: tuple[type, ...] = (int, float)) -> float:
     value = row[name]
     if type(value) not in kinds or not 0 <= value < MOST_MS:
         raise ValueError(f"{name} is {value!r}, not a number from 0 to {MOST_MS}")

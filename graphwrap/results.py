@@ -74,7 +74,7 @@ def read_out(
             f"out is a {type(out).__name__}: pass PartialOutput(last_hidden_state, pooler_output, "
             "deepstack_features), None for what is not returned"
         )
-    given: dict[str, Any] = output_fields(out)
+    given = output_fields(out)
     for name in given:
         if name not in like:
             raise ValueError(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -156,7 +156,7 @@ def _flash4(
 
 
 @cache
-def _flash4_forward() -> Callable[..., Any]:
+def _flash4_forward() -> Callable[..., object]:
     """The forward of flash-attn-4 that takes an output buffer, its compiled kernels kept on disk.
 
     The package compiles for some two seconds per head size and tiling. Its cache is off by default
@@ -169,7 +169,7 @@ def _flash4_forward() -> Callable[..., Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from flash_attn.cute.interface import _flash_attn_fwd
-    forward: Callable[..., Any] = _flash_attn_fwd
+    forward: Callable[..., object] = _flash_attn_fwd
     return forward
 
 

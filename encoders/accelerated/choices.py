@@ -280,7 +280,7 @@ def _distance(
     return float((got - truth).norm() / truth.norm())
 
 
-def _graph_milliseconds(call: Any, repeats: int = 4) -> float:
+def _graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
     """Milliseconds per call inside a CUDA graph: the minimum of up to three replays."""
     call()
     stream = torch.cuda.Stream()

@@ -28,7 +28,7 @@ from graphwrap import GraphedEncoder
 from graphwrap.forms import with_paths
 from graphwrap.guards import read_outputs, require_choice
 
-from .parts import Part, complete
+from .rank_result import RankResult, complete
 from .rows import RowExchange, find_channel
 from .shares import Shares, cost_of, costs_of_items, share_out
 from .status import StatusExchange
@@ -88,6 +88,8 @@ class DataParallelEncoder:
                 if name not in encoder.outputs:
                     raise ValueError(f"outputs: the graphs leave out {name}; name it there, too")
         self._paths: Mapping[str, ItemPath] = with_paths(module).paths
+        # With one path, counts are known beforehand. Items of several paths are cut and joined one
+        # by one, which takes 0.1 ms of the host for each.
         self._several = self._paths["image"] is not cast(object, module)
         self._lock = threading.Lock()
         self._device = next(module.parameters()).device
@@ -127,20 +129,20 @@ class DataParallelEncoder:
         """
         inputs = pixel_values
 
-        def work() -> Part:
+        def work() -> RankResult:
             self._check_form(inputs, grid_thw)
             if self._several:
                 items = cast(Callable[[VisionInputs], list[PartialOutput]], self.encoder)
-                return self._part_of_items(cast(VisionInputs, inputs), items)
+                return self._result_of_items(cast(VisionInputs, inputs), items)
             rows, grids = inputs[:2] if isinstance(inputs, VisionInputs) else (inputs, grid_thw)
             shares = self._share(cast(GridLike, grids))
-            return self._part(shares, self._encode(shares.select(rows), shares.my_grids))
+            return self._result(shares, self._encode(shares.select(rows), shares.my_grids))
 
         with self._lock, torch.no_grad():
-            part = self._together(work)
-            gathered = self._gather(part)
+            result = self._together(work)
+            gathered = self._gather(result)
             if isinstance(inputs, VisionInputs):
-                return self._split(gathered, part)
+                return self._split(gathered, result)
             return self._whole(gathered)
 
     def encode(
@@ -185,7 +187,7 @@ class DataParallelEncoder:
         """
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
 
-        def work() -> Part:
+        def work() -> RankResult:
             if not isinstance(self.encoder, EncodesItems):
                 raise ValueError(
                     f"{type(self.encoder).__name__} has no encode: prepare the pixels yourself and "
@@ -196,7 +198,7 @@ class DataParallelEncoder:
             limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
             inputs = encoding.encoder.preprocess(images, videos, **limits._asdict())
             if self._several:
-                return self._part_of_items(inputs, lambda mine: encoding.run(mine, wanted), pool)
+                return self._result_of_items(inputs, lambda mine: encoding.run(mine, wanted), pool)
             shares = self._share(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
             if not shares.mine:
@@ -205,15 +207,15 @@ class DataParallelEncoder:
             mine = inputs._replace(pixel_values=rows, grid_thw=chosen)
             results = encoding.run(mine, wanted)
             if pool == "none":
-                return self._part(shares, join_outputs(results))
-            return self._new_part(shares, [("vectors", torch.stack(results))])
+                return self._result(shares, join_outputs(results))
+            return self._new_result(shares, [("vectors", torch.stack(results))])
 
         with self._lock, torch.no_grad():
-            part = self._together(work, repr((pool, normalize)))
-            gathered = self._gather(part)
+            result = self._together(work, repr((pool, normalize)))
+            gathered = self._gather(result)
             if pool != "none":
                 return [vector.clone() for rows in gathered for vector in rows]
-            return [item.clone() for item in self._split(gathered, part)]
+            return [item.clone() for item in self._split(gathered, result)]
 
     def _check_form(self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None) -> None:
         """Raise a ValueError unless a call has one of its two forms, and one that suits."""
@@ -249,9 +251,9 @@ class DataParallelEncoder:
         call = cast(Callable[[Tensor, list[Grid]], PartialOutput], self.encoder)
         return call(pixel_values, grids)
 
-    def _part_of_items(
+    def _result_of_items(
         self, inputs: VisionInputs, run: Callable[[VisionInputs], list[Any]], pool: str = "none"
-    ) -> Part:
+    ) -> RankResult:
         """Assign the items of an encoder of several paths, and run those of this rank."""
         inputs.check(self._paths)
         everything = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
@@ -267,7 +269,7 @@ class DataParallelEncoder:
             each = [self._fields(result) for result in results]
             counts = [[len(rows) for _, rows in field] for field in zip(*each, strict=True)]
         about = repr((everything, inputs.tiles, self.outputs))
-        return Part(shares, fields, counts, about, self._device)
+        return RankResult(shares, fields, counts, about, self._device)
 
     def _fields(self, output: PartialOutput) -> list[tuple[str, Tensor]]:
         """The fields of an output that are wanted, DeepStack features last."""
@@ -279,50 +281,53 @@ class DataParallelEncoder:
                 fields += [(name, layer) for layer in layers]
         return fields
 
-    def _part(self, shares: Shares, output: PartialOutput) -> Part:
-        return self._new_part(shares, self._fields(output))
+    def _result(self, shares: Shares, output: PartialOutput) -> RankResult:
+        return self._new_result(shares, self._fields(output))
 
-    def _new_part(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> Part:
-        """The part of an encoder of one path, whose specs say how many rows each item has."""
+    def _new_result(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> RankResult:
+        """The result of an encoder of one path, whose specs say how many rows each item has."""
         counts = [shares.counts(name) for name, _ in fields]
-        part = Part(shares, fields, counts, "", self._device)
-        return part._replace(about=repr((shares.grids, part.layout)))
+        result = RankResult(shares, fields, counts, "", self._device)
+        return result._replace(about=repr((shares.grids, result.types)))
 
-    def _nothing(self, shares: Shares, empty: PartialOutput, pool: str) -> Part:
-        """The part of a rank without items, which has the widths and dtypes of the others."""
+    def _nothing(self, shares: Shares, empty: PartialOutput, pool: str) -> RankResult:
+        """The result of a rank without items, which has the widths and dtypes of the others."""
         if pool == "none":
-            return self._part(shares, empty)
+            return self._result(shares, empty)
         rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
         assert rows is not None  # `check` has seen to it
         dtype = torch.promote_types(rows.dtype, torch.float32)
         vectors = rows.new_zeros((0, rows.shape[-1]), dtype=dtype)
-        return self._new_part(shares, [("vectors", vectors)])
+        return self._new_result(shares, [("vectors", vectors)])
 
-    def _together(self, work: Callable[[], Part], wanted: str = "") -> Part:
-        """The part of this rank, if all ranks are fine and were asked for the same."""
-        part = self._status.run(work, lambda part: wanted + part.about if self.scatter else "")
-        return complete(part, self._status) if self._several and self.scatter else part
+    def _together(self, work: Callable[[], RankResult], wanted: str = "") -> RankResult:
+        """The result of this rank, if all ranks are fine and were asked for the same."""
+        result = self._status.attempt(
+            work, lambda result: wanted + result.about if self.scatter else ""
+        )
+        return complete(result, self._status) if self._several and self.scatter else result
 
-    def _gather(self, part: Part) -> list[Tensor]:
+    def _gather(self, result: RankResult) -> list[Tensor]:
         """The rows of all items in every field, from the parts of all ranks.
 
         Raises:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).
         """
         if not self.scatter:
-            return [rows for _, rows in part.fields]
-        return self._rows.gather(part)
+            return [rows for _, rows in result.fields]
+        return self._rows.gather(result)
 
-    def _split(self, gathered: list[Tensor], part: Part) -> list[PartialOutput]:
+    def _split(self, gathered: list[Tensor], result: RankResult) -> list[PartialOutput]:
         """The output of each item, as views."""
-        pairs = zip(gathered, part.counts, strict=True)
+        pairs = zip(gathered, result.counts, strict=True)
         fields = [rows.split(counts) for rows, counts in pairs]
         return [
-            self._whole([field[item] for field in fields]) for item in range(len(part.shares.grids))
+            self._whole([field[item] for field in fields])
+            for item in range(len(result.shares.grids))
         ]
 
     def _whole(self, gathered: list[Tensor]) -> PartialOutput:
-        """The output with the fields that are wanted, from tensors in the order of ``_part``."""
+        """The output with the fields that are wanted, from tensors in the order of ``_result``."""
         left = list(gathered)
         hidden = left.pop(0) if "last_hidden_state" in self.outputs else None
         pooled = left.pop(0) if "pooler_output" in self.outputs else None

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .parts import Part
+from .rank_result import RankResult
 from .status import StatusExchange
 
 
@@ -47,21 +47,21 @@ class RowExchange:
     ) -> None:
         self._group, self._channel, self._status = group, channel, status
 
-    def gather(self, part: Part) -> list[Tensor]:
+    def gather(self, result: RankResult) -> list[Tensor]:
         """Return the rows of all items in every field, in the order of the items.
 
         Args:
-            part: of this rank.
+            result: of this rank.
 
         Raises:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).
         """
         indices: dict[tuple[int, ...], Tensor] = {}
         whole = []
-        for (_, rows), counts in zip(part.fields, part.counts, strict=True):
+        for (_, rows), counts in zip(result.fields, result.counts, strict=True):
             if (key := tuple(counts)) not in indices:
-                indices[key] = part.shares.places(counts).to(rows.device, non_blocking=True)
-            whole.append(self._gather_rows(rows, part.shares.most(counts), indices[key]))
+                indices[key] = result.shares.places(counts).to(rows.device, non_blocking=True)
+            whole.append(self._gather_rows(rows, result.shares.most(counts), indices[key]))
         return whole
 
     def _gather_rows(self, rows: Tensor, most: int, places: Tensor) -> Tensor:

@@ -24,13 +24,13 @@ windows, are proportional to the rows alone.
 
 
 def cost_of(spec: EncoderItemSpec) -> float:
-    """Return what an item costs, in rows of a short segment."""
+    """Return the cost of an item, in rows of a short segment."""
     rows = spec.segments * spec.longest_segment
     return rows if spec.windows else rows * (1 + spec.longest_segment / ATTENTION_ROWS)
 
 
 def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[float]:
-    """Return what each item costs over all paths, in rows of a short segment.
+    """Return the cost of each item over all its paths, in rows of a short segment.
 
     Args:
         inputs: what ``preprocess`` returned.

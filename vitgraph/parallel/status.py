@@ -47,7 +47,7 @@ class StatusExchange:
             assert isinstance(made, dist.ProcessGroup)  # this process is one of the ranks
             self._group = made
 
-    def run(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
+    def attempt(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
         """Run this rank's part of a call, and return its value if all ranks are fine.
 
         Args:
