@@ -46,7 +46,7 @@ class BudgetGraph:
 
     def body(self) -> None:
         """Clear the padded rows, run the encoder, and copy its outputs into the static buffers."""
-        self._words.masked_fill_(self._padding, 0)  # rows of an earlier call, whatever they held
+        self._words.masked_fill_(self._padding, 0)  # an earlier call may have left NaN there
         output = self.forward(self.pixels, encoder_metadata=self._metadata)
         for name, value in output_fields(output, self.wanted).items():
             self.outputs[name] = self.arena.output(name, value)

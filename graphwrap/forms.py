@@ -62,7 +62,7 @@ class Target:
 
 
 class EncoderConfig(Protocol):
-    """The entry that the configs of all encoders have."""
+    """The config of any encoder: all of them have a ``hidden_size``."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -120,8 +120,8 @@ class OnePath(NamedTuple):
 def with_paths(encoder: nn.Module) -> MultiPathEncoder:
     """Return the encoder by its paths; a module that names none is its own only path.
 
-    A wrapper that passes on the attributes of an encoder of one path is its own path, too: the path
-    of its module would leave out what the wrapper's own forward adds.
+    So is a wrapper that passes on the attributes of an encoder of one path: the path of its module
+    would leave out the steps of the wrapper's own forward.
 
     Raises:
         TypeError: a path without the contract's members.
@@ -141,8 +141,8 @@ def choose_form(
 ) -> tuple[GraphableEncoder, Accelerator | None]:
     """Return the form of an encoder that is captured, and its accelerator if it has one."""
     accelerator = _find_accelerator(encoder)
-    # A wrapper that passes on its module's attributes has no faster form of itself: that of its
-    # module would leave out what the wrapper's own forward adds.
+    # A wrapper that passes on the attributes of its module is not accelerated: the faster form
+    # is one of its module and would leave out the steps of the wrapper's own forward.
     own = any("accelerated" in vars(kind) for kind in type(encoder).__mro__)
     if accelerator is not None:
         why = "this encoder is accelerated already (pass the one accelerated() was called on)"
@@ -175,7 +175,7 @@ def captured_forward(target: Target, budgets: int) -> Callable[..., EncoderOutpu
     """Return the forward that graphs are captured from, compiled if the settings say so."""
     if not target.settings.compile:
         return target.encoder
-    many = 2 * budgets  # torch gives up compiling one function after eight times
+    many = 2 * budgets  # by default torch compiles a function at most eight times
     limits = torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
     return cast(
         Callable[..., EncoderOutput],

@@ -196,7 +196,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                     progress=progress,
                 )
         except BaseException as error:  # an interrupt, too: nothing stays half captured
-            traceback.clear_frames(error.__traceback__)  # they hold the buffers
+            traceback.clear_frames(error.__traceback__)  # the traceback refers to the buffers
             self.release()
             raise
         return self._captured
@@ -206,7 +206,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         with self._lock, CAPTURES:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
-                torch.cuda.synchronize(self.device)  # first: replays may be writing there
+                torch.cuda.synchronize(self.device)  # first, because replays may still be writing
             self._captured = None
             self._targets = {}  # derived weights go with the accelerated form
             self._counts = GraphStats(self.backend)

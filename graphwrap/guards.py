@@ -46,7 +46,7 @@ def plain_tensors(roots: Mapping[str, nn.Module]) -> list[TensorSlot]:
 
 
 class WeightGuard:
-    """Remembers every parameter, buffer, submodule and hook of modules, and where weights lie.
+    """Remembers all parameters, buffers, submodules and hooks of modules, and weight addresses.
 
     A graph reads addresses. Weights updated in place are seen by the next replay; weights rebound
     (``load_state_dict(assign=True)``, ``.to()``, a submodule replaced) are not, and would be
@@ -71,7 +71,8 @@ class WeightGuard:
         everything = [(slots, name, slots[name]) for slots in self._slots for name in slots]
         tensors = [place for place in everything if isinstance(place[2], Tensor)]
         plain = [place for place in attributes if place[0].get(place[1]) is place[2]]
-        # Two tensors of one element can be compared, so these are compared by identity instead.
+        # Comparing dicts finds two tensors of one element equal if their values are, so these are
+        # compared by identity.
         self._alone = [place for place in tensors if place[2].numel() == 1] + plain
         self._tensors = [value for _, _, value in tensors + plain]
         # Another view of the same memory may have the same address. A slice has fewer entries. Only
@@ -178,7 +179,7 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
         kinds = ("cpu", "cuda") if on_cuda else ("cpu",)
         on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
         undo += [torch.autocast(kind, enabled=False) for kind in on]
-    # Asking torch for the default device in public takes several times as long as this.
+    # torch.get_default_device() takes several times as long as these two calls.
     if torch._C._len_torch_function_stack() or torch._C._get_default_device() != "cpu":
         undo.append(torch.device("cpu"))
     if on_cuda and torch._C._cuda_getDevice() != device.index:
@@ -203,7 +204,7 @@ def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
 
 
 def check_alone(lock: threading.RLock, device: torch.device) -> None:
-    """Raise a RuntimeError inside a call that is under way, and while the user captures a graph."""
+    """Raise a RuntimeError in a call inside another call, or while the user captures a graph."""
     if lock._is_owned():  # type: ignore[attr-defined]
         raise RuntimeError(
             "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
@@ -222,7 +223,9 @@ def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
     Parameters come before buffers; a ValueError is raised where there is neither.
     """
     for tensor in chain(encoder.parameters(), encoder.buffers()):
-        if tensor.is_floating_point() and tensor.dtype.itemsize > 1:  # 8 bits hold no pixels
+        if (
+            tensor.is_floating_point() and tensor.dtype.itemsize > 1
+        ):  # pixels cannot be cast to 8 bits
             return tensor.device, tensor.dtype
     raise ValueError(
         f"{type(encoder).__name__} has no floating-point parameters or buffers: they say on which "
@@ -231,7 +234,7 @@ def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:
-    """Return the backend that a setting means on a device; a ValueError if it has no graphs."""
+    """Return the backend of a setting on a device; a ValueError if it cannot have graphs."""
     if backend == "cudagraph" and device.type != "cuda":
         raise ValueError(
             f'backend="cudagraph" needs the encoder on CUDA, it is on {device}: move it, or use '
@@ -269,7 +272,7 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
     """Raise a ValueError on pixels that the graphs cannot take."""
     if isinstance(pixel_values, Tensor):
         here = pixel_values.device == device or pixel_values.is_cpu
-        shape = tuple(pixel_values.shape)  # a slice of a torch.Size takes longer
+        shape = tuple(pixel_values.shape)  # slicing a torch.Size takes longer
         fits = shape and shape[1:] == row_shape
         if here and fits and pixel_values.is_floating_point():
             return

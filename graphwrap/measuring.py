@@ -43,7 +43,7 @@ def measure(
     large = max(graphs, key=lambda budget: (budget.rows, budget.longest_segment))
     generator = torch.Generator(device).manual_seed(0)  # the global generator stays as it is
     pixels = torch.empty_like(graphs[large].pixels)
-    pixels.normal_(generator=generator)  # zeros would run faster
+    pixels.normal_(generator=generator)  # because a GPU computes with zeros faster
     by_rows = {budget.rows: graph for budget, graph in graphs.items()}
     times = {rows: _replay_ms(encoder, one, [], pixels) for rows, one in by_rows.items()}
     few = [encoder.grid_for(min(encoder.budget_range[0], min(graphs).tokens))]
@@ -57,7 +57,7 @@ def measure(
             ms = _eager_ms(encoder, grids, pixels, SETTLING)
             padding = _replay_ms(encoder, graphs[budget], [], pixels, SETTLING)
             ms = times[budget.rows] * (ms - full + padding) / padding
-            points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows cost no less
+            points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows never cost less
     return Prices({one: times[one.rows] for one in graphs}, points)
 
 

@@ -39,7 +39,7 @@ class Group(NamedTuple):
     budget: Budget | None
     cost: float
     reasons: tuple[str, ...] = ()
-    """Why each item runs eagerly; empty for a replay."""
+    """The reason why each item runs eagerly; empty for a replay."""
 
 
 class Span(NamedTuple):
@@ -56,7 +56,7 @@ class Step(NamedTuple):
     grids: Key
     budget: Budget | None
     reasons: tuple[str, ...]
-    """Why each item runs eagerly; empty for a replay."""
+    """The reason why each item runs eagerly; empty for a replay."""
     rows: tuple[Span, ...]
     tokens: tuple[Span, ...]
     row_count: int
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """How the items of one call run: one step after another."""
+    """The steps that run the items of one call, in order."""
 
     steps: tuple[Step, ...]
     rows: int
@@ -76,7 +76,7 @@ class Packer:
 
     def __init__(self, prices: Prices, max_batch_size: int, eager_tokens: int) -> None:
         self.prices, self.max_batch_size = prices, max_batch_size
-        # A full replay does the work of an eager run; where it seems slower, its time is wrong.
+        # A full replay does the same work as an eager run, so a longer time is an error of timing.
         ms = {budget: min(x, prices.eager(budget.rows)) for budget, x in prices.replay_ms.items()}
         self.budgets, self.replay_ms = sorted(ms), ms
         self.eager_tokens = max([eager_tokens, *[budget.tokens for budget in self.budgets]])
@@ -118,7 +118,7 @@ class Packer:
         return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
     def _run(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
-        """Return items as one run, of infinite cost if neither a budget nor an eager run may."""
+        """Return items as one run, of infinite cost if nothing holds it."""
         batch = Batch.of([specs[item] for item in items])
         budget, cost = None, math.inf
         if batch.tokens <= self.eager_tokens or batch.items == 1:
@@ -167,10 +167,7 @@ class Packer:
         return best
 
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
-        """Return budgets that hold an item, those first whose replays of a batch would cost least.
-
-        The batch is taken to fill them without a gap.
-        """
+        """Return the budgets that hold an item, by the cost of a batch if they were full."""
         items, tokens, rows, segments, _, windows = batch
 
         def cost(one: Budget) -> float:
@@ -215,7 +212,10 @@ def _cost(runs: Sequence[Group]) -> float:
 
 def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:
     """Return the schedule of a call from its groups and the sizes of its items."""
-    rows = [0, *accumulate(int(spec.input_size) for spec in specs)]  # or NumPy's integers
+    rows = [
+        0,
+        *accumulate(int(spec.input_size) for spec in specs),
+    ]  # specs may have NumPy's integers
     tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
     steps = []
     for items, budget, _, reasons in groups:
@@ -242,7 +242,7 @@ def refuse_overflow(schedule: Schedule) -> None:
 
 
 def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
-    """Join neighbours among ascending items: return the first of each stretch, and its end."""
+    """Return stretches of consecutive items: the first of each, and the one after its last."""
     breaks = [place for place in range(1, len(items)) if items[place] - items[place - 1] > 1]
     ends = pairwise([0, *breaks, len(items)]) if items else ()
     return [(items[start], items[end - 1] + 1) for start, end in ends]
@@ -251,7 +251,7 @@ def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
 def _spans(
     stretches: Sequence[tuple[int, int]], starts: Sequence[int]
 ) -> tuple[tuple[Span, ...], int]:
-    """Return the spans of stretches of items that start at ``starts``, and their total length."""
+    """Return the rows of stretches of items as spans, and their total length."""
     spans, target = [], 0
     for first, end in stretches:
         spans.append(Span(starts[first], target, starts[end] - starts[first]))

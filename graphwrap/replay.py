@@ -27,9 +27,9 @@ Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 Out: TypeAlias = EncoderOutput | PartialOutput
 """Tensors of the caller to write results into, None for a field that is not returned."""
 SCHEDULE_ITEMS = 200_000
-"""Items of all schedules kept: a call with a grid seen before costs one look-up."""
+"""Most items of all schedules that are kept, so that a grid seen before costs one look-up."""
 METADATA_BYTES = 128 * 2**20
-"""Bytes of metadata kept for grids seen before."""
+"""Most bytes of metadata that are kept for grids seen before."""
 ENTRIES = 20_000
 """Values of a cache at most. Each takes some 2 KiB of the host's memory, whatever its size is: the
 metadata of eight tiled images is 168 bytes, and 64 MiB of them would take a gigabyte."""
@@ -107,7 +107,7 @@ class Executor:
         schedule = self.schedules.get(key)
         specs = [] if schedule else self.target.encoder.item_specs(list(key))
         made = schedule.rows if schedule else sum([spec.input_size for spec in specs])
-        if rows is not None and rows != made:  # packing needs sane numbers
+        if rows is not None and rows != made:  # before packing, which relies on it
             raise ValueError(
                 f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
                 "belongs to these pixels"
@@ -116,7 +116,7 @@ class Executor:
             return schedule
         if specs and self.pads:
             groups = self.graphs.packer.pack(specs)
-        else:  # also where there is nothing
+        else:
             why = ("eager backend",) * len(specs)
             groups = [Group(tuple(range(len(specs))), None, 0.0, why)]
         schedule = make_schedule(key, specs, groups)
@@ -149,7 +149,7 @@ class Executor:
         """Return the caller's tensors, checked before anything runs."""
         for graph in self.graphs.by_budget.values():
             self._like = graph.outputs
-        if not self._like:  # the fields of an empty run are like those of any other
+        if not self._like:  # an empty run has fields of the same shapes and dtypes
             self._like = output_fields(self.target.encoder(pixels[:0], []), self.target.outputs)
         if len(schedule.steps) > 1:  # a step must not overwrite the input of the next one
             lent = [*lent, pixels]
@@ -162,18 +162,20 @@ class Executor:
         if self.written != key:
             block = self._prepare(key, step)["block"]
             self._keep_for_stream(block)
-            self.written = None  # an interrupt may come after the copy and before the next line
+            self.written = None  # correct also if an interrupt comes after the copy
             graph.block.copy_(block, non_blocking=True)
             self.written = key
         gather(pixels, step.rows, graph.pixels)
         if graph.captured is None:  # the encoder itself would fail on weights that have changed
             self.guard.check()
             graph.replay()
-        else:  # the device works meanwhile, and no result has left the arena yet
+        else:  # checked while the device works, before results are copied out
             graph.replay()
             self.guard.check()
             accelerator = self.target.accelerator
-            if accelerator is not None and accelerator.refresh():  # a weight had been written
+            if (
+                accelerator is not None and accelerator.refresh()
+            ):  # weights were written: replay with them
                 graph.replay()
         rows, tokens = step.row_count, step.token_count
         self.graphs.stats[step.budget].count(len(step.grids), tokens)
@@ -185,12 +187,12 @@ class Executor:
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
         """Return the results of an eager run, in memory of their own if ``own``."""
         target, rows = self.target, pixels
-        if self.pads:  # without budgets the encoder is followed wherever it goes
+        if self.pads:  # the eager backend follows changed weights
             self.guard.check()
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             gather(pixels, step.rows, rows)
-        if self.pads:  # as the copy into the arena does
+        if self.pads:  # as a copy into static buffers casts them
             rows = rows.to(target.device, target.dtype, non_blocking=True)
         metadata = self._prepare(step.grids, step)
         self._keep_for_stream(*metadata.values())
@@ -211,7 +213,7 @@ class Executor:
             if step.budget is None:
                 prepared = encoder.prepare_encoder_metadata(grids, device=device)
             else:
-                self.guard.check()  # metadata in another dtype would be an error of another kind
+                self.guard.check()  # first: a cast encoder would make other metadata
                 budget, graph = step.budget, self.graphs.by_budget[step.budget]
                 batch = Batch.of(read_specs(encoder, grids))
                 exceeded = budget.exceeded_by(batch)
@@ -223,7 +225,7 @@ class Executor:
         return prepared
 
     def _keep_for_stream(self, *tensors: Tensor) -> None:
-        """Note that this stream reads tensors that may be of another one, and dropped any time."""
+        """Keep the memory of tensors until this stream has read them."""
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(self.target.device))
@@ -234,7 +236,7 @@ class Captured:
     """The result of a capture that calls need; ``release()`` drops it as a whole."""
 
     paths: dict[str, Executor]
-    """By the names of the encoder's paths, of which most encoders have one."""
+    """One per path of the encoder, by its name."""
     memory: Memory
     guard: WeightGuard
     lends: bool
@@ -256,12 +258,12 @@ class Captured:
                 path = self.paths[name]
                 fields = path.execute(schedule, inputs[name][0], out)
                 outputs[name] = as_output(fields, path.target.outputs)
-        finally:  # a call that failed half-way has used the memory, too
+        finally:  # also after a call that failed half-way
             self.memory.mark_use()
         return outputs
 
     def measure(self, stats: GraphStats) -> None:
-        """Add the bytes that are held now, and why an accelerator runs the reference."""
+        """Add the bytes in use now, and the reasons why an accelerator runs the reference."""
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
         stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())

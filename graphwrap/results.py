@@ -13,7 +13,7 @@ FIELDS = EncoderOutput._fields
 
 
 def is_per_row(name: str) -> bool:
-    """Return whether a field has one entry per input row; the others have one per token."""
+    """Return whether a field has one entry per input row, rather than one per output token."""
     return name == "last_hidden_state"
 
 

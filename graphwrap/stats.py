@@ -79,7 +79,7 @@ class GraphStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
-        reasons = dict(self.eager_reasons)  # asdict makes a Counter of pairs out of a Counter
+        reasons = dict(self.eager_reasons)  # asdict would count the pairs of a Counter
         return {**asdict(self), "eager_reasons": reasons, "padding": self.padding}
 
     def __str__(self) -> str:

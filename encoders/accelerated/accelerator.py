@@ -43,7 +43,7 @@ class FusedBlocks:
 
     @property
     def taken(self) -> str:
-        """The attention kernels that the last forward took, or "reference"."""
+        """The attention kernels that the last forward used, or "reference"."""
         names = set[str]().union(*(ran.kernels for ran in self.ran.values()))
         return ", ".join(sorted(names)) or "reference"
 

@@ -102,7 +102,7 @@ class DerivedWeights:
                 assert self._table is not None  # the warm-up before every capture made it
                 self._captured.append(self._table)
             else:
-                gone = len(self._entries) != self._count  # because a module was replaced
+                gone = len(self._entries) != self._count  # a module was replaced and freed
                 if gone or self._sources is None or _places(self._sources) != self._places:
                     self._update()
                 else:

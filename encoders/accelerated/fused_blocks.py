@@ -111,7 +111,7 @@ class FusedForward:
             rows = self._normed(parts.norm2)
             inner, weight = self._inner(parts, rows)
             self._add(parts.down, inner, parts.scale2, weight)
-        self.derived.refresh()  # weights that this pass derived, before a capture needs them
+        self.derived.refresh()  # derived in this pass; a capture cannot do this
         self._complete()
         yield self.stream.hidden.view(self.shape)
 
@@ -199,7 +199,7 @@ class FusedForward:
             if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
                 self._norm_in_place(norm, part.flatten(1))
         cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
-        if self.buffer is None:  # rows that no kernel writes stay zero
+        if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if parts.windows not in self.picked:
             shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
@@ -313,7 +313,7 @@ class FusedForward:
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
         self.ran.called += 1
-        if self.tile_rows:  # the shape that the reference calls it with
+        if self.tile_rows:  # the reference calls it with this shape
             return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()

@@ -144,7 +144,7 @@ def attend(
     """
     rows, heads, size = out.shape
     tall, wide = shape.segment
-    filler = tables[0].new_zeros(-2 * (tall + wide - 1) % 8, size)  # aligned rows: cuBLAS is fast
+    filler = tables[0].new_zeros(-2 * (tall + wide - 1) % 8, size)  # cuBLAS is fast on aligned rows
     table = torch.cat((*tables, filler))
     q = qkv.unflatten(-1, (3, heads, size))[:, 0].transpose(0, 1)
     products = torch.bmm(q, table.t().expand(heads, -1, -1))

@@ -38,7 +38,7 @@ def _step(
 ):
     row = n
     if RAGGED:
-        row = tl.minimum(n, end - 1)  # rows that exist; what they add is masked out below
+        row = tl.minimum(n, end - 1)  # stays inside the segment; masked out below
     keys, values = key + row[None, :] * stride, value + row[:, None] * stride
     scores = tl.dot(q, tl.load(keys + column[:, None]))
     if REST:

@@ -204,7 +204,8 @@ class DataParallelEncoder:
             if not shares.mine:
                 return self._nothing(shares, self._encode(rows, []), pool)
             chosen = inputs.grid_thw[torch.tensor(shares.mine)]
-            mine = inputs._replace(pixel_values=rows, grid_thw=chosen)
+            tiles = inputs.tiles and [inputs.tiles[item] for item in shares.mine]
+            mine = inputs._replace(pixel_values=rows, grid_thw=chosen, tiles=tiles)
             results = encoding.run(mine, wanted)
             if pool == "none":
                 return self._result(shares, join_outputs(results))
