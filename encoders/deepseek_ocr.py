@@ -119,7 +119,7 @@ class DeepseekOCRConfig:
         return MODES[self.mode].base_size
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekOCRConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> DeepseekOCRConfig:
         """Read the published ``config.json``.
 
         Raises:

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +72,7 @@ class DeepseekVLConfig:
         )
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVLConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> DeepseekVLConfig:
         """Read the ``config.json`` of the 1.3B, original or converted to transformers.
 
         Raises:
@@ -112,7 +111,7 @@ class DeepseekVLHybridConfig:
         return self.low.hidden_size + self.downsample_channels[-1]
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVLHybridConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> DeepseekVLHybridConfig:
         """Read the ``config.json`` of the 7B, original or converted to transformers.
 
         Raises:
@@ -149,7 +148,7 @@ class DeepseekVLHybridConfig:
         )
 
 
-def read_width(config: Mapping[str, Any]) -> int:
+def read_width(config: Mapping[str, object]) -> int:
     """Return the width of the language model; transformers leaves it out where it is Llama's."""
     if "text_config" in config:
         return read_size(find_section(config, "text_config"), "hidden_size", default=4096)

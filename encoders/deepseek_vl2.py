@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +88,7 @@ class DeepseekVL2Config:
         return order if self.global_first else order[::-1]
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> DeepseekVL2Config:
+    def from_hf(cls, config: Mapping[str, object]) -> DeepseekVL2Config:
         """Read the published ``config.json``.
 
         Raises:

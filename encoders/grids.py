@@ -23,7 +23,7 @@ class _Array(Protocol):
     def tolist(self) -> Any: ...
 
 
-def plain_values(values: Any) -> Any:
+def plain_values(values: object) -> Any:
     """Return the values of a tensor or an array as Python's numbers, and anything else as it is.
 
     Raises:
@@ -91,7 +91,7 @@ def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
     return t, h, w
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 _NO_DEFAULT: Any = object()
 
 
-def find_section(config: Mapping[str, Any], *paths: str) -> Mapping[str, Any]:
+def find_section(config: Mapping[str, object], *paths: str) -> Mapping[str, object]:
     """Return the tower's section of a config: the first dotted path that exists, else the whole."""
     for path in paths:
         section: Any = config
@@ -19,7 +19,7 @@ def find_section(config: Mapping[str, Any], *paths: str) -> Mapping[str, Any]:
     return config
 
 
-def read_field(section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT) -> Any:
+def read_field(section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT) -> Any:
     """Return the value that the config has under one of ``names`` (aliases), else ``default``.
 
     Raises:
@@ -41,7 +41,7 @@ def read_field(section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAU
 
 
 def read_size(
-    section: Mapping[str, Any], *names: str, default: Any = _NO_DEFAULT, most: int = 1 << 20
+    section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT, most: int = 1 << 20
 ) -> int:
     """Return an integer field from 1 to ``most``; lists like [14, 14] repeat one number."""
     value = read_field(section, *names, default=default)
@@ -52,7 +52,9 @@ def read_size(
     return value
 
 
-def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+def read_blocks(
+    section: Mapping[str, object], name: str, default: tuple[int, ...]
+) -> tuple[int, ...]:
     """Return a list of block numbers as a tuple."""
     value = read_field(section, name, default=default)
     if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
@@ -60,7 +62,7 @@ def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...])
     return tuple(value)
 
 
-def read_flag(section: Mapping[str, Any], *names: str, default: bool) -> bool:
+def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool:
     """Return a field that must be true or false."""
     value = read_field(section, *names, default=default)
     if not isinstance(value, bool):
@@ -68,7 +70,7 @@ def read_flag(section: Mapping[str, Any], *names: str, default: bool) -> bool:
     return value
 
 
-def read_integer(section: Mapping[str, Any], *names: str, default: int) -> int:
+def read_integer(section: Mapping[str, object], *names: str, default: int) -> int:
     """Return an integer field, which may be negative."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -76,7 +78,7 @@ def read_integer(section: Mapping[str, Any], *names: str, default: int) -> int:
     return value
 
 
-def read_epsilon(section: Mapping[str, Any], *names: str, default: float) -> float:
+def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> float:
     """Return the epsilon of a norm, from 1e-12 to 1, so that equal features do not divide by 0."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 <= value <= 1:
@@ -84,7 +86,7 @@ def read_epsilon(section: Mapping[str, Any], *names: str, default: float) -> flo
     return float(value)
 
 
-def read_ratio(section: Mapping[str, Any], *names: str, default: float) -> float:
+def read_ratio(section: Mapping[str, object], *names: str, default: float) -> float:
     """Return the width of an MLP over that of its tower, above 0 and at most 64."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 64:
@@ -94,7 +96,7 @@ def read_ratio(section: Mapping[str, Any], *names: str, default: float) -> float
     return float(value)
 
 
-def read_rope_theta(section: Mapping[str, Any]) -> float:
+def read_rope_theta(section: Mapping[str, object]) -> float:
     """Return the base of the rotary angles: ``rope_theta``, at most 10^12.
 
     ``rope_parameters``, or ``rope_scaling`` as they were called, come first (transformers 5.23.0).
@@ -115,7 +117,7 @@ def read_rope_theta(section: Mapping[str, Any]) -> float:
     return float(theta)
 
 
-def require_value(section: Mapping[str, Any], name: str, *allowed: Any) -> None:
+def require_value(section: Mapping[str, object], name: str, *allowed: object) -> None:
     """Raise a ValueError if the field ``name`` has a value that this encoder does not implement."""
     value = section.get(name, allowed[0])
     if value not in allowed:

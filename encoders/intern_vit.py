@@ -91,7 +91,7 @@ class InternViTConfig:
         return self.select_layer if self.select_layer >= 0 else self.depth + 1 + self.select_layer
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> InternViTConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> InternViTConfig:
         """Read the published ``config.json`` of a chat model, -hf conversion or lone InternViT.
 
         Raises:
@@ -112,7 +112,9 @@ class InternViTConfig:
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_select_strategy", "default")
 
-        def either(original: Any, conversion: Any) -> Any:  # defaults of the two config classes
+        def either(
+            original: object, conversion: object
+        ) -> Any:  # defaults of the two config classes
             return conversion if converted else original
 
         qk_norm = either(True, False)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +97,7 @@ class Qwen2_5VLConfig:
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Qwen2_5VLConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> Qwen2_5VLConfig:
         """Read a published ``config.json``, the whole or its vision part.
 
         Raises:

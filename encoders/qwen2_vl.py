@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ class Qwen2VLConfig:
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Qwen2VLConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> Qwen2VLConfig:
         """Read a published ``config.json``, the whole or its vision part, which may be sparse.
 
         Raises:

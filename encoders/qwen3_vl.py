@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +93,7 @@ class Qwen3VLConfig:
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Qwen3VLConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> Qwen3VLConfig:
         """Read a published ``config.json``, the whole or its vision part.
 
         Raises:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +76,7 @@ class Step3Config:
         require_divisible("tile size", self.tile_size, "patch_size", self.patch_size)
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Step3Config:
+    def from_hf(cls, config: Mapping[str, object]) -> Step3Config:
         """Read a published ``config.json``.
 
         Raises:

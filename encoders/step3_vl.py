@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +82,7 @@ class Step3VLConfig:
         return self.hidden_size // self.num_heads
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Step3VLConfig:
+    def from_hf(cls, config: Mapping[str, object]) -> Step3VLConfig:
         """Read a published ``config.json``, by StepFun's names or by those of transformers.
 
         Raises:

@@ -104,7 +104,7 @@ def _add_parser(commands: Any, name: str, summary: str) -> argparse.ArgumentPars
 
 
 def _add_command(
-    commands: Any, name: str, command: Callable[[argparse.Namespace], int | None], summary: str
+    commands: object, name: str, command: Callable[[argparse.Namespace], int | None], summary: str
 ) -> argparse.ArgumentParser:
     parser = _add_parser(commands, name, summary)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -112,35 +112,35 @@ def _add_command(
     return parser
 
 
-def _add_encode(commands: Any) -> None:
+def _add_encode(commands: object) -> None:
     from .encoding.command import add_encode
 
     summary = "Encode images and videos into a file."
     add_encode(_add_command(commands, "encode", encode, summary))
 
 
-def _add_embed(commands: Any) -> None:
+def _add_embed(commands: object) -> None:
     from .embedding.command import add_embed
 
     summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
     add_embed(_add_command(commands, "embed", embed, summary))
 
 
-def _add_list(commands: Any) -> None:
+def _add_list(commands: object) -> None:
     from .models import add_list, list_towers
 
     summary = "List the published towers, with every repo id that has each."
     add_list(_add_command(commands, "list", list_towers, summary))
 
 
-def _add_inspect(commands: Any) -> None:
+def _add_inspect(commands: object) -> None:
     summary = "Say what a checkpoint holds and loading would fetch, without downloading a tensor."
     parser = _add_command(commands, "inspect", inspect, summary)
     add_source(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
-def _add_extract(commands: Any) -> None:
+def _add_extract(commands: object) -> None:
     summary = "Write the tower alone: configs and model.safetensors."
     parser = _add_command(commands, "extract", extract, summary)
     add_source(parser)
@@ -148,21 +148,21 @@ def _add_extract(commands: Any) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT if it holds a tower")
 
 
-def _add_cache(commands: Any) -> None:
+def _add_cache(commands: object) -> None:
     from .commands.cache import add_cache
 
     summary = "List, verify or remove the towers that were fetched and kept."
     add_cache(_add_parser(commands, "cache", summary))
 
 
-def _add_bench(commands: Any) -> None:
+def _add_bench(commands: object) -> None:
     from .benching.figures import add_bench, print_list
 
     summary = "Print or measure figures; without a name, list the measured ones."
     add_bench(_add_command(commands, "bench", print_list, summary))
 
 
-def _add_demo(commands: Any) -> None:
+def _add_demo(commands: object) -> None:
     from .commands.demo import add_demo, demo
 
     summary = "Encode sample photographs with a small seeded checkpoint of every family."

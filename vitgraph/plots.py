@@ -40,7 +40,7 @@ _NOTE_ROTATED = ",\nrotated to agree with the colours of the first encoder."
 
 
 def plot_feature_maps(
-    images: Sequence[Any],
+    images: Sequence[object],
     maps: Maps | Mapping[str, Maps],
     *,
     titles: Sequence[str] | None = None,
@@ -270,7 +270,7 @@ def _picture(axes: Axes, pixels: Tensor, shape: Sequence[int], label: str) -> No
     axes.spines[:].set_visible(False)
 
 
-def _dot(axes: Axes, at: tuple[float, float], colour: Any, label: str) -> None:
+def _dot(axes: Axes, at: tuple[float, float], colour: object, label: str) -> None:
     axes.plot(*at, "o", color=colour, markeredgecolor="white", markersize=8)
     if label:
         axes.annotate(

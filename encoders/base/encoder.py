@@ -211,8 +211,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     def preprocess(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -280,7 +280,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         """
 
     @abstractmethod
-    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
+    def load_kernel_choices(self, choices: Mapping[str, object]) -> None:
         """Use the kernels that another process chose, instead of timing them here.
 
         Args:

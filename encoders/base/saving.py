@@ -41,7 +41,7 @@ features = encoder.encode(images=["photo.jpg"])
 class PublishedForm:
     """How the checkpoint that an encoder was loaded from is written, as plain data."""
 
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, Mapping[str, object]]
     """``config`` and the processor files: name without ``.json`` -> content."""
     names: Mapping[str, Sequence[str]]
     """Name in ``state_dict`` -> published tensors whose rows it joins, in order."""
@@ -245,7 +245,7 @@ def _write_beside(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path, {"format": "pt"})
 
 
-def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, Any]:
     """Return the config with the dtype that the tensors have, to which transformers casts them."""
     name = str(dtype).removeprefix("torch.")
     return {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}

@@ -326,7 +326,7 @@ class VisionEncoder(Encoder):
             return False
         return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())
 
-    def _run_block(self, block: nn.Module, *args: Any) -> Tensor:
+    def _run_block(self, block: nn.Module, *args: object) -> Tensor:
         """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, *args, use_reentrant=False)
@@ -348,7 +348,7 @@ class VisionEncoder(Encoder):
     def kernel_choices(self) -> dict[str, Any]:
         return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()
 
-    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
+    def load_kernel_choices(self, choices: Mapping[str, object]) -> None:
         if self.accelerator is None:
             raise ValueError("this encoder is not accelerated: call accelerated() first")
         self.accelerator.load_choices(choices)

@@ -23,7 +23,7 @@ class ChooseFrames(Protocol):
         ...
 
 
-def read_item(item: Any) -> tuple[bool, Any]:
+def read_item(item: object) -> tuple[bool, Any]:
     """Whether an item of a stream is a clip, and the image or clip itself.
 
     A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
@@ -64,7 +64,7 @@ def read_video(path: str | os.PathLike[str]) -> Video:
 
 
 def read_videos(
-    videos: Any, choose: ChooseFrames, error: ValueError | None = None
+    videos: object, choose: ChooseFrames, error: ValueError | None = None
 ) -> list[list[Tensor]]:
     """Convert the chosen frames of every video with :func:`to_rgb`.
 
@@ -98,7 +98,7 @@ def read_videos(
     return clips
 
 
-def _is_one_video(videos: Any) -> bool:
+def _is_one_video(videos: object) -> bool:
     if isinstance(videos, np.ndarray | Tensor):
         return videos.ndim == 4
     if isinstance(videos, list | tuple):
@@ -106,7 +106,7 @@ def _is_one_video(videos: Any) -> bool:
     return isinstance(videos, Video | str | os.PathLike)
 
 
-def _read_video(video: Any, choose: ChooseFrames) -> list[Tensor]:
+def _read_video(video: object, choose: ChooseFrames) -> list[Tensor]:
     if isinstance(video, str | os.PathLike):
         video = read_video(video)
     frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)

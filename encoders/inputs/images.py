@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import index
-from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
+from typing import NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import torch
@@ -44,8 +44,8 @@ class StagedPreprocessor(Protocol):
 
     def stage(
         self,
-        images: Sequence[Any],
-        videos: Sequence[Any],
+        images: Sequence[object],
+        videos: Sequence[object],
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:

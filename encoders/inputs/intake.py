@@ -45,7 +45,7 @@ class Video:
     """Frames per second of the source."""
 
 
-def to_rgb(image: Any) -> Tensor:
+def to_rgb(image: object) -> Tensor:
     """Convert one image to a uint8 tensor [3, H, W] on the CPU, which may share its memory.
 
     Args:
@@ -95,7 +95,7 @@ def _from_mapping(image: Mapping[Any, Any]) -> Tensor:
     )
 
 
-def read_images(images: Any) -> list[Tensor]:
+def read_images(images: object) -> list[Tensor]:
     """Convert every image with :func:`to_rgb`.
 
     Args:
@@ -121,7 +121,7 @@ def read_images(images: Any) -> list[Tensor]:
     return pixels
 
 
-def is_one_image(images: Any) -> bool:
+def is_one_image(images: object) -> bool:
     """Whether the value is one image and not a collection of images."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
@@ -131,12 +131,12 @@ def is_one_image(images: Any) -> bool:
     )
 
 
-def is_picture(image: Any) -> bool:
+def is_picture(image: object) -> bool:
     """Whether the value is a PIL image."""
     return isinstance(image, Image.Image)
 
 
-def is_one_item(items: Any) -> bool:
+def is_one_item(items: object) -> bool:
     """Whether the items of a stream are by mistake one image, whose bytes or rows are no items."""
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)

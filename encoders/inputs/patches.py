@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -128,8 +127,8 @@ class PatchPreprocessor:
 
     def __call__(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Return patches [P, 3*T*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
@@ -137,8 +136,8 @@ class PatchPreprocessor:
 
     def stage(
         self,
-        images: Sequence[Any],
-        videos: Sequence[Any],
+        images: Sequence[object],
+        videos: Sequence[object],
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
@@ -197,8 +196,8 @@ class PatchPreprocessor:
 
     def _read(
         self,
-        images: Sequence[Any],
-        videos: Sequence[Any],
+        images: Sequence[object],
+        videos: Sequence[object],
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return the frames of each item, the rules for it, and its grid."""

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from .sizes import MOST_TILES
 
-ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, Any]]
-Section: TypeAlias = Mapping[str, Any]
+ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
+Section: TypeAlias = Mapping[str, object]
 Stats: TypeAlias = tuple[float, float, float]
 
 CLIP_MEAN: Stats = (0.48145466, 0.4578275, 0.40821073)
@@ -194,7 +194,9 @@ def read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[S
     )
 
 
-def _triple(where: str, key: str, value: Any, default: Stats, bounds: tuple[float, float]) -> Stats:
+def _triple(
+    where: str, key: str, value: object, default: Stats, bounds: tuple[float, float]
+) -> Stats:
     if value is None:
         return default
     numbers = [value] * 3 if isinstance(value, int | float) else value
@@ -209,7 +211,9 @@ def _triple(where: str, key: str, value: Any, default: Stats, bounds: tuple[floa
     return red, green, blue
 
 
-def read_positive(where: str, key: str, value: Any, default: int, most: int | None = None) -> int:
+def read_positive(
+    where: str, key: str, value: object, default: int, most: int | None = None
+) -> int:
     """Return a positive integer of a section, or the default for None."""
     if value is None:
         return default

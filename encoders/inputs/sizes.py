@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal, SupportsFloat, TypeAlias
+from typing import Literal, SupportsFloat, TypeAlias
 
 import torch
 
@@ -201,7 +201,7 @@ def best_candidate(
     return max(candidates, key=worth)
 
 
-def read_candidates(where: str, sizes: Any, side: int) -> tuple[tuple[int, int], ...]:
+def read_candidates(where: str, sizes: object, side: int) -> tuple[tuple[int, int], ...]:
     """Check the sizes that DeepSeek-VL2 may resize an image to, for its tiles.
 
     Args:

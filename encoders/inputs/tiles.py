@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -121,8 +120,8 @@ class TilePreprocessor:
 
     def __call__(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Return tiles [n, 3, S, S] of images, then videos; see ``VisionEncoder.preprocess``."""
@@ -141,8 +140,8 @@ class TilePreprocessor:
 
     def stage(
         self,
-        images: Sequence[Any],
-        videos: Sequence[Any],
+        images: Sequence[object],
+        videos: Sequence[object],
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
@@ -188,8 +187,8 @@ class TilePreprocessor:
 
     def _read(
         self,
-        images: Sequence[Any],
-        videos: Sequence[Any],
+        images: Sequence[object],
+        videos: Sequence[object],
         limits: Limits,
     ) -> list[tuple[list[Tensor], tuple[int, int, bool], Stats, Stats]]:
         """Return the frames of each item, how each frame is cut into tiles, mean and std."""

@@ -133,8 +133,8 @@ class ViewPreprocessor(ABC):
 
     def __call__(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Return the views of images by path; see ``VisionEncoder.preprocess``."""

@@ -40,7 +40,7 @@ class BlockSizes:
             )
 
 
-def nested_sizes(kind: Callable[..., Any], value: Any) -> Any:
+def nested_sizes(kind: Callable[..., Any], value: object) -> Any:
     """Return a config inside of a config, made of its fields if ``asdict`` has taken it apart."""
     return kind(**value) if isinstance(value, Mapping) else value
 

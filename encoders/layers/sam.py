@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +64,7 @@ class SamSizes:
             )
 
     @classmethod
-    def from_hf(cls, section: Mapping[str, Any]) -> SamSizes:
+    def from_hf(cls, section: Mapping[str, object]) -> SamSizes:
         """Read the part of a config that describes SAM, by DeepSeek's names or by transformers'.
 
         What it leaves out is that of SAM-B, as in both sources.
@@ -103,7 +102,7 @@ class SamSizes:
         return self.image_size // self.patch_size
 
 
-def read_channels(section: Mapping[str, Any], name: str) -> tuple[int, ...]:
+def read_channels(section: Mapping[str, object], name: str) -> tuple[int, ...]:
     """Read the widths of the convolutions after the neck, [512, 1024] if the config has none."""
     widths = read_blocks(section, name, (512, 1024))
     if len(widths) != 2 or min(widths) < 1:

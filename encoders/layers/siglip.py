@@ -17,7 +17,6 @@ Deliberate differences:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ _TRANSFORMERS = {
 """Defaults of ``SiglipVisionConfig`` that differ from those of ``siglip_large_patch16_384``."""
 
 
-def read_siglip(section: Mapping[str, Any], *, converted: bool) -> dict[str, int]:
+def read_siglip(section: Mapping[str, object], *, converted: bool) -> dict[str, int]:
     """Return the sizes that a config of DeepSeek-VL gives SigLIP, by the names of our config.
 
     Args:

@@ -46,8 +46,8 @@ class Preprocesses(Protocol):
 
     def preprocess(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

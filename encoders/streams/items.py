@@ -28,8 +28,8 @@ class EncodesItems(Generic[Output]):
     @overload
     def encode(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         *,
         pool: Literal["none"] = "none",
         normalize: bool = False,
@@ -44,8 +44,8 @@ class EncodesItems(Generic[Output]):
     @overload
     def encode(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         *,
         pool: Literal["mean", "max", "cls"],
         normalize: bool = False,
@@ -59,8 +59,8 @@ class EncodesItems(Generic[Output]):
 
     def encode(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         *,
         pool: str = "none",
         normalize: bool = False,
@@ -110,7 +110,7 @@ class EncodesItems(Generic[Output]):
 
     def encode_many(
         self,
-        items: Iterable[Any],
+        items: Iterable[object],
         *,
         batch_tokens: int | None = None,
         workers: int | None = None,

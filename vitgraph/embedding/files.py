@@ -122,7 +122,7 @@ def version_of(path: str) -> str:
         return version_in(fs.info(inside))
 
 
-def version_in(info: Mapping[str, Any]) -> str:
+def version_in(info: Mapping[str, object]) -> str:
     """Return what changes with the content of a remote file, from what its store says about it."""
     known = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
     return f"{info.get('size')} {next(known, '')}"

@@ -57,7 +57,7 @@ class Job:
     def run(
         self,
         encoding: Encoding[Any],
-        limits: Mapping[str, Any],
+        limits: Mapping[str, object],
         wanted: ItemResults,
         options: StreamOptions,
     ) -> None:

@@ -104,7 +104,7 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, A
     return {name: _flat(table[name]) for name in wanted}
 
 
-def _write(path: Path, keys: Sequence[str], columns: Mapping[str, Any], size: int) -> None:
+def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size: int) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 

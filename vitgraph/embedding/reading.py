@@ -110,7 +110,7 @@ class ImageReader:
             return DataSet(path.removeprefix(DATASET), version, column, subset, split)
         return ParquetTable(path, version, column)
 
-    def _read_cell(self, cell: Any, folders: tuple[str, ...]) -> bytes:
+    def _read_cell(self, cell: object, folders: tuple[str, ...]) -> bytes:
         url = url_in(cell)
         if url is not None:
             return self._read_url(url)

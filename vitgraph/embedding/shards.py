@@ -79,7 +79,7 @@ class Shard:
         return self.storage.exists(self.stats_name)
 
     def write(
-        self, rows: Sequence[Row], empty: Mapping[str, Array], stats: Mapping[str, Any]
+        self, rows: Sequence[Row], empty: Mapping[str, Array], stats: Mapping[str, object]
     ) -> None:
         """Write arrays, row table and statistics, in this order; nothing if the shard is done.
 

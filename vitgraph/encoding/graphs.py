@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -84,7 +83,7 @@ def encode_graphed(
     graphed: GraphedEncoder,
     encoder: Encoder,
     media: Iterable[Media],
-    limits: Mapping[str, Any],
+    limits: Mapping[str, object],
     wanted: ItemResults = WHOLE,
 ) -> Iterator[Encoded]:
     """Encode through graphs, as many items at a time as one replay takes.
@@ -113,7 +112,7 @@ def _encode_group(
     graphed: GraphedEncoder,
     encoder: Encoder,
     media: Sequence[Media],
-    limits: Mapping[str, Any],
+    limits: Mapping[str, object],
     wanted: ItemResults,
 ) -> list[Encoded]:
     prepared, own_ms = [], []

@@ -42,7 +42,7 @@ class Encoded(NamedTuple):
 def encode_media(
     encoder: Encoder,
     media: Iterable[Media],
-    limits: Mapping[str, Any],
+    limits: Mapping[str, object],
     wanted: ItemResults = WHOLE,
 ) -> Iterator[Encoded]:
     """Encode one item at a time, each when it is asked for.
@@ -64,7 +64,7 @@ def encode_media(
 
 @torch.inference_mode()
 def _encode_one(
-    encoder: Encoder, medium: Media, limits: Mapping[str, Any], wanted: ItemResults
+    encoder: Encoder, medium: Media, limits: Mapping[str, object], wanted: ItemResults
 ) -> Encoded:
     start = time.perf_counter()
     with named(medium):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -40,7 +40,7 @@ class Media(NamedTuple):
         return middle
 
 
-def image_medium(name: str, image: Any) -> Media:
+def image_medium(name: str, image: object) -> Media:
     """Decode an image, given in any form that ``encoder.encode`` takes."""
     return Media(name, Video(to_rgb(image)[None]), "image")
 

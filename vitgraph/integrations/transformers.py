@@ -99,7 +99,7 @@ class VisionTower(nn.Module):
         hidden_states: Tensor,
         grid_thw: Tensor,
         return_dict: bool = True,
-        **unused: Any,
+        **unused: object,
     ) -> BaseModelOutputWithPooling | tuple[Tensor, ...]:
         """Encode packed patches, as the tower that this one replaces does.
 
@@ -143,8 +143,8 @@ def as_vision_tower(encoder: VisionEncoder | GraphedEncoder) -> VisionTower:
 
 def mm_encoder_outputs(
     encoder: VisionEncoder | GraphedEncoder,
-    images: Sequence[Any] = (),
-    videos: Sequence[Any] = (),
+    images: Sequence[object] = (),
+    videos: Sequence[object] = (),
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
@@ -203,7 +203,7 @@ def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
 
 
 def _model_output(
-    hidden: Tensor | None, pooled: Any, deepstack: list[Any]
+    hidden: Tensor | None, pooled: object, deepstack: list[Any]
 ) -> BaseModelOutputWithPooling:
     """The output class of the models of transformers, which depends on whether they have DeepStack.
 

@@ -40,8 +40,8 @@ __all__ = ["multi_modal_data"]
 
 def multi_modal_data(
     encoder: VisionEncoder | GraphedEncoder,
-    images: Sequence[Any] = (),
-    videos: Sequence[Any] = (),
+    images: Sequence[object] = (),
+    videos: Sequence[object] = (),
     *,
     timestamps: Sequence[Sequence[float]] | None = None,
     min_pixels: int | None = None,

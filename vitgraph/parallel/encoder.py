@@ -147,8 +147,8 @@ class DataParallelEncoder:
 
     def encode(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         *,
         pool: str = "none",
         normalize: bool = False,

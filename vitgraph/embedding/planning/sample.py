@@ -145,7 +145,7 @@ def _one_thread() -> Iterator[None]:
 def measure_rate(
     encoding: Encoding[Any],
     images: Sequence[Tensor],
-    limits: Mapping[str, Any],
+    limits: Mapping[str, object],
     wanted: ItemResults,
     options: StreamOptions,
 ) -> Rate:
