@@ -260,7 +260,7 @@ class DeepseekOCRTower(TileEncoder):
 
     def __init__(self, config: DeepseekOCRConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: DeepseekOCRConfig = config
         self.sam_model = Compressor(config.sam, config.downsample_channels)
         self.vision_model = Clip(config.clip, config.positions)
         self.projector = Projector(config.hidden_size, config.out_hidden_size)

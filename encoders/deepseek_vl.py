@@ -165,7 +165,7 @@ class DeepseekVLEncoder(TileEncoder):
         projector: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config: DeepseekVLConfig = config
         self._preprocessor = preprocessor
         positions = (config.image_size // config.patch_size) ** 2
         self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
@@ -212,7 +212,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
     ) -> None:
         super().__init__()
         low = config.low
-        self.config = config
+        self.config: DeepseekVLHybridConfig = config
         self._preprocessor = preprocessor
         projector = nn.Linear(low.hidden_size, low.out_hidden_size)
         self.low = LowResolution(low, projector=projector)

@@ -140,7 +140,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         self._modules = tower._modules  # each of them stands once in the state_dict
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
-        self.config = config
+        self.config: DeepseekVL2Config = config
         self._preprocessor = preprocessor
         self.paths = {"image": tower}
 
@@ -220,7 +220,7 @@ class DeepseekVL2Tower(TileEncoder):
 
     def __init__(self, config: DeepseekVL2Config) -> None:
         super().__init__()
-        self.config = config
+        self.config: DeepseekVL2Config = config
         positions = (config.tile_size // config.patch_size) ** 2
         self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
         self.projector = Projector(config)

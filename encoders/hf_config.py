@@ -52,9 +52,7 @@ def read_size(
     return value
 
 
-def read_blocks(
-    section: Mapping[str, object], name: str, default: tuple[int, ...]
-) -> tuple[int, ...]:
+def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
     """Return a list of block numbers as a tuple."""
     value = read_field(section, name, default=default)
     if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):

@@ -152,7 +152,7 @@ class InternViT(TileEncoder):
 
     def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config: InternViTConfig = config
         self._preprocessor = preprocessor
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.depth))

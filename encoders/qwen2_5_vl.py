@@ -132,7 +132,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
 
     def __init__(self, config: Qwen2_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config: Qwen2_5VLConfig = config
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(

@@ -104,7 +104,7 @@ class Qwen2VLEncoder(PatchEncoder):
 
     def __init__(self, config: Qwen2VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config: Qwen2VLConfig = config
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))

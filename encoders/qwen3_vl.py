@@ -126,7 +126,7 @@ class Qwen3VLEncoder(PatchEncoder):
 
     def __init__(self, config: Qwen3VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config: Qwen3VLConfig = config
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)

@@ -126,7 +126,7 @@ class Step3Tower(TileEncoder):
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()
-        self.config = config
+        self.config: Step3Config = config
         self.embeddings = Embeddings(config)
         self.transformer = Transformer(config)
         width, wide = config.downsampled_size, 2 * config.downsampled_size

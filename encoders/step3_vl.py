@@ -140,7 +140,7 @@ class Step3VLTower(TileEncoder):
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: Step3VLConfig = config
         width, patch = config.hidden_size, config.patch_size
         self.patch = (config.in_channels, patch, patch)
         self.conv1 = nn.Conv2d(config.in_channels, width, patch, stride=patch, bias=False)
