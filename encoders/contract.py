@@ -261,7 +261,7 @@ class Preprocessor(Protocol):
         """Return a copy that raises ``error`` for videos."""
         ...
 
-    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return the values that neither ``config`` nor files set, and the keyword to set them."""
         ...
 

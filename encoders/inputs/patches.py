@@ -119,7 +119,7 @@ class PatchPreprocessor:
         """Return a copy that raises ``error`` for videos."""
         return replace(self, video_error=error)
 
-    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return the values that no file sets, and the keyword that sets some of them."""
         rules = self.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"

@@ -111,7 +111,7 @@ class TilePreprocessor:
         """Return a copy that raises ``error`` for videos."""
         return replace(self, video_error=error)
 
-    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return the values that neither config nor files set, and the keyword to set them."""
         colours = f"mean={self.mean}, std={self.std}"
         if "max_dynamic_patch" in config:  # of chat repos, which say how images are tiled

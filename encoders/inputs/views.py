@@ -127,7 +127,7 @@ class ViewPreprocessor(ABC):
         """Return the same: every tower with views refuses videos."""
         return self
 
-    def say_defaults(self, config: Mapping[str, Any]) -> tuple[str, str]:
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return the values that no file sets; no keyword sets them."""
         return f"mean={self.mean}, std={self.std}", ""
 
