@@ -85,7 +85,7 @@ def test_grids_and_pixels_of_500_random_sizes_are_the_reference_s(ours: PatchPre
     for width, height in random_sizes(500, 900):
         image = china().resize((width, height))
         wanted = reference([image], return_tensors="pt")
-        got = ours([image], **bounds)
+        got = ours([image], limits=Limits(**bounds))
         assert torch.equal(got.grid_thw, wanted["image_grid_thw"]), (width, height)
         assert torch.equal(got.pixel_values, wanted["pixel_values"]), (width, height)
 

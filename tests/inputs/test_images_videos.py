@@ -72,7 +72,7 @@ def test_grids_and_pixels_of_500_random_clips_are_the_reference_s(
         frames = rng.randint(2, 5)
         clip = np.stack([array[n : n + height, n : n + width] for n in range(frames)])
         pixels, grid = process(clip, input_data_format="channels_last")
-        got = ours(videos=[clip], **bounds)
+        got = ours(videos=[clip], limits=Limits(**bounds))
         assert torch.equal(got.grid_thw, grid), clip.shape
         assert torch.equal(got.pixel_values, pixels), clip.shape
 
