@@ -99,3 +99,11 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 def _is_number(cell: str) -> bool:
     return not cell or cell.replace(",", "").replace(".", "", 1).isdigit()
+
+
+def readable(count: float) -> str:
+    """Return a number of bytes with the unit that suits it."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 1e3:,.1f} kB"

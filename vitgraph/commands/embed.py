@@ -1,4 +1,4 @@
-"""What ``vitgraph embed`` checks before torch is imported."""
+"""The checks of ``vitgraph embed`` before torch is imported."""
 
 from __future__ import annotations
 

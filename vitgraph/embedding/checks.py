@@ -19,7 +19,7 @@ from .storage import open_storage
 _MOST_LINES = 20
 """Faults that are printed one by one."""
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError)
-"""What reading a damaged file raises."""
+"""The exceptions that reading a damaged file raises."""
 
 
 def print_status(folder: str) -> int:

@@ -164,8 +164,6 @@ def run_worker(options: argparse.Namespace) -> int:
         require_parquet()
     if options.shard_items is None:
         options.shard_items = 64 if options.pool == "none" else 1000
-    if options.shard_items < 1:
-        raise ValueError(f"--shard-items {options.shard_items}: must be at least 1")
     fields = read_fields(options)
     read = _source_options(options)
     command = Command(
@@ -186,7 +184,7 @@ def run_worker(options: argparse.Namespace) -> int:
 
 
 class Command(NamedTuple):
-    """What one call of the command works with: its options, and what was read from them."""
+    """One call of the command: its options, and the objects that were made from them."""
 
     options: argparse.Namespace
     fields: tuple[str, ...]
@@ -346,7 +344,7 @@ _FILES = "files "
 
 
 def _state_of(folder: Path) -> str:
-    """What stands for the commit of a checkpoint on disk: names, sizes and times of its files."""
+    """In the place of a commit of a checkpoint on disk: names, sizes and times of its files."""
     files = [folder] if folder.is_file() else sorted(folder.iterdir())
     about = [
         (path.name, path.stat().st_size, path.stat().st_mtime_ns)

@@ -66,10 +66,6 @@ def _read_remote(url: str, version: str, start: int, size: int) -> bytes:
     return found
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | _NONBLOCK)
-
-
 @contextmanager
 def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
     """Open a local regular file, and compare its state with ``version`` when the block ends.
@@ -78,7 +74,7 @@ def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
         OSError: it cannot be opened, is a pipe, a device or a folder, or has changed.
     """
     _require_regular(path, os.stat(path))  # a device may act when it is opened
-    with open(path, "rb", opener=_open_without_waiting) as file:
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _NONBLOCK)) as file:
         _require_regular(path, os.fstat(file.fileno()))
         yield file
         if version and version != _state(os.fstat(file.fileno())):
@@ -87,12 +83,18 @@ def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterator[Any]:
-    """Open a local regular file or a remote file; see :func:`open_regular`."""
+    """Open a local regular file or a remote file; see :func:`open_regular`.
+
+    Of a remote file ``block`` bytes are read ahead of each place that is read.
+    """
     if not is_remote(path):
         with open_regular(path, version) as file:
             yield file
         return
-    with open_remote(path, block) as file:
+    fs, inside = open_filesystem(path)
+    with explaining(path):
+        opened = fs.open(inside, "rb", block_size=block, cache_type="readahead")
+    with opened as file:
         yield file
     require_version(path, version)
 
@@ -108,7 +110,7 @@ def require_version(path: str, version: str) -> None:
 
 
 def version_of(path: str) -> str:
-    """Return what changes with the content of a file: its size, and its time or ETag.
+    """Return the state of a file, which changes with its content: its size, and its time or ETag.
 
     Raises:
         OSError: it cannot be looked at, or is a pipe, a device or a folder.
@@ -123,7 +125,7 @@ def version_of(path: str) -> str:
 
 
 def version_in(info: Mapping[str, object]) -> str:
-    """Return what changes with the content of a remote file, from what its store says about it."""
+    """Return the state of a remote file, from the description that its store gives."""
     known = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
     return f"{info.get('size')} {next(known, '')}"
 
@@ -227,6 +229,11 @@ def local_path(path: str) -> str:
     return os.path.expanduser(path.removeprefix("file://"))
 
 
+def is_web(path: str) -> bool:
+    """Return whether a path is a URL of the web."""
+    return path.lower().startswith(("http://", "https://"))
+
+
 def protocol_of(url: str) -> str:
     """Return the protocol of an address, in small letters."""
     return url.partition("://")[0].lower()
@@ -272,10 +279,3 @@ def _failures_of(protocol: str) -> tuple[type[Exception], ...]:
     names = _FAILURES.get(_EXTRAS.get(protocol, protocol), ())
     parts = (name.rpartition(".") for name in names)
     return tuple(vars(sys.modules[m])[kind] for m, _, kind in parts if m in sys.modules)
-
-
-def open_remote(url: str, block: int) -> Any:
-    """Open a remote file, of which ``block`` bytes are read ahead of each place that is read."""
-    fs, path = open_filesystem(url)
-    with explaining(url):
-        return fs.open(path, "rb", block_size=block, cache_type="readahead")

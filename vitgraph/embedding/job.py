@@ -1,4 +1,4 @@
-"""What ``vitgraph embed`` runs: shards that are left are encoded in order and written."""
+"""``vitgraph embed`` at work: the shards that are left are encoded in order and written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from encoders.streams.calls import Encoding, ItemResults
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 
 from ..devices import DTYPES
-from ..terminal import counted
+from ..terminal import counted, readable
 from .manifest import FileList, Manifest
 from .reading import File, ImageReader
 from .shards import VECTORS, Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
@@ -112,10 +112,10 @@ class Job:
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
             self.empty = self._arrays(torch.zeros(0, width))
             total = self.manifest.items * width * self.dtype.itemsize
-            what = f"{self.manifest.items:,} vectors [{width}], about {_readable(total)}"
+            what = f"{self.manifest.items:,} vectors [{width}], about {readable(total)}"
         self._require_space(total)
         read: int = self.manifest.files["bytes"]
-        count = counted(self.manifest.items, "file") + f", {_readable(read)}" * (read > 0)
+        count = counted(self.manifest.items, "file") + f", {readable(read)}" * (read > 0)
         done = len(self.shards) - len(self.missing)
         print(f"{count}; {counted(len(self.shards), 'shard')}, {done} of them done")
         if self.worker.size > 1:
@@ -133,8 +133,8 @@ class Job:
         free = self.storage.free()
         if free is not None and needed > free:
             raise ValueError(
-                f"--out {self.storage.name}: about {_readable(needed)} are still to be written, "
-                f"and {_readable(free)} are free; free some space, give another folder or "
+                f"--out {self.storage.name}: about {readable(needed)} are still to be written, "
+                f"and {readable(free)} are free; free some space, give another folder or "
                 "--out-dtype float16"
             )
 
@@ -160,7 +160,7 @@ class Job:
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
         total = sum(sizes) / len(sizes) * count
-        return total, f"about {_readable(total)}, by a sample of {len(sizes)} images,"
+        return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
 
     def _plan(self, number: int) -> list[File]:
         """The files of a shard, none if another process has written it before its turn."""
@@ -275,10 +275,3 @@ def _row_bytes(array: Array) -> int:
     for side in array.shape[1:]:
         count *= side
     return count
-
-
-def _readable(count: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count / 1e3:,.1f} kB"

@@ -1,4 +1,4 @@
-"""What all shards of an embedding job have in common: its settings, and the list of its files.
+"""All that the shards of an embedding job have in common: its settings, and the list of its files.
 
 The manifest is created exclusively. A worker that comes second reads it, compares its settings,
 and takes the list of files from it: a folder that changes meanwhile does not change the job.
@@ -22,7 +22,7 @@ _LIST = "files."
 
 
 class Manifest(NamedTuple):
-    """What all shards of a job have in common."""
+    """All that the shards of a job have in common."""
 
     settings: dict[str, Any]
     """Plain data, all that determines a row: source, checkpoint, preprocessing, pooling, format."""

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ..fetching import Fetcher
-from .files import beside, is_remote, read_file, require_version
+from .files import beside, is_remote, is_web, read_file, require_version
 from .tables import DATASET, DataSet, ParquetTable
 from .tars import NOWHERE, read_sparse
 
@@ -56,7 +56,7 @@ class ImageReader:
         self._table = lru_cache(maxsize=16)(self._open_table)
 
     def item(self, file: File) -> Readable:
-        """Return what ``encode_many`` takes for an image."""
+        """Return an image in the form in which ``encode_many`` takes it."""
         return Readable(self, file)
 
     def read(self, file: File) -> bytes:
@@ -178,5 +178,4 @@ def url_in(cell: Any) -> str | None:
     """Return the URL that a cell of a table holds in the place of an image, None if it has none."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
-    is_url = isinstance(cell, str) and cell.lower().startswith(("http://", "https://"))
-    return cell if is_url else None
+    return cell if isinstance(cell, str) and is_web(cell) else None

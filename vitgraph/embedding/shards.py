@@ -46,11 +46,10 @@ from .parquet_files import EMBEDDING, read_arrays, write_tokens, write_vectors
 from .storage import Storage, open_storage
 
 Array = np.ndarray[Any, Any]
-FORMATS = ("npy", "safetensors", "parquet")
 VECTORS = "embeddings"
 """Name of the array of a pooled shard."""
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
-"""What is read of the statistics."""
+"""The statistics that are read."""
 
 
 class Row(NamedTuple):

@@ -31,6 +31,7 @@ from .files import (
     entries_below,
     explaining,
     is_remote,
+    is_web,
     local_path,
     open_filesystem,
     read_file,
@@ -77,7 +78,7 @@ class Source:
         self.notes: list[str] = []
 
     def identity(self) -> str:
-        """Return what stands for the source in the manifest of a job."""
+        """Return the text that stands for the source in the manifest of a job."""
         if self.name == "-":
             digest = hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()
             return f"- ({digest[:16]}) in {os.getcwd()}"
@@ -153,9 +154,7 @@ class Source:
         """
         found: list[str] = []
         for entry, key in entries_below(root):
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if suffix not in suffixes():
-                self.left_out[suffix or "without a suffix"] += 1
+            if not self._takes(entry.name):
                 continue
             try:
                 state = entry.stat()
@@ -179,7 +178,7 @@ class Source:
         if name.lower().endswith(".txt"):
             text = read_file(url).decode("utf-8", "surrogateescape")
             return self._inside(self._listed(text, posixpath.dirname(url)))
-        if url.lower().startswith(("http://", "https://")):
+        if is_web(url):
             return self._inside([File(name or url, url, version=version_of(url))])
         fs, path = open_filesystem(url)
         with explaining(url):
@@ -196,11 +195,15 @@ class Source:
         for file in files:
             if any(part.startswith(".") for part in file.key.split("/")):
                 continue
-            suffix = posixpath.splitext(file.key)[1].lower()
-            if suffix in suffixes():
+            if self._takes(file.key):
                 yield file
-            else:
-                self.left_out[suffix or "without a suffix"] += 1
+
+    def _takes(self, name: str) -> bool:
+        """Whether a file is an image by its suffix; others are counted."""
+        suffix = posixpath.splitext(name)[1].lower()
+        if suffix not in suffixes():
+            self.left_out[suffix or "without a suffix"] += 1
+        return suffix in suffixes()
 
     # --- lists ------------------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class Source:
             name = line.removesuffix("\r")
             if not name.strip():
                 continue
-            if name.lower().startswith(("http://", "https://")):
+            if is_web(name):
                 if not self.options.fetch_urls:
                     raise ValueError(f"{self.name}: line {number}: {refuse_url(name)}")
                 yield File(name, name, kind="url")
@@ -265,18 +268,10 @@ class Source:
             yield file
 
     def _members(self, tar: File, listed: Listed) -> Iterator[File]:
-        kinds = {True: "sparse", False: "member"}
-        files = (
-            File(m.name, tar.path, m.size, tar.version, kinds[m.sparse], m.place)
-            for m in listed.members
-            if not posixpath.basename(m.name).startswith(".")
-        )
-        for file in files:
-            suffix = posixpath.splitext(file.key)[1].lower()
-            if suffix in suffixes():
-                yield file._replace(key=f"{tar.key}/{file.key}")
-            else:
-                self.left_out[suffix or "without a suffix"] += 1
+        for one in listed.members:
+            if not posixpath.basename(one.name).startswith(".") and self._takes(one.name):
+                kind, key = "sparse" if one.sparse else "member", f"{tar.key}/{one.name}"
+                yield File(key, tar.path, one.size, tar.version, kind, one.place)
 
     def _rows(self, table: Any, path: str, version: str, key: str) -> Iterator[File]:
         """One file per row of a table; a column of URLs stops the job before it begins."""
@@ -364,7 +359,7 @@ def _list_tar(file: File) -> Listed:
 
 
 def _ends(path: str, *endings: str) -> bool:
-    name = urlsplit(path).path if path.lower().startswith(("http://", "https://")) else path
+    name = urlsplit(path).path if is_web(path) else path
     return name.lower().endswith(endings)
 
 

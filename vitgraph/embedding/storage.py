@@ -14,10 +14,11 @@ import shutil
 import tempfile
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from weights.writing import flush, lock, temporary_beside, writing_whole
 
@@ -29,8 +30,8 @@ SPARE = 1 << 20
 """Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
 
 
-class Storage(Protocol):
-    """The folder of a job."""
+class Storage(ABC):
+    """The folder of a job; without locks and without a bound, unless a subclass has them."""
 
     name: str
     """Path or address, for messages."""
@@ -38,51 +39,55 @@ class Storage(Protocol):
     """Stands in the names of this writer's files: empty where locks keep writers apart."""
     is_local: bool
 
+    @abstractmethod
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the files that begin with ``prefix``, sorted; none without folder."""
-        ...
 
+    @abstractmethod
     def exists(self, name: str) -> bool:
         """Return whether there is a file of this name."""
-        ...
 
+    @abstractmethod
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes of a file from ``start`` up to ``end``.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
-        ...
 
+    @abstractmethod
     def reading(self, name: str) -> Any:
         """Return a context manager that gives a local path with the content of the file."""
-        ...
 
+    @abstractmethod
     def writing(self, name: str) -> Any:
         """Return a context manager that gives a local path for the content of the file.
 
         The file has its name when the block ends without an error, and then it is whole.
         """
-        ...
 
+    @abstractmethod
     def create(self, name: str, content: bytes) -> bool:
         """Create a whole file; return False, and change nothing, if there is one of this name."""
-        ...
 
+    @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that are not there are no error."""
-        ...
 
-    def alone(self, name: str) -> Any:
-        """Return a context manager that one process at a time is inside of, per ``name``.
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Let one process at a time inside of the block, per ``name``.
 
         Where the storage has no locks, nothing is waited for.
         """
-        ...
+        yield
 
-    def tidy(self) -> None:
+    def tidy(self) -> None:  # noqa: B027  # nothing, unless a subclass has to
         """Remove what workers that were killed have left."""
-        ...
+
+    def free(self) -> int | None:
+        """Return the bytes that are free, None if the storage has no bound."""
+        return None
 
     def require_space(self, count: int) -> None:
         """Check that there is room for ``count`` bytes more.
@@ -90,11 +95,14 @@ class Storage(Protocol):
         Raises:
             OSError: there is not.
         """
-        ...
-
-    def free(self) -> int | None:
-        """Return the bytes that are free, None if the storage has no bound."""
-        ...
+        free = self.free()
+        if free is not None and count + SPARE > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"no space for a shard of {count:,} bytes and {SPARE:,} beside it, {free:,} are "
+                "free; what is written stays: free some space and run the same command again",
+                self.name,
+            )
 
 
 def open_storage(folder: str | os.PathLike[str]) -> Storage:
@@ -114,7 +122,7 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
     return RemoteFolder(text)
 
 
-class LocalFolder:
+class LocalFolder(Storage):
     """The folder of a job on a disk, possibly a network file system that several hosts see."""
 
     tag = ""
@@ -210,17 +218,6 @@ class LocalFolder:
         folder = self.folder.absolute()
         return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
 
-    def require_space(self, count: int) -> None:
-        """See :class:`Storage`."""
-        free = self.free()
-        if count + SPARE > free:
-            raise OSError(
-                errno.ENOSPC,
-                f"no space for a shard of {count:,} bytes and {SPARE:,} beside it, {free:,} are "
-                "free; what is written stays: free some space and run the same command again",
-                self.name,
-            )
-
 
 @contextmanager
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
@@ -246,7 +243,7 @@ def _is_open_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-class RemoteFolder:
+class RemoteFolder(Storage):
     """The folder of a job on a store without locks.
 
     The names of a shard's files hold their writer's name, so that two writers never write one
@@ -312,17 +309,3 @@ class RemoteFolder:
         for name in names:
             with explaining(self.name), suppress(FileNotFoundError):
                 self._fs.rm_file(self._path(name))
-
-    @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
-        """See :class:`Storage`."""
-        yield
-
-    def tidy(self) -> None:
-        """Leave the files of killed workers to whoever writes their shards."""
-
-    def free(self) -> None:
-        """See :class:`Storage`."""
-
-    def require_space(self, count: int) -> None:
-        """See :class:`Storage`."""

@@ -204,7 +204,7 @@ def pin_files(url: str) -> str:
 
 
 def _state_of(folder: Path) -> str:
-    """What changes with the files of a folder: their names, sizes and times."""
+    """The state of a folder: names, sizes and times of its files."""
     states = [
         (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""What ``vitgraph embed --plan`` does: it samples the source, asks for rates, and prints."""
+"""``vitgraph embed --plan``: samples the source, asks for rates, and prints."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def print_plan(command: Command, load: Callable[[], Encoding[Any]]) -> None:
 def count_written(
     encoder: Encoder, pool: str, fields: Sequence[str], limits: Mapping[str, Any]
 ) -> tuple[Callable[[Tensor], int], str]:
-    """Return what counts the numbers that a job writes for an image, and what they are called.
+    """Return a function that counts the numbers a job writes for an image, and their name.
 
     Whole outputs are counted on the meta device, which computes shapes and no values.
     """

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...terminal import format_table
+from ...terminal import format_table, readable
 
 GPUS = (1, 8, 64)
 """The rows of the table where ``--gpus`` says nothing."""
@@ -130,11 +130,3 @@ def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> s
 def _shown(hours: float) -> str:
     """Hours with two decimals, and the first two digits where that would be nothing."""
     return f"{hours:,.2f}" if hours >= 0.01 else f"{hours:.2g}"
-
-
-def readable(count: float) -> str:
-    """Return a number of bytes with the unit that suits it."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count / 1e3:,.1f} kB"

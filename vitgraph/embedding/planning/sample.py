@@ -1,4 +1,4 @@
-"""What ``vitgraph embed --plan`` measures: some images of a source, and the rate of a device.
+"""The measurements of ``vitgraph embed --plan``: some images of a source, and the rate of a device.
 
 Without a device, the rate of a GPU follows from what is committed: images per second of one H200
 (``scale_h200.json``) for four towers, by the tokens of an image.
