@@ -46,7 +46,7 @@ from torch import Tensor
 from encoders import VisionEncoder
 from encoders.contract import NO_LIMITS, Grid, VisionInputs
 from graphwrap import GraphedEncoder
-from vitgraph.demo import sample_photographs
+from vitgraph.commands.demo_pictures import sample_photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .arguments import (
+from .commands.arguments import (
     EXAMPLES,
     Parser,
     add_source,
@@ -28,7 +28,7 @@ from .arguments import (
     parse,
     read_source,
 )
-from .terminal import make_streams_safe, one_line, show_warning
+from .commands.terminal import make_streams_safe, one_line, show_warning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,14 +113,14 @@ def _add_command(
 
 
 def _add_encode(commands: object) -> None:
-    from .encoding.command import add_encode
+    from .commands.encode import add_encode
 
     summary = "Encode images and videos into a file."
     add_encode(_add_command(commands, "encode", encode, summary))
 
 
 def _add_embed(commands: object) -> None:
-    from .embedding.command import add_embed
+    from .commands.embed import add_embed
 
     summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
     add_embed(_add_command(commands, "embed", embed, summary))
@@ -156,7 +156,7 @@ def _add_cache(commands: object) -> None:
 
 
 def _add_bench(commands: object) -> None:
-    from .benching.figures import add_bench, print_list
+    from .commands.bench import add_bench, print_list
 
     summary = "Print or measure figures; without a name, list the measured ones."
     add_bench(_add_command(commands, "bench", print_list, summary))
@@ -171,14 +171,14 @@ def _add_demo(commands: object) -> None:
 
 def embed(options: argparse.Namespace) -> int:
     """Encode the images of a folder or a list into shards of vectors."""
-    from .embedding.command import embed as run
+    from .commands.embed import embed as run
 
     return run(options)
 
 
 def encode(options: argparse.Namespace) -> None:
     """Encode images and videos into a file."""
-    from .encoding.command import encode as run
+    from .commands.encode import encode as run
 
     run(options)
 

@@ -11,8 +11,8 @@ import torch
 
 from weights.load import accelerator
 
-from .arguments import check_names
-from .terminal import counted
+from .commands.arguments import check_names
+from .commands.terminal import counted
 
 DTYPES = {
     "float32": torch.float32,

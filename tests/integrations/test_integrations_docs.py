@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from language_models import write_repo
-from vitgraph.demo import sample_photographs
+from vitgraph.commands.demo_pictures import sample_photographs
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"

@@ -14,7 +14,7 @@ from PIL import Image
 from encoders.inputs.intake import to_rgb
 from vitgraph.cli import main
 from vitgraph.commands.demo import check_demo
-from vitgraph.demo import (
+from vitgraph.commands.demo_pictures import (
     FAMILIES,
     README_TOWERS,
     draw_nearest,
@@ -22,7 +22,7 @@ from vitgraph.demo import (
     run_demo,
     sample_photographs,
 )
-from vitgraph.encoding.media import Media, image_medium
+from vitgraph.commands.encode_media import Media, image_medium
 from vitgraph.plots import plot_feature_maps
 from vitgraph.seeded import write_seeded_checkpoint
 
@@ -62,7 +62,7 @@ def test_picture_of_nearest_patches_is_drawn_again_as_committed(tmp_path: Path) 
 def test_demo_draws_checkpoints_in_place_of_the_seeded_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitgraph.demo.sample_media", small_media)
+    monkeypatch.setattr("vitgraph.commands.demo_pictures.sample_media", small_media)
     tower = write_seeded_checkpoint(tmp_path / "my-tower", "qwen3_vl")
     assert main(["demo", str(tower), "--out", str(tmp_path / "demo")]) == 0
     assert [path.name for path in (tmp_path / "demo").iterdir()] == ["feature_maps.png"]
@@ -113,7 +113,7 @@ def test_clip_pans_from_the_left_edge_to_the_right() -> None:
 
 
 def test_missing_sample_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitgraph.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("vitgraph.commands.demo_pictures.find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"'vitgraph\[demo\]', or in a clone pip install '\.\[demo\]'"
     ):

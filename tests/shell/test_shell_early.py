@@ -15,8 +15,8 @@ from PIL import Image
 from command_line import Cli, refusal
 from encoders.accelerated import CHOICES
 from encoders.contract import EncoderOutput
-from vitgraph.arguments import DTYPES
-from vitgraph.benching.speed import KERNELS
+from vitgraph.commands.arguments import DTYPES
+from vitgraph.commands.bench_speed import KERNELS
 from vitgraph.devices import DTYPES as TORCH_DTYPES
 from vitgraph.features import Features, Item, save_features
 from vitgraph.plots import write_figure

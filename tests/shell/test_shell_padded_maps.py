@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from encoders import DeepseekOCREncoder
-from vitgraph.encoding.items import encode_media
-from vitgraph.encoding.media import image_medium
+from vitgraph.commands.encode_items import encode_media
+from vitgraph.commands.encode_media import image_medium
 from vitgraph.plots import crop_padding
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder

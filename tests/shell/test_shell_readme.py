@@ -23,7 +23,7 @@ import torch
 from encoders.inputs.intake import to_rgb
 from hub_server import HubServer
 from vitgraph.cli import main
-from vitgraph.demo import panned_clip, sample_photographs
+from vitgraph.commands.demo_pictures import panned_clip, sample_photographs
 from vitgraph.video import write_video
 from weights import load_encoder
 

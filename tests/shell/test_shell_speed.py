@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from vitgraph.commands import bench_speed
 
 from benchmarks import speed, speed_plot, speed_results, table
 from benchmarks.graphs import draw, hf_call
@@ -22,7 +23,6 @@ from benchmarks.towers import TOWERS, milliseconds
 from command_line import Cli
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_encoder, build_pair
-from vitgraph.benching import speed as bench_speed
 
 ROOT = Path(__file__).parents[2]
 

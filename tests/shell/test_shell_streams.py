@@ -163,7 +163,7 @@ def test_no_more_images_are_decoded_ahead_than_a_batch_holds(
 
         return run
 
-    from vitgraph.encoding import graphs, items, media
+    from vitgraph.commands import encode_graphs, encode_items, encode_media
 
     monkeypatch.setattr(media, "to_rgb", counted(media.to_rgb, 1))
     for module in (items, graphs):
@@ -217,7 +217,7 @@ def test_a_plot_shows_the_first_items_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("vitgraph.encoding.command.MOST_PLOTTED", 2)
+    monkeypatch.setattr("vitgraph.commands.encode.MOST_PLOTTED", 2)
     names, plot = photos(tmp_path, "a.png", "b.png", "c.png"), tmp_path / "maps.png"
     command = ["encode", str(checkpoint), *names, "--out", str(out), "--plot", str(plot)]
     assert main(command) == 0

@@ -16,7 +16,7 @@ from vitgraph.cli import main
 _IMPORTED_ONCE = [
     "pytest",
     "torch.distributed",
-    "vitgraph.embedding.checks",
+    "vitgraph.embedding.verify",
     "vitgraph.embedding.job",
     "vitgraph.parallel",
     "vitgraph.seeded",

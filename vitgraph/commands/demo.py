@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..arguments import check_repo
 from ..extras import require_av, require_matplotlib
+from .arguments import check_repo
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def demo(options: argparse.Namespace) -> None:
         ValueError: what :func:`check_demo` raises, or a checkpoint that cannot be loaded.
     """
     check_demo(options.out, options.repos)
-    from ..demo import run_demo
+    from .demo_pictures import run_demo
 
     run_demo(options.out, options.repos)
 

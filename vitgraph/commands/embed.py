@@ -1,72 +1,387 @@
-"""The checks of ``vitgraph embed`` before torch is imported."""
+"""``vitgraph embed``: from the images of a folder or a list to shards of vectors."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
-import re
-import shlex
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import check_checkpoint, check_names, check_source, is_video
-from ..embedding.command import read_fields
-from ..embedding.files import entries_below
-from ..embedding.manifest import Manifest
-from ..embedding.sources import Source, suffixes
-from ..embedding.storage import open_storage
-from ..embedding.workers import read_worker
+from .. import __version__
+from ..embedding.planning import add_plan, check_plan
+from .arguments import add_source, read_source
 
-_POSITIVE = (
-    "min_pixels",
-    "max_pixels",
-    "max_tiles",
-    "batch_tokens",
-    "workers",
-    "max_tokens_per_call",
-    "shard_items",
-)
+if TYPE_CHECKING:
+    from encoders.streams.calls import Encoding, ItemResults
+    from encoders.streams.stream import StreamOptions
+
+    from ..embedding.job import Job
+    from ..embedding.manifest import Manifest
+    from ..embedding.reading import ImageReader, SourceOptions
+    from ..embedding.sources import Source
+    from ..embedding.storage import Storage
+    from ..embedding.workers import Worker
 
 
-def check_embed(options: argparse.Namespace) -> None:
-    """Check the arguments of a job, and look for the checkpoint and the source.
+def add_embed(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to the parser of the command."""
+    add_source(parser, optional=True)
+    parser.add_argument(
+        "files",
+        nargs="?",
+        metavar="FOLDER|GLOB|LIST.txt|-|hf://datasets/NAME",
+        help="images: a folder (with all folders in it), a quoted pattern, a text file with one "
+        "path per line (relative to that file), - for such lines on standard input, or a data set "
+        "of the Hub; a pattern or a list may also name .tar files (WebDataset) and .parquet files; "
+        "s3://, gs://, https:// and hf://datasets/NAME/PATH name such files elsewhere",
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
+    parser.add_argument(
+        "--pool",
+        choices=("mean", "max", "cls", "none"),
+        default="mean",
+        help="one vector per image, over its tokens; none writes all tokens; by default mean",
+    )
+    parser.add_argument("--normalize", action="store_true", help="vectors of length 1")
+    parser.add_argument(
+        "--fields",
+        metavar="NAME,...",
+        help="with --pool none: pooler_output, last_hidden_state, deepstack_features; by default "
+        "pooler_output",
+    )
+    parser.add_argument("--format", choices=("npy", "safetensors", "parquet"), default="npy")
+    parser.add_argument("--out-dtype", choices=("float32", "float16"), default="float32")
+    parser.add_argument(
+        "--shard-items",
+        type=int,
+        metavar="N",
+        help="images per shard; by default 1000, and 64 with --pool none",
+    )
+    parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
+    parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
+    parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
+    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    parser.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="replay CUDA graphs; by default on a CUDA device",
+    )
+    parser.add_argument("--batch-tokens", type=int, metavar="N", help="output tokens per batch")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that decode images")
+    parser.add_argument(
+        "--max-tokens-per-call",
+        type=int,
+        metavar="N",
+        help="an image above it runs in parts, between its tiles",
+    )
+    group = parser.add_argument_group("images inside other files")
+    group.add_argument(
+        "--column", metavar="NAME", help="of parquet files and data sets; by default image"
+    )
+    group.add_argument("--subset", metavar="NAME", help="configuration of the data set")
+    group.add_argument("--split", metavar="NAME", help="of the data set; by default train")
+    group.add_argument(
+        "--any-path",
+        action="store_true",
+        help="a list or a cell may name files outside its own folder",
+    )
+    group.add_argument(
+        "--fetch-urls",
+        action="store_true",
+        help="a list or a cell may name https URLs of public addresses, 64 MiB and 60 s at most",
+    )
+    add_plan(parser.add_argument_group("planning"))
+    group = parser.add_argument_group("several workers")
+    group.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="this is worker I of N, from 0 on, and writes shards I, I+N, ...; by default what "
+        "torchrun or SLURM says",
+    )
+    group.add_argument(
+        "--status",
+        metavar="DIR",
+        help="say how far the job in this folder is; exit code 1 until it is done",
+    )
+    group.add_argument(
+        "--verify",
+        metavar="DIR",
+        help="read every file of the job in this folder, and say what is wrong with it",
+    )
+
+
+def embed(options: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit code: 0; 3 if images could not be encoded; 1 if ``--status`` finds a job that is
+        not done or ``--verify`` one that is not whole.
 
     Raises:
-        ValueError: options that make no sense, or a checkpoint or source that is not there.
+        ValueError: arguments that make no sense, or a folder that holds another job.
     """
-    check_names(options.dtype, options.device)
-    for name in _POSITIVE:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if options.normalize and options.pool == "none":
-        raise ValueError("--normalize: needs one vector per item; leave --pool none out")
-    read_fields(options)
-    read_worker(options.shard, os.environ)
-    if not options.plan and "://" not in options.out:
-        Manifest.find(open_storage(options.out))
-    ending = ["--plan"] if options.plan else ["--out", options.out]
-    right = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, *ending]
-    check_checkpoint(options.repo, shlex.join(right))
-    check_source(options)
-    _check_files(options)
+    from ..embedding.verify import print_status, print_verdict
+    from .embed_checks import check_embed
+
+    for folder, check in ((options.status, print_status), (options.verify, print_verdict)):
+        if folder is not None:
+            if options.repo is not None:
+                raise ValueError(f"{options.repo}: a job is looked at without a checkpoint")
+            return check(folder)
+    check_plan(options)
+    wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
+    if not options.plan:
+        wanted["--out"] = options.out
+    if missing := [name for name, value in wanted.items() if value is None]:
+        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    check_embed(options)
+    return run_worker(options)
 
 
-def _check_files(options: argparse.Namespace) -> None:
-    """Raise if the source is a path to nothing, or to a video; patterns and stores are not read."""
-    source = options.files
-    if source == "-" or "://" in source or re.search(r"[*?[]", source):
-        return
-    path = Path(source).expanduser()
-    if is_video(path):
-        right = shlex.join(["vitgraph", "encode", options.repo, "--video", source, "--out"])
-        raise ValueError(
-            f"{source}: is a video, and images are embedded: `{right} FILE.safetensors`"
+def run_worker(options: argparse.Namespace) -> int:
+    """Encode the shards of this process.
+
+    Returns:
+        The exit code: 0, or 3 if images could not be encoded.
+
+    Raises:
+        ValueError: arguments that make no sense, or a folder that holds another job.
+        OSError: the folder cannot be written to, or the disk is full.
+    """
+    from ..embedding.parquet_files import require_parquet
+    from ..embedding.reading import ImageReader
+    from ..embedding.sources import Source
+    from ..embedding.storage import open_storage
+    from ..embedding.workers import read_worker
+
+    worker = read_worker(options.shard, os.environ)
+    if options.format == "parquet":
+        require_parquet()
+    if options.shard_items is None:
+        options.shard_items = 64 if options.pool == "none" else 1000
+    fields = read_fields(options)
+    read = _source_options(options)
+    command = Command(
+        options, fields, worker, Source(options.files, read), ImageReader(read), _limits(options)
+    )
+    if options.plan:
+        from ..embedding.planning.report import print_plan
+
+        commit = _settings(command, None)["commit"]
+        print_plan(command, partial(_load, options, fields, worker, commit))
+        return 0
+    storage = open_storage(options.out)
+    load = cache(partial(_load, options, fields, worker))
+    job = _open_job(command, storage, load)
+    if job.todo:
+        job.run(load(job.commit), *command.calls())
+    return job.finish()
+
+
+class Command(NamedTuple):
+    """One call of the command: its options, and the objects that were made from them."""
+
+    options: argparse.Namespace
+    fields: tuple[str, ...]
+    worker: Worker
+    source: Source
+    reader: ImageReader
+    limits: dict[str, int | None]
+
+    def calls(self) -> tuple[dict[str, int | None], ItemResults, StreamOptions]:
+        """How the encoder is called: keywords of ``preprocess``, results, stream."""
+        from encoders.streams.calls import ItemResults
+        from encoders.streams.stream import StreamOptions
+
+        options = self.options
+        threads = self.worker.threads() if options.workers is None else options.workers
+        results = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
+        progress = not options.no_progress
+        stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
+        return self.limits, results, stream
+
+
+def _open_job(command: Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
+    """Join the job of a folder, or begin one there.
+
+    Whoever comes first lists the files, and writes the manifest when nothing can go wrong any more
+    but a bad image. Others wait for that, where the storage has locks; elsewhere the first manifest
+    counts.
+
+    Raises:
+        ValueError: arguments that make no sense, or a folder that holds another job.
+    """
+    from ..embedding.job import Job
+    from ..embedding.manifest import Manifest
+    from ..embedding.storage import JOB
+
+    manifest = Manifest.find(storage)
+    if manifest is None:
+        with storage.alone(JOB):
+            manifest = Manifest.find(storage)
+            if manifest is None:
+                job = _begin_job(command, storage, load)
+                if job is not None:
+                    return job
+    manifest = manifest or Manifest.read(storage)
+    settings = _settings(command, manifest)
+    manifest.compare(settings, command.options.shard_items, storage.name)
+    storage.tidy()
+    job = Job(storage, manifest, command.worker, command.reader)
+    if job.todo:
+        job.prepare(load(job.commit), *command.calls())
+    return job
+
+
+def _begin_job(
+    command: Command, storage: Storage, load: Callable[[str], Encoding[Any]]
+) -> Job | None:
+    """List the files of a job, load its encoder, and write its manifest.
+
+    Returns:
+        The job, None if another worker has written its manifest meanwhile.
+    """
+    from ..embedding.job import Job
+    from ..embedding.manifest import Manifest, write_list
+
+    settings, source = _settings(command, None), command.source
+    listed = write_list(storage, source, command.options.shard_items)
+    created = False
+    try:
+        said = [*source.notes, *source.describe_left_out()]
+        for line in said:
+            print(line)
+        listed["files"]["said"] = said
+        manifest = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
+        job = Job(storage, manifest, command.worker, command.reader)
+        if job.todo:
+            job.prepare(load(job.commit), *command.calls())
+        created = manifest.create(storage)
+    finally:
+        if not created:
+            storage.delete([listed["files"]["name"]])
+    return job if created else None
+
+
+def _source_options(options: argparse.Namespace) -> SourceOptions:
+    from ..embedding.reading import SourceOptions
+
+    given = {
+        name: vars(options)[name]
+        for name in SourceOptions._fields
+        if vars(options).get(name) is not None
+    }
+    return SourceOptions(**given)
+
+
+def read_fields(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the fields of the output that are read.
+
+    Raises:
+        ValueError: ``--fields`` names something else, or is given beside a pool.
+    """
+    known = ("pooler_output", "last_hidden_state", "deepstack_features")
+    if options.pool != "none":
+        if options.fields is not None:
+            raise ValueError(
+                f"--fields {options.fields}: names what --pool none writes; a vector is made of "
+                "pooler_output, with --pool cls of last_hidden_state"
+            )
+        return ("last_hidden_state" if options.pool == "cls" else "pooler_output",)
+    fields = tuple(dict.fromkeys((options.fields or "pooler_output").split(",")))
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"--fields: {name!r} is none of {', '.join(known)}")
+    return fields
+
+
+def _limits(options: argparse.Namespace) -> dict[str, int | None]:
+    """The keywords of ``preprocess``."""
+    return {name: vars(options)[name] for name in ("min_pixels", "max_pixels", "max_tiles")}
+
+
+def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
+    """All that the vectors depend on; no tensor is read or fetched for it.
+
+    The commit of a repo is looked up once per job: whoever joins takes that of the manifest.
+    """
+    from weights import inspect_checkpoint
+
+    options = command.options
+    source = read_source(options)
+    known = manifest.settings if manifest is not None else {}
+    if known.get("checkpoint") == options.repo and not known["commit"].startswith(_FILES):
+        source["revision"] = known["commit"]
+    info = inspect_checkpoint(options.repo, **source)
+    folder = Path(options.repo).expanduser()
+    is_folder = info.commit is None
+    return {
+        "version": __version__,
+        "source": command.source.identity(),
+        **command.reader.options._asdict(),
+        "checkpoint": str(folder.resolve()) if is_folder else options.repo,
+        "subfolder": options.subfolder,
+        "revision": options.revision,
+        "commit": _state_of(folder / (options.subfolder or "")) if is_folder else info.commit,
+        "family": options.family,
+        "dtype": info.dtype if options.dtype in (None, "auto") else options.dtype,
+        **command.limits,
+        "pool": options.pool,
+        "normalize": options.normalize,
+        "fields": list(command.fields),
+        "format": options.format,
+        "out_dtype": options.out_dtype,
+    }
+
+
+_FILES = "files "
+"""How what stands for the commit of a checkpoint on disk begins."""
+
+
+def _state_of(folder: Path) -> str:
+    """In the place of a commit of a checkpoint on disk: names, sizes and times of its files."""
+    files = [folder] if folder.is_file() else sorted(folder.iterdir())
+    about = [
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in files
+        if path.suffix in (".json", ".safetensors")
+    ]
+    return _FILES + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+
+
+def _load(
+    options: argparse.Namespace, fields: tuple[str, ...], worker: Worker, commit: str
+) -> Encoding[Any]:
+    """Load the encoder at a commit, and capture its graphs if that is wanted.
+
+    Raises:
+        ValueError: the files of a checkpoint on disk are not those that were looked at.
+    """
+    from graphwrap import GraphedEncoder
+    from weights import load_encoder
+
+    from ..devices import enough_memory, read_device, read_dtype
+
+    is_folder = commit.startswith(_FILES)
+    source = read_source(options) | ({} if is_folder else {"revision": commit})
+    device = worker.place(read_device(options.device))
+    with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
+        encoder = load_encoder(
+            options.repo,
+            **source,
+            dtype=read_dtype(options.dtype),
+            device=device if options.device else None,  # None: the log names an idle GPU
         )
-    if not path.exists():
-        list(Source(source))  # raises the error that says what may be given
-    if path.is_dir() and not any(_is_image(entry.name) for entry, _ in entries_below(str(path))):
-        list(Source(source))
-
-
-def _is_image(name: str) -> bool:
-    return Path(name).suffix.lower() in suffixes()
+    folder = Path(options.repo).expanduser() / (options.subfolder or "")
+    if is_folder and _state_of(folder) != commit:
+        raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
+    graphs = device.type == "cuda" if options.graph is None else options.graph
+    if not graphs:
+        return encoder.encoding()
+    graphed = GraphedEncoder(encoder, outputs=fields)
+    return graphed.capture(progress=not options.no_progress).encoding()

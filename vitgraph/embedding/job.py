@@ -17,8 +17,8 @@ from encoders.contract import EncoderOutput
 from encoders.streams.calls import Encoding, ItemResults
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 
+from ..commands.terminal import counted, readable
 from ..devices import DTYPES
-from ..terminal import counted, readable
 from .manifest import FileList, Manifest
 from .reading import File, ImageReader
 from .shards import VECTORS, Array, Row, csv_bytes, missing_of, read_all_stats, shards_of

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import add_sizes, add_source, check_source, read_source
-from ..terminal import format_table, printable
+from .arguments import add_sizes, add_source, check_source, read_source
 from .graph_options import GraphOptions, read_graph_options
+from .terminal import format_table, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from encoders.contract import EncoderOutput, PartialOutput
 
     from ..features import Item
-    from .items import Encoded
+    from .encode_items import Encoded
 
 LIMITS = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
 """The options that are keywords of ``preprocess``."""
@@ -101,7 +101,7 @@ def check(options: argparse.Namespace) -> GraphOptions | None:
         ValueError: a mistake in the arguments, or a file that is none of the right kind.
         CheckpointError: there is no such checkpoint.
     """
-    from .checks import check_media, check_options, check_targets
+    from .encode_checks import check_media, check_options, check_targets
 
     check_options(options)
     graphs = read_graph_options(
@@ -127,9 +127,9 @@ def encode(options: argparse.Namespace) -> None:
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device, read_dtype
-    from .graphs import encode_graphed, graph_encoder, summary
-    from .items import HEADER, encode_media, row
-    from .media import open_media
+    from .encode_graphs import encode_graphed, graph_encoder, summary
+    from .encode_items import HEADER, encode_media, row
+    from .encode_media import open_media
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check` named the file
     limits = _limits(options)

@@ -13,9 +13,9 @@ from encoders.streams.calls import Encoding
 from weights.hub.repo import HubOptions
 from weights.load import describe_encoder
 
-from ...arguments import read_source
+from ...commands.arguments import read_source
+from ...commands.embed import Command
 from ...devices import DTYPES
-from ..command import Command
 from .estimate import THREADS_PER_GPU, Estimate, report
 from .sample import choose, committed_rate, measure_rate, take_sample
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import add_source, check_checkpoint, check_names, check_source, read_source
-from ..terminal import counted, format_table
+from .arguments import add_source, check_checkpoint, check_names, check_source, read_source
+from .terminal import counted, format_table
 
 if TYPE_CHECKING:
     import torch

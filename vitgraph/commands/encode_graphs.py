@@ -15,10 +15,10 @@ from encoders.base.paths_encoder import PathsEncoder
 from encoders.streams.calls import ItemResults, join_inputs
 from graphwrap import GraphedEncoder, GraphStats
 
-from ..terminal import counted
+from .encode_items import WHOLE, Encoded, describe, prepare, to_cpu, whole
+from .encode_media import Media, named
 from .graph_options import MAX_GRAPHS, GraphOptions
-from .items import WHOLE, Encoded, describe, prepare, to_cpu, whole
-from .media import Media, named
+from .terminal import counted
 
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """Largest budget and most budgets without CUDA graphs, where each costs a run of the tower."""

@@ -22,12 +22,12 @@ from encoders.inputs.intake import to_rgb
 from weights import families, load_encoder
 from weights.published import NO_VIDEO
 
-from .encoding.items import HEADER, Encoded, encode_media, row
-from .encoding.media import Media, image_medium
-from .plots import plot_feature_maps, plot_nearest_patches, write_figure
-from .seeded import write_seeded_checkpoint
+from ..plots import plot_feature_maps, plot_nearest_patches, write_figure
+from ..seeded import write_seeded_checkpoint
+from ..video import read_video, write_video
+from .encode_items import HEADER, Encoded, encode_media, row
+from .encode_media import Media, image_medium
 from .terminal import counted, format_table
-from .video import read_video, write_video
 
 FAMILIES = {
     small.title: name

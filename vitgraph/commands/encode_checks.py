@@ -13,9 +13,9 @@ from pathlib import Path
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
-from ..arguments import check_checkpoint, check_names, is_video
 from ..extras import learn_heif, require_av, require_matplotlib
-from .command import LIMITS
+from .arguments import check_checkpoint, check_names, is_video
+from .encode import LIMITS
 
 
 def check_options(options: argparse.Namespace) -> None:

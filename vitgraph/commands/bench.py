@@ -1,7 +1,7 @@
 """``vitgraph bench``: prints the figures that the scripts in ``benchmarks/`` measured.
 
 Results and scripts are part of a clone of the repository, not of an installed package.
-``vitgraph bench speed`` measures on this machine instead: :mod:`vitgraph.benching.speed`.
+``vitgraph bench speed`` measures on this machine instead: :mod:`vitgraph.commands.bench_speed`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..terminal import counted, format_table
-from .speed import add_speed
+from .bench_speed import add_speed
+from .terminal import counted, format_table
 
 CLONE = Path(__file__).parents[2]
 NO_RESULTS = (

@@ -17,7 +17,7 @@ from encoders.streams.pooling import pool
 
 from ..features import Item
 from ..plots import crop_padding
-from .media import Media, named
+from .encode_media import Media, named
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 WHOLE = ItemResults()

@@ -1,1 +1,0 @@
-"""``vitgraph bench``: figures that were measured before, and measuring a checkpoint here."""
