@@ -172,5 +172,6 @@ def _as_given(results: Generator[ItemResult, None, None]) -> Iterator[Any]:
     from .stream import ItemError
 
     with closing(results):
-        for _, key, value, _, paired in results:
-            yield (key, value) if paired and not isinstance(value, ItemError) else value
+        for result in results:
+            plain = not result.paired or isinstance(result.value, ItemError)
+            yield result.value if plain else (result.key, result.value)

@@ -63,6 +63,8 @@ class ItemResult(NamedTuple):
     """An ``EncoderOutput``, a vector [D], or an :class:`ItemError`."""
     grid: Grid | None
     """(t, h, w) of the item, None if it could not be prepared."""
+    layout: VisionInputs | None
+    """The grids and tiles of the item without its pixels, as ``feature_maps`` takes them."""
     paired: bool
     """Whether the item came as a pair of key and item."""
 
@@ -139,6 +141,7 @@ class _Entry:
     tokens: int = _FAILED_TOKENS
     grid: Grid | None = None
     inputs: VisionInputs | StagedItem | None = None
+    layout: VisionInputs | None = None
     value: Any = None
     """The result, or the exception that stands in its place."""
 
@@ -208,6 +211,7 @@ class _Stream:
             entry.value = _about_one(without_traceback(error) if self.keep else error)
         else:
             entry.inputs, entry.grid, entry.tokens = inputs, grid, tokens
+            entry.layout = _layout_of(inputs)
         return entry, entry.tokens
 
     def _batches(self, entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
@@ -294,7 +298,7 @@ class _Stream:
                 raise ValueError(f"{name}: {value}") from value
             else:
                 raise value
-        return ItemResult(entry.index, entry.key, value, entry.grid, entry.paired)
+        return ItemResult(entry.index, entry.key, value, entry.grid, entry.layout, entry.paired)
 
     def _count(
         self,
@@ -312,6 +316,14 @@ class _Stream:
         rate = self.tokens / max(time.perf_counter() - self.began, 1e-9)
         slowest = max(self.seconds, key=self.seconds.__getitem__)
         progress.note = f"{rate:,.0f} tokens/s, waiting for {slowest}"
+
+
+def _layout_of(inputs: VisionInputs | StagedItem) -> VisionInputs:
+    """The grids and tiles of an item without its pixels."""
+    if isinstance(inputs, StagedItem):
+        tiles = None if inputs.tiles is None else [inputs.tiles]
+        return VisionInputs(torch.empty(0), torch.tensor([inputs.grid]), tiles)
+    return inputs.with_pixels(lambda pixels: pixels.new_empty(0))
 
 
 def without_traceback(error: Exception) -> Exception:

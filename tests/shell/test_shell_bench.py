@@ -8,9 +8,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from vitgraph.commands import bench
 
 from command_line import Cli, refusal
+from vitgraph.commands import bench
 from vitgraph.embedding.planning.sample import rates_file
 
 ROOT = Path(__file__).parents[2]

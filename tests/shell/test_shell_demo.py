@@ -22,7 +22,7 @@ from vitgraph.commands.demo_pictures import (
     run_demo,
     sample_photographs,
 )
-from vitgraph.commands.encode_media import Media, image_medium
+from vitgraph.commands.encode_items import Media
 from vitgraph.plots import plot_feature_maps
 from vitgraph.seeded import write_seeded_checkpoint
 
@@ -94,7 +94,7 @@ def test_picture_of_the_readme_shows_two_photographs_and_four_towers() -> None:
 
 
 def small_media(folder: Path) -> list[Media]:
-    return [image_medium("dot", torch.full((3, 64, 64), 9, dtype=torch.uint8))]
+    return [Media("dot", torch.full((3, 64, 64), 9, dtype=torch.uint8))]
 
 
 def test_samples_are_photographs_not_noise() -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from encoders import DeepseekOCREncoder
-from vitgraph.commands.encode_items import encode_media
-from vitgraph.commands.encode_media import image_medium
+from vitgraph.commands.encode_items import Media, encode_items
 from vitgraph.plots import crop_padding
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
@@ -38,7 +37,7 @@ def test_the_border_of_a_padded_view_is_cut_off(
 @pytest.mark.parametrize("family", DEEPSEEK)
 def test_a_map_to_draw_has_the_shape_of_its_photograph(family: str, tmp_path: Path) -> None:
     encoder = load_encoder(write_seeded_checkpoint(tmp_path / family, family), progress=False)
-    (drawn,) = encode_media(encoder, [image_medium("wide", WIDE)], {})
+    (drawn,) = encode_items(encoder, [Media("wide", WIDE)], {})
     _, height, width, _ = drawn.feature_map.shape
     assert abs(width - 2 * height) <= 2
 
@@ -47,6 +46,6 @@ def test_a_view_that_is_stretched_is_drawn_whole(tmp_path: Path) -> None:
     folder = write_seeded_checkpoint(tmp_path / "ocr", "deepseek_ocr")
     encoder = load_encoder(folder, progress=False)
     assert isinstance(encoder, DeepseekOCREncoder)
-    (drawn,) = encode_media(encoder.at_mode("tiny"), [image_medium("wide", WIDE)], {})
+    (drawn,) = encode_items(encoder.at_mode("tiny"), [Media("wide", WIDE)], {})
     _, height, width, _ = drawn.feature_map.shape
     assert height == width

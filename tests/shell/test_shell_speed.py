@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from vitgraph.commands import bench_speed
 
 from benchmarks import speed, speed_plot, speed_results, table
 from benchmarks.graphs import draw, hf_call
@@ -23,6 +22,7 @@ from benchmarks.towers import TOWERS, milliseconds
 from command_line import Cli
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_encoder, build_pair
+from vitgraph.commands import bench_speed
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -141,37 +139,29 @@ def test_figures_of_another_kind_are_refused_in_one_line(
         assert len(said.err) < 400
 
 
-@pytest.mark.parametrize(
-    ("options", "most"), [((), 1), (("--graph", "--budgets", "64", "--max-batch-size", "3"), 3)]
-)
-def test_no_more_images_are_decoded_ahead_than_a_batch_holds(
-    checkpoint: Path,
-    tmp_path: Path,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    most: int,
+def test_size_of_a_photograph_taken_sideways_is_the_one_that_is_encoded(
+    checkpoint: Path, tmp_path: Path, out: Path
 ) -> None:
-    opened, waiting = 0, []
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned
+    Image.new("RGB", (96, 64)).save(tmp_path / "a.jpg", exif=exif)
+    assert main(["encode", str(checkpoint), str(tmp_path / "a.jpg"), "--out", str(out)]) == 0
+    (item,) = load_features(out).items
+    assert item.size == (64, 96)
+    assert item.grid_thw[1] > item.grid_thw[2]
 
-    def counted(call: Callable[..., Any], step: int) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            nonlocal opened
-            opened += step
-            waiting.append(opened)
-            return call(*arguments)
 
-        return run
-
-    from vitgraph.commands import encode_graphs, encode_items, encode_media
-
-    monkeypatch.setattr(media, "to_rgb", counted(media.to_rgb, 1))
-    for module in (items, graphs):
-        monkeypatch.setattr(module, "describe", counted(module.describe, -1))
-    names = photos(tmp_path, *(f"{number}.png" for number in range(7)))
-    assert main(["encode", str(checkpoint), *names, "--out", str(out), *options]) == 0
-    assert max(waiting) == most
-    assert opened == 0
+def test_damaged_image_of_a_replay_of_several_is_named(
+    checkpoint: Path, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = photos(tmp_path, "a.png", "b.png", "c.png")
+    Path(names[1]).write_bytes(Path(names[1]).read_bytes()[:60])
+    options = ["--out", str(out), "--graph", "--budgets", "64", "--max-batch-size", "3"]
+    assert main(["encode", str(checkpoint), *names, *options]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"vitgraph: error: {names[1]}: ")
+    assert error.count(names[1]) == 1
+    assert not out.exists()
 
 
 MEASURE = """

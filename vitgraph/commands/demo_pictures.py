@@ -25,8 +25,7 @@ from weights.published import NO_VIDEO
 from ..plots import plot_feature_maps, plot_nearest_patches, write_figure
 from ..seeded import write_seeded_checkpoint
 from ..video import read_video, write_video
-from .encode_items import HEADER, Encoded, encode_media, row
-from .encode_media import Media, image_medium
+from .encode_items import HEADER, Encoded, Media, encode_items, row
 from .terminal import counted, format_table
 
 FAMILIES = {
@@ -88,10 +87,10 @@ def panned_clip(photograph: Tensor, *, frames: int = 8, side: int = 256) -> Tens
 
 def sample_media(folder: Path) -> list[Media]:
     """Return the photographs and a clip that was written to an H.264 file in ``folder``."""
-    stills = [image_medium(name, path) for name, path in sample_photographs().items()]
+    stills = [Media(name, path) for name, path in sample_photographs().items()]
     path = folder / "pan.mp4"
     write_video(path, panned_clip(stills[0].still), fps=8)
-    return [*stills, Media(path.name, read_video(path), "video")]
+    return [*stills, Media(path.name, read_video(path))]
 
 
 def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
@@ -118,7 +117,7 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         media = sample_media(Path(folder))
         loaded = zip(names, map(_load, repos), strict=True) if repos else _seeded(Path(folder))
         encoded = {
-            title: list(encode_media(encoder, _fitting(encoder, media), {}))
+            title: list(encode_items(encoder, _fitting(encoder, media), {}))
             for title, encoder in loaded
         }
     rows = [(title, *row(one)) for title, items in encoded.items() for one in items]
@@ -143,10 +142,10 @@ def draw_nearest(picture: Path) -> None:
         picture: the file to write.
     """
     pavilion = to_rgb(sample_photographs()["pavilion"])
-    media = [image_medium("whole", pavilion), image_medium("part", pavilion[:, 40:360, 48:496])]
+    media = [Media("whole", pavilion), Media("part", pavilion[:, 40:360, 48:496])]
     with TemporaryDirectory() as folder:
         encoder = _load(str(write_seeded_checkpoint(Path(folder) / "tower", "qwen3_vl")))
-    whole, part = (one.feature_map for one in encode_media(encoder, media, {}))
+    whole, part = (one.feature_map for one in encode_items(encoder, media, {}))
     _, height, width, _ = whole.shape
     figure = plot_nearest_patches(
         (media[0].still, media[1].still),
@@ -162,7 +161,7 @@ def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
     kinds = {family.encoder: family.video for family in families.FAMILIES.values()}
     if kinds[type(encoder)] != NO_VIDEO:
         return list(media)
-    return [image_medium(medium.name, medium.still) for medium in media]
+    return [Media(medium.name, medium.still) for medium in media]
 
 
 def _load(repo: str) -> Encoder:

@@ -7,8 +7,9 @@ answered at once.
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from encoders import Encoder
     from encoders.contract import EncoderOutput, PartialOutput
+    from encoders.streams.stream import StreamOptions
 
     from ..features import Item
-    from .encode_items import Encoded
 
 LIMITS = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
 """The options that are keywords of ``preprocess``."""
@@ -127,9 +128,8 @@ def encode(options: argparse.Namespace) -> None:
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device, read_dtype
-    from .encode_graphs import encode_graphed, graph_encoder, summary
-    from .encode_items import HEADER, encode_media, row
-    from .encode_media import open_media
+    from .encode_graphs import graph_encoder, summary
+    from .encode_items import HEADER, encode_items, open_media, row
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check` named the file
     limits = _limits(options)
@@ -142,18 +142,18 @@ def encode(options: argparse.Namespace) -> None:
     encoder.encoding().check(wanted)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     media = open_media(options.images, options.video)
-    if graphed is not None:
-        encoded = encode_graphed(graphed, encoder, media, limits, wanted)
-    else:
-        encoded = encode_media(encoder, media, limits, wanted)
+    stream = _stream_options(options, graphs)
+    encoded = encode_items(encoder, media, limits, wanted, stream, graphed)
     rows: list[tuple[str, ...]] = []
     drawn: list[tuple[Tensor, Tensor, str]] = []
     with _writing(options, encoder) as write:
-        for one in _with_bar(encoded, options):
+        for one in encoded:
             write(one.item, one.output if one.vector is None else one.vector)
             rows.append(row(one))
             if options.plot and len(drawn) < MOST_PLOTTED:
-                drawn.append((one.still, one.feature_map, _plot_text(Path(one.item.name).name)))
+                drawn.append(
+                    (one.media.still, one.feature_map, _plot_text(Path(one.item.name).name))
+                )
     if options.plot:
         _plot(options, *zip(*drawn, strict=True))
     written = "pooler_output" if wanted.pool == "none" else "vector"
@@ -166,13 +166,14 @@ def encode(options: argparse.Namespace) -> None:
         print(f"the plot shows the first {len(drawn)} of {len(rows)} items")
 
 
-def _with_bar(encoded: Iterator[Encoded], options: argparse.Namespace) -> Iterator[Encoded]:
-    """Yield every encoded item, and show a progress bar on stderr if that is a terminal."""
-    from tqdm import tqdm
+def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:
+    """One item per call, unless graphs replay several; a bar on a terminal."""
+    from encoders.streams.stream import StreamOptions
 
+    batch_tokens = None if graphs is not None and graphs.items > 1 else 1
+    shown = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
     total = len(options.images) + len(options.video)
-    hidden = True if options.no_progress else None  # None: unless stderr is a terminal
-    yield from tqdm(encoded, desc="encode", unit="item", total=total, disable=hidden)
+    return StreamOptions(batch_tokens, progress=shown, total=total)
 
 
 def _writing(

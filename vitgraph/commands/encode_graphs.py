@@ -1,22 +1,15 @@
-"""``vitgraph encode --graph``: capturing graphs, and encoding through them."""
+"""``vitgraph encode --graph``: captures graphs, and says what they did."""
 
 from __future__ import annotations
 
 import sys
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 
 import torch
 
 from encoders.base.encoder import Encoder
-from encoders.base.paths_encoder import PathsEncoder
-from encoders.streams.calls import ItemResults, join_inputs
 from graphwrap import GraphedEncoder, GraphStats
 
-from .encode_items import WHOLE, Encoded, describe, prepare, to_cpu, whole
-from .encode_media import Media, named
 from .graph_options import MAX_GRAPHS, GraphOptions
 from .terminal import counted
 
@@ -34,7 +27,7 @@ def graph_encoder(encoder: Encoder, options: GraphOptions) -> GraphedEncoder:
     Raises:
         ValueError: budgets that cannot work, or no memory for any.
     """
-    if options.budgets is not None and isinstance(encoder, PathsEncoder):
+    if options.budgets is not None and len(encoder.paths) > 1:
         raise ValueError(
             f"--budgets: {type(encoder).__name__} has the paths {', '.join(encoder.paths)}, whose "
             "items differ in size; leave --budgets out, and each path gets its own"
@@ -77,60 +70,6 @@ def _capture(graphed: GraphedEncoder) -> None:
 
 def _note(text: str) -> None:
     print(f"vitgraph: note: {text}", file=sys.stderr)
-
-
-def encode_graphed(
-    graphed: GraphedEncoder,
-    encoder: Encoder,
-    media: Iterable[Media],
-    limits: Mapping[str, object],
-    wanted: ItemResults = WHOLE,
-) -> Iterator[Encoded]:
-    """Encode through graphs, as many items at a time as one replay takes.
-
-    Args:
-        graphed: ``encoder`` with its graphs.
-        encoder: prepares pixels and lays features out.
-        media: the items to encode; with ``open_media`` only one batch is in memory at a time.
-        limits: keywords of ``encoder.preprocess``.
-        wanted: whether vectors are made, and the most tokens per call of ``graphed``.
-
-    Yields:
-        The results for each item, in order. The milliseconds of an item are those of its own
-        preprocessing and a share of its replay in proportion to its tokens.
-
-    Raises:
-        ValueError: an item that cannot be encoded; the message begins with the item's name.
-    """
-    remaining, size = iter(media), graphed.max_batch_size
-    while group := list(islice(remaining, size)):
-        yield from _encode_group(graphed, encoder, group, limits, wanted)
-        group.clear()  # or two batches would be in memory while the next one is decoded
-
-
-def _encode_group(
-    graphed: GraphedEncoder,
-    encoder: Encoder,
-    media: Sequence[Media],
-    limits: Mapping[str, object],
-    wanted: ItemResults,
-) -> list[Encoded]:
-    prepared, own_ms = [], []
-    for medium in media:
-        start = time.perf_counter()
-        with named(medium):
-            prepared.append(prepare(encoder, medium, limits))
-        own_ms.append((time.perf_counter() - start) * 1e3)
-    start = time.perf_counter()
-    with named(*media):
-        encoding = graphed.encoding()
-        results = encoding.run(join_inputs(prepared), whole(wanted))
-        outputs = list(map(to_cpu, results))
-    tokens = [encoding.tokens(inputs) for inputs in prepared]
-    each_ms = (time.perf_counter() - start) * 1e3 / max(sum(tokens), 1)
-    times = [own + count * each_ms for own, count in zip(own_ms, tokens, strict=True)]
-    columns = zip(media, prepared, outputs, times, strict=True)
-    return [describe(encoder, *column, wanted) for column in columns]
 
 
 def summary(stats: GraphStats) -> str:

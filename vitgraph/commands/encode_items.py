@@ -1,126 +1,183 @@
-"""Items encoded one after another, and the description of each result."""
+"""The images and videos that a command names, encoded as a stream, and the table of results."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from encoders.base.encoder import Encoder
 from encoders.contract import EncoderOutput, VisionInputs
+from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.views import ViewPreprocessor
 from encoders.streams.calls import ItemResults
 from encoders.streams.pooling import pool
+from encoders.streams.stream import ItemError, StreamOptions, stream_items
+from graphwrap import GraphedEncoder
 
+from ..devices import enough_memory
 from ..features import Item
 from ..plots import crop_padding
-from .encode_media import Media, named
+from ..video import read_video
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 WHOLE = ItemResults()
-"""What is made of each item unless vectors are asked for."""
+"""Whole outputs, no vectors."""
+ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
+"""Each item is a call of its own."""
+_SIDEWAYS = (5, 6, 7, 8)
+"""Values of the EXIF orientation that exchange width and height."""
+
+
+class Media(NamedTuple):
+    """One image or one open video, which the stream decodes."""
+
+    name: str
+    item: Any
+    """As ``encoder.encode_many`` takes it."""
+
+    @property
+    def kind(self) -> str:
+        """ "image" or "video"."""
+        return "video" if isinstance(self.item, Video) else "image"
+
+    @property
+    def frames(self) -> int:
+        """Frames of the video, 1 for an image."""
+        return len(self.item.frames) if isinstance(self.item, Video) else 1
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels; of a file only the header is read."""
+        if isinstance(self.item, Path):
+            return _size_of_file(self.item)
+        height, width = self.still.shape[1:]
+        return width, height
+
+    @property
+    def still(self) -> Tensor:
+        """The image, or the middle frame of the clip, for plots; uint8 [3, H, W]."""
+        if not isinstance(self.item, Video):
+            return to_rgb(self.item)
+        middle: Tensor = self.item.frames[len(self.item.frames) // 2]
+        return middle
+
+
+def _size_of_file(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        width, height = image.size
+        sideways = image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
+    return (height, width) if sideways else (width, height)
+
+
+def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media]:
+    """Name the images, then open the videos one after another, each when it is asked for.
+
+    Raises:
+        ValueError: a video that cannot be opened.
+    """
+    for path in images:
+        yield Media(str(path), path)
+    for path in videos:
+        yield Media(str(path), read_video(path))
 
 
 class Encoded(NamedTuple):
     """The results for one item, on the CPU."""
 
+    media: Media
     item: Item
     output: EncoderOutput
     feature_map: Tensor
     """``last_hidden_state`` laid out in space, [t, h, w, D], without the border of padded views."""
-    still: Tensor
-    """The picture that a plot shows beside the map, uint8 [3, H, W]."""
     milliseconds: float
-    """Wall-clock time of preprocessing and encoding."""
+    """Wall-clock time since the result before it."""
     vector: Tensor | None = None
     """The pooled output [D] if there is a pool."""
 
 
-def encode_media(
+def encode_items(
     encoder: Encoder,
     media: Iterable[Media],
-    limits: Mapping[str, object],
+    limits: Mapping[str, Any],
     wanted: ItemResults = WHOLE,
+    options: StreamOptions = ONE_BY_ONE,
+    graphed: GraphedEncoder | None = None,
 ) -> Iterator[Encoded]:
-    """Encode one item at a time, each when it is asked for.
+    """Encode items in order, as ``encode_many`` does.
 
     Args:
         encoder: the encoder to use.
-        media: the items to encode; with ``open_media`` only one is in memory at a time.
+        media: the items to encode; those that come next are decoded meanwhile.
         limits: keywords of ``encoder.preprocess``.
         wanted: whether vectors are made, and the most tokens per call of the encoder.
+        options: how many tokens run together, and whether progress is shown.
+        graphed: ``encoder`` with its graphs, None to call it without.
 
     Yields:
-        The results for each item, in order.
+        The results for each item.
 
     Raises:
         ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    return (_encode_one(encoder, medium, limits, wanted) for medium in media)
+    whole = ItemResults(max_tokens_per_call=wanted.max_tokens_per_call)
+    runner = (encoder if graphed is None else graphed).encoding()
+    pairs = ((one, one.item) for one in media)
+    kept = options._replace(on_error="keep")  # an error then says which item of a batch it is of
+    began = time.perf_counter()
+    for result in stream_items(runner, pairs, limits, whole, kept):
+        if isinstance(result.value, ItemError):
+            _raise_for(result.key.name, result.value.error)
+        milliseconds = (time.perf_counter() - began) * 1e3
+        assert result.layout is not None
+        output = _to_cpu(result.value)
+        yield _describe(encoder, result.key, result.layout, output, milliseconds, wanted)
+        began = time.perf_counter()
 
 
-@torch.inference_mode()
-def _encode_one(
-    encoder: Encoder, medium: Media, limits: Mapping[str, object], wanted: ItemResults
-) -> Encoded:
-    start = time.perf_counter()
-    with named(medium):
-        inputs = prepare(encoder, medium, limits)
-        (output,) = encoder.encoding().run(inputs, whole(wanted))
-        output = to_cpu(output)
-    milliseconds = (time.perf_counter() - start) * 1000
-    return describe(encoder, medium, inputs, output, milliseconds, wanted)
+def _raise_for(name: str, error: Exception) -> None:
+    """Raise the error of an item with the item's name before it."""
+    fix = (
+        "make the item smaller (--max-pixels, --max-tiles, --num-frames), the calls "
+        "(--max-tokens-per-call) or the numbers (--dtype bfloat16)"
+    )
+    with enough_memory(name, fix):
+        if not isinstance(error, ValueError):
+            raise error
+        said = str(error).removeprefix(f"{name}: ")
+        raise ValueError(f"{name}: {said}") from error
 
 
-def whole(wanted: ItemResults) -> ItemResults:
-    """Return the same calls with whole outputs, of which vectors and maps are made here."""
-    return ItemResults(max_tokens_per_call=wanted.max_tokens_per_call)
-
-
-def prepare(encoder: Encoder, medium: Media, limits: Mapping[str, Any]) -> VisionInputs:
-    """Preprocess one item; an image is not given the keywords for videos."""
-    if medium.kind == "video":
-        return encoder.preprocess(videos=[medium.video], **limits)
-    still = {name: limits[name] for name in limits if name not in ("fps", "num_frames")}
-    return encoder.preprocess(images=[medium.still], **still)
-
-
-def describe(
+def _describe(
     encoder: Encoder,
-    medium: Media,
-    inputs: VisionInputs,
+    media: Media,
+    layout: VisionInputs,
     output: EncoderOutput,
     milliseconds: float,
-    wanted: ItemResults = WHOLE,
+    wanted: ItemResults,
 ) -> Encoded:
-    """Return one item's output, which lies on the CPU, with its feature map and its description."""
-    feature_map = _map_of(encoder, medium, inputs, output)
-    t, h, w = inputs.grid_thw[0].tolist()
-    tiles = inputs.tiles[0] if inputs.tiles else None
-    frames = len(medium.video.frames)
-    item = Item(medium.name, medium.kind, medium.size, frames, (t, h, w), tiles)
+    """One item's output with its feature map, its vector and its description."""
+    hidden = output.last_hidden_state
+    assert hidden is not None
+    feature_map = encoder.feature_maps([hidden], layout)[0]["image"]
+    t, h, w = layout.grid_thw[0].tolist()
+    tiles = layout.tiles[0] if layout.tiles else None
+    item = Item(media.name, media.kind, media.size, media.frames, (t, h, w), tiles)
+    preprocessor = encoder.preprocessor
+    if isinstance(preprocessor, ViewPreprocessor) and preprocessor.pads:
+        feature_map = crop_padding(feature_map, item.size)
     vector = None
     if wanted.pool != "none":
         vector = pool(output, wanted.pool, item.grid_thw, wanted.normalize)
-    return Encoded(item, output, feature_map, medium.still, milliseconds, vector)
+    return Encoded(media, item, output, feature_map, milliseconds, vector)
 
 
-def _map_of(encoder: Encoder, medium: Media, inputs: VisionInputs, output: EncoderOutput) -> Tensor:
-    """Lay ``last_hidden_state`` of one item out in space; of several paths, that of "image"."""
-    hidden = output.last_hidden_state
-    assert hidden is not None
-    whole = encoder.feature_maps(hidden, inputs)[0]["image"]
-    preprocessor = encoder.preprocessor
-    if isinstance(preprocessor, ViewPreprocessor) and preprocessor.pads:
-        return crop_padding(whole, medium.size)
-    return whole
-
-
-def to_cpu(output: EncoderOutput) -> EncoderOutput:
-    """Return a copy of ``output`` on the CPU; it must have every field."""
+def _to_cpu(output: EncoderOutput) -> EncoderOutput:
+    """A copy of ``output`` on the CPU; it must have every field."""
     hidden, pooled, deepstack = output
     assert hidden is not None
     assert pooled is not None
@@ -137,11 +194,5 @@ def row(encoded: Encoded) -> tuple[str, ...]:
     written = pooled if encoded.vector is None else encoded.vector
     size = "x".join(map(str, item.size)) + (f" x {item.frames}" if item.kind == "video" else "")
     grid = " x ".join(map(str, item.grid_thw))
-    return (
-        item.name,
-        size,
-        grid,
-        str(len(pooled)),
-        str(tuple(written.shape)),
-        f"{encoded.milliseconds:.0f}",
-    )
+    shape, took = str(tuple(written.shape)), f"{encoded.milliseconds:.0f}"
+    return item.name, size, grid, str(len(pooled)), shape, took

@@ -1,6 +1,5 @@
 """Embedding many images: by a command whose workers share a job, or inside another engine.
 
-- ``command``: the arguments of ``vitgraph embed``
 - ``sources``: the images that a source names: ``tars`` and ``tables`` (parquet files and data sets)
   hold several
 - ``reading``: one image of a job, and how its bytes are read
@@ -11,6 +10,6 @@
 - ``shards``: the files of one shard
 - ``storage``: the folder of a job, on a disk or on a remote store
 - ``parquet_files``: the form of a shard that pandas and polars read
-- ``checks``: ``--status`` and ``--verify``
+- ``verify``: ``--status`` and ``--verify``
 - ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``
 """

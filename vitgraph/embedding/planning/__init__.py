@@ -1,6 +1,6 @@
 """``vitgraph embed --plan``: what a job would take, said before anything is written.
 
-- ``command``: samples the source, asks for rates, and prints
+- ``report``: samples the source, asks for rates, and prints
 - ``estimate``: the arithmetic, and the text that shows it
 - ``sample``: what is measured: some images of the source, and the rate of a device
 
