@@ -73,10 +73,10 @@ class Features(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What is written of each item."""
+    """The form in which the features of items are written."""
 
     pool: str = "none"
-    """What the vectors are made with, "none" for whole outputs."""
+    """The pool that made the vectors, "none" for whole outputs."""
     normalize: bool = False
     dtype: torch.dtype | None = None
     """Dtype of features and vectors, None for the one that they come in."""

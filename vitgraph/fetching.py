@@ -202,7 +202,7 @@ class Fetcher:
 
 
 class _Target(NamedTuple):
-    """What a URL names."""
+    """The parts of a URL: host, port and path."""
 
     host: str
     port: int
@@ -273,7 +273,7 @@ def _left(deadline: float) -> float:
 
 
 def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """What the resolver returns before a deadline; it takes no timeout, so a thread waits for it.
+    """Resolve a host before a deadline; the resolver takes no timeout, so a thread waits for it.
 
     Raises:
         TimeoutError, concurrent.futures.TimeoutError: it returns nothing until then.

@@ -24,7 +24,7 @@ _FIGURES = {
     "graphs": "Print what graphs gained on an H200.",
     "speed REPO": "Measure your own checkpoint on this machine.",
 }
-"""What the command prints by itself."""
+"""The text of the command without arguments."""
 GRAPHS = "graphs_h200.json"
 _SHORT = ("1x224", "8x448", "mix8", "1 tile", "13 tiles")
 _TIMES = {
@@ -84,7 +84,7 @@ def print_graphs(options: argparse.Namespace) -> None:
 
 
 def list_results() -> str:
-    """Return what the command prints, and a table of the results files with their scripts.
+    """Return the text of the command: its subjects, and a table of results files and scripts.
 
     Without a clone, a sentence that says where the results are stands in place of the table.
     """

@@ -29,7 +29,7 @@ SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
 SIZES_WITHOUT_GPU = ((1, 1), (2, 1))
 RUNS, RUNS_WITHOUT_GPU = 15, 3
 KERNELS = ("auto", "torch", "triton", "flash2", "cudnn", "flash4")
-"""What ``accelerated`` takes."""
+"""The values of ``accelerated(kernels=)``."""
 
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) 
 
 
 def describe(stats: GraphStats) -> dict[str, Any]:
-    """What capture took, and the attention kernel of each budget."""
+    """The seconds and bytes of the capture, and the attention kernel of each budget."""
     return {
         "capture_seconds": stats.capture_seconds,
         "arena_bytes": stats.arena_bytes,
@@ -226,7 +226,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """What was measured on what, and then a table per value of ``--kernels``."""
+    """A line about machine and tower, and then a table per value of ``--kernels``."""
     about = body["about"]
     head = (
         f"{about['checkpoint']}: {about['encoder']} on {about['device']}, {about['dtype']}, "
@@ -263,7 +263,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
 
 
 def _graphs(graphs: Mapping[str, Any]) -> str:
-    """What capture took, and a line per budget."""
+    """A line about the capture, and a line per budget."""
     arena, pool, derived = (
         graphs[f"{name}_bytes"] / 2**20 for name in ("arena", "pool", "derived")
     )

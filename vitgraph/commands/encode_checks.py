@@ -1,4 +1,4 @@
-"""What ``vitgraph encode`` checks before anything is fetched, and before torch is imported."""
+"""The checks of ``vitgraph encode`` before anything is fetched, and before torch is imported."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MODALITIES = {"image": 1, "video": 1, "image+video": 2}
-"""What may come, and how many items one replay takes by default."""
+"""The words of the option, and how many items one replay takes by default."""
 CLIP_SEGMENTS = 64
 """Frame pairs that a graph for clips holds: 128 frames."""
 MAX_GRAPHS = 48
@@ -23,7 +23,7 @@ MOST_ITEMS = 8192
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """What ``--graph`` captures."""
+    """The settings of the graphs that ``--graph`` captures."""
 
     modality: str
     budgets: tuple[int, ...] | None = None

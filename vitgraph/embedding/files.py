@@ -28,7 +28,7 @@ _FAILURES = {
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
 _TIMES = ("updated", "mtime", "created")
-"""What remote stores say about the content of a file, the best first."""
+"""The fields by which remote stores identify the content of a file, the best first."""
 REMOTE_BLOCK = 1 << 20
 
 

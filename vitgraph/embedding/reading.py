@@ -37,7 +37,7 @@ class File(NamedTuple):
     size: int = -1
     """Bytes of the image file, -1 if they are not known."""
     version: str = ""
-    """What changes with the content of ``path``; empty if it is not known."""
+    """A text that changes with the content of ``path``; empty if the store gives none."""
     kind: str = "file"
     """"file"; "member" or "sparse" member of a tar file; "row" of a table; or "url"."""
     place: int = 0

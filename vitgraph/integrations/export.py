@@ -189,7 +189,7 @@ def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
 
 
 def _dense_attention(lengths: dict[int, list[int]]) -> Callable[..., Tensor]:
-    """What replaces the operator: dense attention over known lengths, else under a mask."""
+    """Dense attention in place of the operator: over known lengths, else under a mask."""
 
     def attend(
         q: Tensor,

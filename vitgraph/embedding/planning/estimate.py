@@ -21,7 +21,7 @@ THREADS_PER_GPU = 12
 
 
 class Sample(NamedTuple):
-    """What some images of a source have told; means per image."""
+    """Means per image of a sample of a source."""
 
     read_bytes: float
     read_seconds: float
@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
 
     @property
     def decoded_per_second(self) -> float:
-        """What the threads beside one GPU read and decode."""
+        """Images per second that the threads beside one GPU read and decode."""
         return self.threads / (self.sample.read_seconds + self.sample.decode_seconds)
 
     @property
