@@ -14,12 +14,12 @@ EVERY = {
     *("accelerated", "kernel_choices", "load_kernel_choices"),
     *("config", "preprocessor", "published", "num_features", "out_features", "device", "dtype"),
     *("preprocess", "encode", "encode_many", "encoding", "feature_maps", "forward_intermediates"),
-    *("paths", "join", "blocks", "save_pretrained", "push_to_hub"),
+    *("paths", "join", "blocks", "save_pretrained", "push_to_hub", "prepare_encoder_metadata"),
     *("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
 }
 ONE_PATH = EVERY | {
     *("accelerator", "gradient_checkpointing"),
-    *("budget_range", "row_shape", "grid_for", "item_specs", "prepare_encoder_metadata", "split"),
+    *("budget_range", "row_shape", "grid_for", "item_specs", "split"),
 }
 SEVERAL_PATHS = EVERY | {"split_paths"}
 OFFERED = {
