@@ -9,7 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .shadows import refuse_shadows
+from .packages import refuse_shadows
 
 if TYPE_CHECKING:
     from encoders import *  # noqa: F403

@@ -28,7 +28,7 @@ from .commands.arguments import (
     parse,
     read_source,
 )
-from .commands.terminal import make_streams_safe, one_line, show_warning
+from .terminal import make_streams_safe, one_line, show_warning
 
 
 def main(argv: Sequence[str] | None = None) -> int:

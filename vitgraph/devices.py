@@ -11,8 +11,7 @@ import torch
 
 from weights.load import accelerator
 
-from .commands.arguments import check_names
-from .commands.terminal import counted
+from .terminal import counted
 
 DTYPES = {
     "float32": torch.float32,
@@ -22,23 +21,12 @@ DTYPES = {
 }
 
 
-def read_dtype(name: str | None) -> torch.dtype | None:
-    """Return the torch dtype of a name, None for None and "auto".
-
-    Raises:
-        ValueError: the name is unknown.
-    """
-    check_names(name, None)
-    return None if name is None or name == "auto" else DTYPES[name]
-
-
 def read_device(name: str | None) -> torch.device:
     """Return the torch device of a name, the CPU for None, the accelerator for "auto".
 
     Raises:
         ValueError: the name is no device, or this machine does not have the device.
     """
-    check_names(None, name)
     try:
         device = accelerator() if name == "auto" else torch.device(name or "cpu")
     except RuntimeError:

@@ -11,7 +11,7 @@ from itertools import chain, islice, zip_longest
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
-from .commands.terminal import format_table
+from .terminal import format_table
 
 if TYPE_CHECKING:
     from weights.published import FamilyFacts, PublishedModel

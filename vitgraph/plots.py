@@ -21,9 +21,9 @@ from torch import Tensor
 from encoders.inputs.intake import read_images, to_rgb
 
 from .colours import feature_rgb, require_map
-from .commands.terminal import counted
 from .devices import enough_disk
-from .extras import require_matplotlib
+from .packages import require_matplotlib
+from .terminal import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

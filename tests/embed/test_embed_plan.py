@@ -10,10 +10,10 @@ import pytest
 
 from command_line import Cli, refusal
 from photographs import china
-from vitgraph.commands.terminal import readable
 from vitgraph.embedding.planning.estimate import Estimate, Rate, Sample, report
 from vitgraph.embedding.planning.sample import choose, seconds_by_tokens, seconds_of
 from vitgraph.embedding.reading import File
+from vitgraph.terminal import readable
 
 SAMPLE = Sample(
     read_bytes=70e3,

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitgraph.cli import main
-from vitgraph.commands.terminal import counted
+from vitgraph.terminal import counted
 
 Refuse = Callable[..., str]
 

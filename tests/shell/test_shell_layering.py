@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
-from graphlib import TopologicalSorter
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -161,15 +163,19 @@ def closure(path: Path) -> set[Path]:
     return found
 
 
-def modules_imported(path: Path) -> set[Path]:
-    """Files of ``encoders`` that a file of it imports, type-only imports included."""
+def files_imported(path: Path, in_functions: bool) -> set[Path]:
+    """The files of our packages that a file imports; those for types alone only with functions."""
+    tree = ast.parse(path.read_text())
+    parts = path.relative_to(ROOT).parts
     found = set()
-    for name in imports(path):
-        place = ROOT.joinpath(*name.split("."))
-        found |= {
-            file for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists()
-        }
-    return {file for file in found if file.is_relative_to(ROOT / "encoders")}
+    for node in ast.walk(tree) if in_functions else tree.body:
+        if isinstance(node, ast.ImportFrom):
+            base = ROOT.joinpath(*parts[: len(parts) - node.level]) if node.level else ROOT
+            module = base.joinpath(*filter(None, (node.module or "").split(".")))
+            for place in (module / alias.name for alias in node.names):
+                file = place if place.with_suffix(".py").exists() or place.is_dir() else module
+                found |= {file.with_suffix(".py"), file / "__init__.py"}
+    return {file for file in found if file.exists() and file != path}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -196,10 +202,27 @@ def test_a_folder_of_encoders_imports_only_what_lies_before_it(folder: str) -> N
             assert any(covers(known, name) for known in KNOWS[folder]), f"{path}: {name}"
 
 
-def test_files_of_encoders_import_one_another_in_no_circle() -> None:
-    graph = {path: modules_imported(path) for path in modules("encoders")}
-    assert graph[ROOT / "encoders" / "base" / "vision_encoder.py"]
-    tuple(TopologicalSorter(graph).static_order())  # raises CycleError
+@pytest.mark.parametrize("package", PACKAGES)
+def test_neither_files_nor_folders_import_one_another_in_a_circle(package: str) -> None:
+    """In each folder, its files and the folders in it; a folder imports what any file in it does.
+
+    In ``vitgraph``, imports inside functions count, too. Its ``__init__`` is left out: it imports
+    inside a function whatever users name.
+    """
+    graphs: defaultdict[Path, dict[Path, set[Path]]] = defaultdict(lambda: defaultdict(set))
+    for path in modules(package):
+        if path != ROOT / "vitgraph" / "__init__.py":
+            for other in files_imported(path, package == "vitgraph"):
+                shared = Path(os.path.commonpath((path.parent, other.parent)))
+                one, another = (shared / p.relative_to(shared).parts[0] for p in (path, other))
+                graphs[shared][one].add(another)
+    assert graphs[ROOT / package]
+    for folder, graph in graphs.items():
+        try:
+            tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            circle = " -> ".join(path.name for path in error.args[1])
+            pytest.fail(f"{folder.relative_to(ROOT)}: {circle}")
 
 
 @pytest.mark.parametrize("path", families(), ids=lambda path: path.stem)

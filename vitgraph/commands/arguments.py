@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, NoReturn
 
 _GROUPS = {
     "features": ("encode", "embed"),
@@ -120,6 +117,10 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
         metavar="NAME",
         help="take the tower for one of this family (qwen3_vl, ...) if its type is not known",
     )
+
+
+LIMITS = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
+"""The options that are keywords of ``preprocess``."""
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:

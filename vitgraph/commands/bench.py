@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..terminal import counted, format_table
 from .bench_speed import add_speed
-from .terminal import counted, format_table
 
 CLONE = Path(__file__).parents[2]
 NO_RESULTS = (

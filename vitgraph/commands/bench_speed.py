@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..terminal import counted, format_table
 from .arguments import add_source, check_checkpoint, check_names, check_source, read_source
-from .terminal import counted, format_table
 
 if TYPE_CHECKING:
     import torch
@@ -60,12 +60,12 @@ def print_speed(options: argparse.Namespace) -> None:
 
     from weights import load_encoder
 
-    from ..devices import enough_memory, read_device, read_dtype
+    from ..devices import enough_memory, read_device
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype, place = read_dtype(options.dtype), read_device(device)
+    place, source = read_device(device), read_source(options)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
+        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=place)
     body = measure(options.repo, tower_of(encoder), options.kernels, options.runs)
     print(json.dumps(body, indent=2) if options.json else table(body))
 

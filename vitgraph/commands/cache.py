@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .terminal import counted, format_table
+from ..terminal import counted, format_table
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

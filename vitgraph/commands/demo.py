@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..extras import require_av, require_matplotlib
+from ..packages import require_av, require_matplotlib
 from .arguments import check_repo
 
 

@@ -24,9 +24,9 @@ from weights.published import NO_VIDEO
 
 from ..plots import plot_feature_maps, plot_nearest_patches, write_figure
 from ..seeded import write_seeded_checkpoint
+from ..terminal import counted, format_table
 from ..video import read_video, write_video
 from .encode_items import HEADER, Encoded, Media, encode_items, row
-from .terminal import counted, format_table
 
 FAMILIES = {
     small.title: name

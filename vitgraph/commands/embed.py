@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..embedding.planning import add_plan, check_plan
 from .arguments import add_source, read_source
 
 if TYPE_CHECKING:
-    from encoders.streams.calls import Encoding, ItemResults
-    from encoders.streams.stream import StreamOptions
+    from encoders.streams.calls import Encoding
 
     from ..embedding.job import Job
     from ..embedding.manifest import Manifest
-    from ..embedding.reading import ImageReader, SourceOptions
-    from ..embedding.sources import Source
     from ..embedding.storage import Storage
-    from ..embedding.workers import Worker
+    from .embed_options import Command
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +89,14 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a list or a cell may name https URLs of public addresses, 64 MiB and 60 s at most",
     )
-    add_plan(parser.add_argument_group("planning"))
+    group = parser.add_argument_group("planning")
+    group.add_argument(
+        "--plan",
+        action="store_true",
+        help="write nothing: read a sample of the images, and print hours, cores and bytes of the "
+        "job, and what binds; a --device that is named is measured",
+    )
+    group.add_argument("--gpus", type=int, metavar="N", help="GPUs to plan for; by default several")
     group = parser.add_argument_group("several workers")
     group.add_argument(
         "--shard",
@@ -126,24 +127,18 @@ def embed(options: argparse.Namespace) -> int:
         ValueError: arguments that make no sense, or a folder that holds another job.
     """
     from ..embedding.verify import print_status, print_verdict
-    from .embed_checks import check_embed
+    from .embed_options import Command, check_embed
 
     for folder, check in ((options.status, print_status), (options.verify, print_verdict)):
         if folder is not None:
             if options.repo is not None:
                 raise ValueError(f"{options.repo}: a job is looked at without a checkpoint")
             return check(folder)
-    check_plan(options)
-    wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
-    if not options.plan:
-        wanted["--out"] = options.out
-    if missing := [name for name, value in wanted.items() if value is None]:
-        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     check_embed(options)
-    return run_worker(options)
+    return run_worker(Command(options))
 
 
-def run_worker(options: argparse.Namespace) -> int:
+def run_worker(command: Command) -> int:
     """Encode the shards of this process.
 
     Returns:
@@ -154,56 +149,23 @@ def run_worker(options: argparse.Namespace) -> int:
         OSError: the folder cannot be written to, or the disk is full.
     """
     from ..embedding.parquet_files import require_parquet
-    from ..embedding.reading import ImageReader
-    from ..embedding.sources import Source
     from ..embedding.storage import open_storage
-    from ..embedding.workers import read_worker
 
-    worker = read_worker(options.shard, os.environ)
+    options = command.options
     if options.format == "parquet":
         require_parquet()
     if options.shard_items is None:
         options.shard_items = 64 if options.pool == "none" else 1000
-    fields = read_fields(options)
-    read = _source_options(options)
-    command = Command(
-        options, fields, worker, Source(options.files, read), ImageReader(read), _limits(options)
-    )
+    load = cache(partial(_load, command))
     if options.plan:
-        from ..embedding.planning.report import print_plan
+        from .embed_plan import print_plan
 
-        commit = _settings(command, None)["commit"]
-        print_plan(command, partial(_load, options, fields, worker, commit))
+        print_plan(command, lambda: load(_settings(command, None)["commit"]))
         return 0
-    storage = open_storage(options.out)
-    load = cache(partial(_load, options, fields, worker))
-    job = _open_job(command, storage, load)
+    job = _open_job(command, open_storage(options.out), load)
     if job.todo:
-        job.run(load(job.commit), *command.calls())
+        job.run(load(job.commit))
     return job.finish()
-
-
-class Command(NamedTuple):
-    """One call of the command: its options, and the objects that were made from them."""
-
-    options: argparse.Namespace
-    fields: tuple[str, ...]
-    worker: Worker
-    source: Source
-    reader: ImageReader
-    limits: dict[str, int | None]
-
-    def calls(self) -> tuple[dict[str, int | None], ItemResults, StreamOptions]:
-        """How the encoder is called: keywords of ``preprocess``, results, stream."""
-        from encoders.streams.calls import ItemResults
-        from encoders.streams.stream import StreamOptions
-
-        options = self.options
-        threads = self.worker.threads() if options.workers is None else options.workers
-        results = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
-        progress = not options.no_progress
-        stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
-        return self.limits, results, stream
 
 
 def _open_job(command: Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
@@ -232,9 +194,9 @@ def _open_job(command: Command, storage: Storage, load: Callable[[str], Encoding
     settings = _settings(command, manifest)
     manifest.compare(settings, command.options.shard_items, storage.name)
     storage.tidy()
-    job = Job(storage, manifest, command.worker, command.reader)
+    job = Job(storage, manifest, command.worker, command.reader, command.calls())
     if job.todo:
-        job.prepare(load(job.commit), *command.calls())
+        job.prepare(load(job.commit))
     return job
 
 
@@ -258,51 +220,14 @@ def _begin_job(
             print(line)
         listed["files"]["said"] = said
         manifest = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
-        job = Job(storage, manifest, command.worker, command.reader)
+        job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:
-            job.prepare(load(job.commit), *command.calls())
+            job.prepare(load(job.commit))
         created = manifest.create(storage)
     finally:
         if not created:
             storage.delete([listed["files"]["name"]])
     return job if created else None
-
-
-def _source_options(options: argparse.Namespace) -> SourceOptions:
-    from ..embedding.reading import SourceOptions
-
-    given = {
-        name: vars(options)[name]
-        for name in SourceOptions._fields
-        if vars(options).get(name) is not None
-    }
-    return SourceOptions(**given)
-
-
-def read_fields(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the fields of the output that are read.
-
-    Raises:
-        ValueError: ``--fields`` names something else, or is given beside a pool.
-    """
-    known = ("pooler_output", "last_hidden_state", "deepstack_features")
-    if options.pool != "none":
-        if options.fields is not None:
-            raise ValueError(
-                f"--fields {options.fields}: names what --pool none writes; a vector is made of "
-                "pooler_output, with --pool cls of last_hidden_state"
-            )
-        return ("last_hidden_state" if options.pool == "cls" else "pooler_output",)
-    fields = tuple(dict.fromkeys((options.fields or "pooler_output").split(",")))
-    for name in fields:
-        if name not in known:
-            raise ValueError(f"--fields: {name!r} is none of {', '.join(known)}")
-    return fields
-
-
-def _limits(options: argparse.Namespace) -> dict[str, int | None]:
-    """The keywords of ``preprocess``."""
-    return {name: vars(options)[name] for name in ("min_pixels", "max_pixels", "max_tiles")}
 
 
 def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
@@ -312,10 +237,12 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
     """
     from weights import inspect_checkpoint
 
+    from ..embedding.files import FILES
+
     options = command.options
     source = read_source(options)
     known = manifest.settings if manifest is not None else {}
-    if known.get("checkpoint") == options.repo and not known["commit"].startswith(_FILES):
+    if known.get("checkpoint") == options.repo and not known["commit"].startswith(FILES):
         source["revision"] = known["commit"]
     info = inspect_checkpoint(options.repo, **source)
     folder = Path(options.repo).expanduser()
@@ -327,7 +254,7 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
         "checkpoint": str(folder.resolve()) if is_folder else options.repo,
         "subfolder": options.subfolder,
         "revision": options.revision,
-        "commit": _state_of(folder / (options.subfolder or "")) if is_folder else info.commit,
+        "commit": _state_of(options) if is_folder else info.commit,
         "family": options.family,
         "dtype": info.dtype if options.dtype in (None, "auto") else options.dtype,
         **command.limits,
@@ -339,24 +266,17 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
     }
 
 
-_FILES = "files "
-"""How what stands for the commit of a checkpoint on disk begins."""
+def _state_of(options: argparse.Namespace) -> str:
+    """The text that stands for the commit of a checkpoint on disk."""
+    from ..embedding.files import state_of
 
-
-def _state_of(folder: Path) -> str:
-    """In the place of a commit of a checkpoint on disk: names, sizes and times of its files."""
+    folder = Path(options.repo).expanduser() / (options.subfolder or "")
     files = [folder] if folder.is_file() else sorted(folder.iterdir())
-    about = [
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-        for path in files
-        if path.suffix in (".json", ".safetensors")
-    ]
-    return _FILES + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    kept = [path for path in files if path.suffix in (".json", ".safetensors")]
+    return state_of(kept, folder.parent if folder.is_file() else folder)
 
 
-def _load(
-    options: argparse.Namespace, fields: tuple[str, ...], worker: Worker, commit: str
-) -> Encoding[Any]:
+def _load(command: Command, commit: str) -> Encoding[Any]:
     """Load the encoder at a commit, and capture its graphs if that is wanted.
 
     Raises:
@@ -365,23 +285,23 @@ def _load(
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 
-    from ..devices import enough_memory, read_device, read_dtype
+    from ..devices import enough_memory, read_device
+    from ..embedding.files import FILES
 
-    is_folder = commit.startswith(_FILES)
+    options, is_folder = command.options, commit.startswith(FILES)
     source = read_source(options) | ({} if is_folder else {"revision": commit})
-    device = worker.place(read_device(options.device))
+    device = command.worker.place(read_device(options.device))
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(
             options.repo,
             **source,
-            dtype=read_dtype(options.dtype),
+            dtype=options.dtype,
             device=device if options.device else None,  # None: the log names an idle GPU
         )
-    folder = Path(options.repo).expanduser() / (options.subfolder or "")
-    if is_folder and _state_of(folder) != commit:
+    if is_folder and _state_of(options) != commit:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:
         return encoder.encoding()
-    graphed = GraphedEncoder(encoder, outputs=fields)
+    graphed = GraphedEncoder(encoder, outputs=command.fields)
     return graphed.capture(progress=not options.no_progress).encoding()

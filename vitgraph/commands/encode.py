@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_sizes, add_source, check_source, read_source
+from ..terminal import format_table, printable
+from .arguments import LIMITS, add_sizes, add_source, check_source, read_source
 from .graph_options import GraphOptions, read_graph_options
-from .terminal import format_table, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from ..features import Item
 
-LIMITS = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
-"""The options that are keywords of ``preprocess``."""
 MOST_PLOTTED = 16
 """Items that ``vitgraph encode --plot`` draws; their pictures are in memory together."""
 
@@ -127,18 +125,19 @@ def encode(options: argparse.Namespace) -> None:
     from encoders.streams.calls import ItemResults
     from weights import load_encoder
 
-    from ..devices import enough_memory, read_device, read_dtype
+    from ..devices import enough_memory, read_device
     from .encode_graphs import graph_encoder, summary
     from .encode_items import HEADER, encode_items, open_media, row
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check` named the file
     limits = _limits(options)
     wanted = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
-    dtype, device = read_dtype(options.dtype), read_device(options.device)
+    device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         # The log names an idle GPU if the device is None.
         place = device if options.device else None
-        encoder = load_encoder(options.repo, **read_source(options), dtype=dtype, device=place)
+        source = read_source(options)
+        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=place)
     encoder.encoding().check(wanted)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     media = open_media(options.images, options.video)

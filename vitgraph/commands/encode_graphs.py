@@ -10,8 +10,8 @@ import torch
 from encoders.base.encoder import Encoder
 from graphwrap import GraphedEncoder, GraphStats
 
+from ..terminal import counted
 from .graph_options import MAX_GRAPHS, GraphOptions
-from .terminal import counted
 
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """Largest budget and most budgets without CUDA graphs, where each costs a run of the tower."""

@@ -6,14 +6,16 @@ through fsspec, whose drivers are extras of this distribution.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import IO, Any
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
@@ -30,6 +32,8 @@ _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified",
 _TIMES = ("updated", "mtime", "created")
 """The fields by which remote stores identify the content of a file, the best first."""
 REMOTE_BLOCK = 1 << 20
+FILES = "files "
+"""How the text begins that stands for the commit of files on a disk."""
 
 
 def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> bytes:
@@ -132,6 +136,20 @@ def version_in(info: Mapping[str, object]) -> str:
 
 def _state(state: os.stat_result) -> str:
     return f"{state.st_size} {state.st_mtime_ns}"
+
+
+def state_of(files: Iterable[Path], root: Path) -> str:
+    """Return a text that changes with files on a disk: a digest of their names, sizes and times.
+
+    Args:
+        files: in a fixed order.
+        root: the folder that their names are relative to.
+    """
+    states = [
+        (path.relative_to(root).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in files
+    ]
+    return FILES + hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
 def _require_regular(path: str, state: os.stat_result) -> None:

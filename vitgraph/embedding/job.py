@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from encoders.contract import EncoderOutput
 from encoders.streams.calls import Encoding, ItemResults
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 
-from ..commands.terminal import counted, readable
 from ..devices import DTYPES
+from ..terminal import counted, readable
 from .manifest import FileList, Manifest
 from .reading import File, ImageReader
 from .shards import VECTORS, Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
@@ -29,6 +29,16 @@ SAMPLED = 16
 """Images that are read to estimate the size of whole outputs."""
 
 
+class Calls(NamedTuple):
+    """How the encoder is called for the images of a job."""
+
+    limits: Mapping[str, Any]
+    """Keywords of ``preprocess``."""
+    results: ItemResults
+    """What is made of each image."""
+    stream: StreamOptions
+
+
 class Job:
     """One embedding job: which shards are done, and how the others are made.
 
@@ -37,13 +47,19 @@ class Job:
         manifest: of this job.
         worker: which of the processes that work on it; its shards are every ``size``-th.
         reader: of the images.
+        calls: of the encoder.
     """
 
     def __init__(
-        self, storage: Storage, manifest: Manifest, worker: Worker, reader: ImageReader
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        worker: Worker,
+        reader: ImageReader,
+        calls: Calls,
     ) -> None:
         self.storage, self.manifest, self.worker = storage, manifest, worker
-        self.files, self.reader = FileList(storage, manifest), reader
+        self.files, self.reader, self.calls = FileList(storage, manifest), reader, calls
         settings = manifest.settings
         self.commit: str = settings["commit"]
         self.pool: str = settings["pool"]
@@ -54,20 +70,11 @@ class Job:
         self._plans: dict[int, list[File]] = {}
         self._planning = threading.Lock()
 
-    def run(
-        self,
-        encoding: Encoding[Any],
-        limits: Mapping[str, object],
-        wanted: ItemResults,
-        options: StreamOptions,
-    ) -> None:
+    def run(self, encoding: Encoding[Any]) -> None:
         """Encode and write the shards that are left, one after the other.
 
         Args:
-            encoding: the encoder, and how it is called.
-            limits: keywords of ``preprocess``.
-            wanted: what to write of each item.
-            options: how the stream runs.
+            encoding: the encoder.
 
         Raises:
             OSError: the folder cannot be written to, or the disk is full.
@@ -75,6 +82,7 @@ class Job:
         last = self.manifest.items - (len(self.shards) - 1) * self.manifest.items_per_shard
         each = self.manifest.items_per_shard
         total = sum(last if number == len(self.shards) - 1 else each for number in self.todo)
+        limits, wanted, options = self.calls
         options = options._replace(total=total, per_line=each)
         results = stream_items(encoding, self._tasks(), limits, wanted, options)
         with closing(results):
@@ -82,19 +90,14 @@ class Job:
                 self._run_shard(number, results)
             next(results, None)  # the progress comes to its end
 
-    def prepare(
-        self,
-        encoding: Encoding[Any],
-        limits: Mapping[str, Any],
-        wanted: ItemResults,
-        options: StreamOptions,
-    ) -> None:
+    def prepare(self, encoding: Encoding[Any]) -> None:
         """Check what :meth:`run` is going to be given, and print how much there is to do.
 
         Raises:
             ValueError: arguments that cannot be, or there is no room for the result.
         """
-        stream_items(encoding, [], limits, wanted, options).close()
+        stream_items(encoding, [], *self.calls).close()
+        limits = self.calls.limits
         encoder = cast(VisionEncoder | PathsEncoder, encoding.encoder)
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
         if self.pool == "none":
@@ -106,7 +109,7 @@ class Job:
                     f"--fields {','.join(self.manifest.settings['fields'])}: this encoder has no "
                     "DeepStack features; name another field"
                 )
-            total, what = self._estimate(encoding, limits)
+            total, what = self._estimate(encoding)
         else:
             encoder.preprocess([blank], **limits)
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
@@ -138,14 +141,14 @@ class Job:
                 "--out-dtype float16"
             )
 
-    def _estimate(self, encoding: Encoding[Any], limits: Mapping[str, Any]) -> tuple[float, str]:
+    def _estimate(self, encoding: Encoding[Any]) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
             item = self.reader.item(self.files.file(number))
             try:
-                inputs = encoding.encoder.preprocess([item], **limits)
+                inputs = encoding.encoder.preprocess([item], **self.calls.limits)
             except Exception:  # noqa: BLE001  # of a store or a data set, which raise any class
                 continue  # the job itself says what is wrong with it
             specs = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 import re
@@ -15,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from .files import is_remote, open_file
+from .files import is_remote, open_file, state_of
 from .parquet_files import require_parquet
 
 DATASET = "hf://datasets/"
@@ -108,7 +107,7 @@ class DataSet:
         self._rows: Any = datasets.load_dataset(
             repo, subset, split=split, revision=revision or None
         )
-        if version and version != _state_of(Path(repo)):
+        if version and version != _state_of(repo):
             raise OSError(f"{repo}: has changed since the job listed it")
         require_column(repo, column, self._rows.column_names)
         if isinstance(self._rows.features[column], datasets.Image):
@@ -155,7 +154,7 @@ def pin_dataset(name: str) -> tuple[str, str]:
     require_datasets(name)
     repo, _, revision = name.partition("@")
     if os.path.isdir(repo):
-        return name, _state_of(Path(repo))
+        return name, _state_of(repo)
     if _COMMIT.fullmatch(revision):
         return name, ""
     return f"{repo}@{hub_commit(repo, revision)}", ""
@@ -203,14 +202,8 @@ def pin_files(url: str) -> str:
     return f"{DATASET}{found[1]}@{commit}/{found[3]}"
 
 
-def _state_of(folder: Path) -> str:
-    """The state of a folder: names, sizes and times of its files."""
-    states = [
-        (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
-    return "files " + hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+def _state_of(folder: str) -> str:
+    return state_of(filter(Path.is_file, sorted(Path(folder).rglob("*"))), Path(folder))
 
 
 def require_column(name: str, column: str, names: Sequence[str]) -> None:

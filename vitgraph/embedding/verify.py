@@ -11,7 +11,7 @@ import numpy as np
 
 from weights.tensor_file import file_crc32
 
-from ..commands.terminal import counted
+from ..terminal import counted
 from .manifest import Manifest, digest_keys
 from .shards import Shard, missing_of, read_all_stats, shards_of
 from .storage import open_storage

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...commands.terminal import format_table, readable
+from ...terminal import format_table, readable
 
 GPUS = (1, 8, 64)
 """The rows of the table where ``--gpus`` says nothing."""

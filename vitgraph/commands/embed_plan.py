@@ -13,11 +13,11 @@ from encoders.streams.calls import Encoding
 from weights.hub.repo import HubOptions
 from weights.load import describe_encoder
 
-from ...commands.arguments import read_source
-from ...commands.embed import Command
-from ...devices import DTYPES
-from .estimate import THREADS_PER_GPU, Estimate, report
-from .sample import choose, committed_rate, measure_rate, take_sample
+from ..devices import DTYPES
+from ..embedding.planning.estimate import THREADS_PER_GPU, Estimate, report
+from ..embedding.planning.sample import choose, committed_rate, measure_rate, take_sample
+from .arguments import read_source
+from .embed_options import Command
 
 
 def print_plan(command: Command, load: Callable[[], Encoding[Any]]) -> None:

@@ -1,11 +1,16 @@
-"""Files and folders of the user's that hide a package of ours."""
+"""The packages that are imported: our own, which nothing may hide, and optional ones.
+
+Nothing is imported here that takes long.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 
 PACKAGES = ("encoders", "graphwrap", "weights")
 """The packages that are installed beside ``vitgraph``, and whose names others use, too."""
@@ -44,3 +49,46 @@ def _place_of(spec: ModuleSpec | None) -> str | None:
         return None
     folders = list(spec.submodule_search_locations or ())
     return folders[0] if folders else spec.origin
+
+
+# --- optional packages ---------------------------------------------------------------------------
+
+
+def require_matplotlib() -> None:
+    """Raise unless matplotlib is installed.
+
+    Raises:
+        ValueError: matplotlib is not installed; the message says how to install it.
+    """
+    _require("matplotlib", "plots need matplotlib", "plots")
+
+
+def require_av() -> None:
+    """Raise unless PyAV is installed.
+
+    Raises:
+        ValueError: PyAV is not installed; the message says how to install it.
+    """
+    _require("av", "reading video files needs PyAV", "video")
+
+
+def learn_heif(path: Path) -> None:
+    """Let PIL read HEIF, as phones write photographs.
+
+    Args:
+        path: a photograph that needs it; named in the error.
+
+    Raises:
+        ValueError: pillow-heif is not installed; the message says how to install it.
+    """
+    _require("pillow_heif", f"{path}: is a HEIF file (.heic), which needs pillow-heif", "heif")
+    import_module("pillow_heif").register_heif_opener()
+
+
+def _require(module: str, need: str, extra: str) -> None:
+    try:
+        import_module(module)
+    except ImportError:
+        raise ValueError(
+            f"{need}: pip install 'vitgraph[{extra}]', or in a clone pip install '.[{extra}]'"
+        ) from None

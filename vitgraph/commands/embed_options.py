@@ -1,0 +1,153 @@
+"""The options of ``vitgraph embed``, read and checked before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..embedding.files import entries_below
+from ..embedding.manifest import Manifest
+from ..embedding.reading import ImageReader, SourceOptions
+from ..embedding.sources import Source, suffixes
+from ..embedding.storage import open_storage
+from ..embedding.workers import read_worker
+from .arguments import check_checkpoint, check_names, check_source, is_video
+
+if TYPE_CHECKING:
+    from ..embedding.job import Calls
+
+_POSITIVE = (
+    "min_pixels",
+    "max_pixels",
+    "max_tiles",
+    "batch_tokens",
+    "workers",
+    "max_tokens_per_call",
+    "shard_items",
+)
+
+
+def check_embed(options: argparse.Namespace) -> None:
+    """Check the arguments of a job, and look for the checkpoint and the source.
+
+    Raises:
+        ValueError: options that make no sense, or a checkpoint or source that is not there.
+    """
+    _check_plan(options)
+    wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
+    if not options.plan:
+        wanted["--out"] = options.out
+    if missing := [name for name, value in wanted.items() if value is None]:
+        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    check_names(options.dtype, options.device)
+    for name in _POSITIVE:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if options.normalize and options.pool == "none":
+        raise ValueError("--normalize: needs one vector per item; leave --pool none out")
+    _read_fields(options)
+    read_worker(options.shard, os.environ)
+    if not options.plan and "://" not in options.out:
+        Manifest.find(open_storage(options.out))
+    ending = ["--plan"] if options.plan else ["--out", options.out]
+    right = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, *ending]
+    check_checkpoint(options.repo, shlex.join(right))
+    check_source(options)
+    _check_files(options)
+
+
+def _check_plan(options: argparse.Namespace) -> None:
+    """Check the options that count in a plan.
+
+    Raises:
+        ValueError: a number of GPUs that cannot be, or without ``--plan``.
+    """
+    if options.gpus is None:
+        return
+    if not options.plan:
+        raise ValueError(f"--gpus {options.gpus}: is for --plan; --shard starts several workers")
+    if options.gpus < 1:
+        raise ValueError(f"--gpus {options.gpus}: must be at least 1")
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raise if the source is a path to nothing, or to a video; patterns and stores are not read."""
+    source = options.files
+    if source == "-" or "://" in source or re.search(r"[*?[]", source):
+        return
+    path = Path(source).expanduser()
+    if is_video(path):
+        right = shlex.join(["vitgraph", "encode", options.repo, "--video", source, "--out"])
+        raise ValueError(
+            f"{source}: is a video, and images are embedded: `{right} FILE.safetensors`"
+        )
+    if not path.exists():
+        list(Source(source))  # raises the error that says what may be given
+    if path.is_dir() and not any(_is_image(entry.name) for entry, _ in entries_below(str(path))):
+        list(Source(source))
+
+
+def _is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in suffixes()
+
+
+class Command:
+    """One call of the command: its options, and the objects that they name.
+
+    Args:
+        options: checked.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.fields = options, _read_fields(options)
+        self.worker = read_worker(options.shard, os.environ)
+        names = [name for name in SourceOptions._fields if vars(options).get(name) is not None]
+        read = SourceOptions(**{name: vars(options)[name] for name in names})
+        self.source, self.reader = Source(options.files, read), ImageReader(read)
+
+    def calls(self) -> Calls:
+        """How the encoder is called."""
+        from encoders.streams.calls import ItemResults
+        from encoders.streams.stream import StreamOptions
+
+        from ..embedding.job import Calls
+
+        options = self.options
+        threads = self.worker.threads() if options.workers is None else options.workers
+        results = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
+        progress = not options.no_progress
+        stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
+        return Calls(self.limits, results, stream)
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """The keywords of ``preprocess``."""
+        return {
+            name: vars(self.options)[name] for name in ("min_pixels", "max_pixels", "max_tiles")
+        }
+
+
+def _read_fields(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the fields of the output that are read.
+
+    Raises:
+        ValueError: ``--fields`` names something else, or is given beside a pool.
+    """
+    known = ("pooler_output", "last_hidden_state", "deepstack_features")
+    if options.pool != "none":
+        if options.fields is not None:
+            raise ValueError(
+                f"--fields {options.fields}: names what --pool none writes; a vector is made of "
+                "pooler_output, with --pool cls of last_hidden_state"
+            )
+        return ("last_hidden_state" if options.pool == "cls" else "pooler_output",)
+    fields = tuple(dict.fromkeys((options.fields or "pooler_output").split(",")))
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"--fields: {name!r} is none of {', '.join(known)}")
+    return fields
