@@ -1,4 +1,4 @@
-"""DeepSeek-OCR's encoder: SAM-B, a 16-fold convolutional compressor, CLIP-L over its output.
+"""DeepSeek-OCR's encoder, also Unlimited-OCR's: SAM-B, a 16-fold compressor, CLIP-L over its map.
 
 A view goes through SAM (windows, relative positions, four blocks with global attention), whose
 feature map two strided convolutions make 4x4 times smaller. CLIP reads that map in place of patch
@@ -8,8 +8,9 @@ the rows of all tiles as one picture, then those of the whole image, each with a
 behind it, then a learned separator.
 
 Source: ``DeepseekOCRForCausalLM``, ``ImageEncoderViT``, ``VitModel`` and ``DeepseekOCRProcessor``
-of deepseek-ai/DeepSeek-OCR at commit e4ac34e; ``UnlimitedOcrModel`` of transformers 5.23.0.
-Repo ids: deepseek-ai/DeepSeek-OCR.
+of deepseek-ai/DeepSeek-OCR at commit e4ac34e; ``UnlimitedOcrModel`` of transformers 5.23.0 and, for
+the tiles of several images, ``unlimited_ocr.py`` of vLLM 0.33.0.
+Repo ids: deepseek-ai/DeepSeek-OCR, baidu/Unlimited-OCR.
 
 Shapes: B views, n = h*w/16 cells of a view of h*w patches, D width of CLIP and SAM side by side.
 
@@ -17,13 +18,15 @@ Deliberate differences: those of ``encoders.layers.sam`` and ``encoders.layers.c
 
 - The mode is chosen with ``at_mode``; the source has it in a settings file. The default is
   "gundam", the source's.
+- Of Unlimited-OCR, an image alone in its call is cut, into up to 32 tiles, as in vLLM; transformers
+  also cuts each of several images, which ``max_tiles=32`` does here.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +84,10 @@ class DeepseekOCRConfig:
     out_hidden_size: int
     downsample_channels: tuple[int, ...] = (512, 1024)
     mode: str = "gundam"
+    max_tiles: int = field(default=6, compare=False)
+    """Most tiles of an image; like the next field, no part of the architecture."""
+    tiles_several: bool = field(default=True, compare=False)
+    """Whether the images of a call with several are cut into tiles."""
 
     def __post_init__(self) -> None:
         for name, kind in (("sam", SamSizes), ("clip", BlockSizes)):
@@ -137,6 +144,7 @@ class DeepseekOCRConfig:
         require_value(vision, "model_name", "deeplip_b_l")
         require_value(projector, "projector_type", "linear")
         require_value(config, "tile_tag", "2D")
+        unlimited = config.get("model_type") in ("unlimited-ocr", "unlimited_ocr")
         width = read_size(clip, "width")
         image, patch = read_size(clip, "image_size"), read_size(clip, "patch_size")
         require_divisible("image_size", image, "patch_size", patch)
@@ -153,6 +161,8 @@ class DeepseekOCRConfig:
             positions=1 + (image // patch) ** 2,
             out_hidden_size=read_size(projector, "n_embed"),
             downsample_channels=read_channels(sam, "downsample_channels"),
+            max_tiles=32 if unlimited else 6,
+            tiles_several=not unlimited,
         )
 
 
@@ -189,7 +199,9 @@ class DeepseekOCREncoder(PathsEncoder):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.views import OcrPreprocessor
 
-        return _in_mode(OcrPreprocessor(self.config.patch_size), MODES[self.config.mode])
+        c = self.config
+        plain = OcrPreprocessor(c.patch_size, max_tiles=c.max_tiles, tiles_several=c.tiles_several)
+        return _in_mode(plain, MODES[c.mode])
 
     def _set_mode(self, config: DeepseekOCRConfig, tower: DeepseekOCRTower) -> None:
         mode, self.config = MODES[config.mode], config

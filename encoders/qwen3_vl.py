@@ -103,7 +103,7 @@ class Qwen3VLConfig:
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         require_value(vision, "apply_vit_abs_pos_embed", True)
         family = str(vision.get("model_type", config.get("model_type", "")))
-        plain = ("qwen3_5", "qwen3_6", "qwen4_exp")
+        plain = ("qwen3_5", "qwen3_6", "qwen4_exp", "intern_s2", "interns2")
         deepstack = () if family.startswith(plain) else (8, 16, 24)
         return cls(
             depth=read_size(vision, "depth", "num_hidden_layers", default=27, most=1024),

@@ -70,6 +70,8 @@ class ViewPreprocessor(ABC):
     patch_size: int
     mean: Stats = HALF
     std: Stats = HALF
+    tiles_several: bool = True
+    """Whether images have tiles in a call with several; a ``max_tiles`` of the call cuts each."""
 
     def __post_init__(self) -> None:
         for side in self.sides.values():
@@ -155,8 +157,10 @@ class ViewPreprocessor(ABC):
                 f"{len(videos)} video{'s' * (len(videos) != 1)}: this family takes images alone; "
                 "pass frames as images"
             )
-        items = []
-        for number, image in enumerate(read_images(images)):
+        items, found = [], read_images(images)
+        if len(found) > 1 and max_tiles is None and not self.tiles_several:
+            max_tiles = 1
+        for number, image in enumerate(found):
             with naming(f"image {number}"):
                 items.append(self.views(image, max_tiles))
         paths = {name: self._path(name, items) for name in self.sides}

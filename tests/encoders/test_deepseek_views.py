@@ -39,6 +39,7 @@ CANDIDATES = tuple(
 )
 VL2 = CandidatePreprocessor(14, candidates=CANDIDATES)
 OCR, VL, HYBRID = OcrPreprocessor(16), SquarePreprocessor(16), HybridPreprocessor(16)
+UNLIMITED = OcrPreprocessor(16, max_tiles=32, tiles_several=False)
 LEVEL = 1 / 127.5
 """One of 255 levels with mean and std 0.5."""
 
@@ -114,6 +115,13 @@ def test_ocr_pixels_are_within_a_level_of_transformers(size: tuple[int, int]) ->
     if theirs["num_local_patches"][0]:
         local = torch.as_tensor(np.stack(theirs["pixel_values_local"]))
         assert float((ours.paths["tiles"].pixel_values - local).abs().max()) <= 1.001 * LEVEL
+
+
+@pytest.mark.parametrize("size", [(1700, 2200), (2560, 5120), (641, 500), (640, 640), (3000, 900)])
+def test_unlimited_ocr_cuts_one_image_as_transformers_does(size: tuple[int, int]) -> None:
+    theirs = UnlimitedOcrImageProcessor().get_number_of_image_patches(size[1], size[0])
+    ((columns, rows, tiled),) = UNLIMITED([Image.new("RGB", size)]).tiles or []
+    assert 1 + tiled * columns * rows == theirs
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])

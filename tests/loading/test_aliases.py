@@ -254,6 +254,32 @@ DERIVATIVES: dict[str, tuple[str, str | None, dict[str, Any], dict[str, Any]]] =
         {"model_type": "interns1"},
         {"model_type": "interns1_vision", "drop_path_rate": 0.0},
     ),
+    "nvidia/Cosmos3": ("qwen3_vl", None, {"model_type": "cosmos3"}, {"model_type": "qwen3_vl"}),
+    "nvidia/Alpamayo2-Super": (
+        "qwen3_vl",
+        "vlm.model.visual.",
+        {"model_type": "alpamayo2_super"},
+        {"model_type": "qwen3_vl"},
+    ),
+    "internlm/Intern-S1-Pro": (
+        "qwen3_vl_moe",
+        None,
+        {"model_type": "interns1_pro"},
+        {"model_type": "qwen3_vl_moe"},
+    ),
+    "clef-flash": ("qwen3_5", None, {"model_type": "clef_flash"}, {"model_type": "qwen3_5"}),
+    "internlm/Intern-S2-Preview": (
+        "qwen3_5",
+        None,
+        {"model_type": "intern_s2_preview"},
+        {"model_type": "intern_s2_preview"},
+    ),
+    "internlm/Intern-S2-Mobius": (
+        "qwen3_5",
+        None,
+        {"model_type": "interns2_mobius"},
+        {"model_type": "interns2_mobius"},
+    ),
 }
 """Repo -> recipe of the tower, prefix if another, what the config and its vision part change."""
 
@@ -280,6 +306,44 @@ def test_config_of_a_derivative_is_that_of_its_tower(repo: str) -> None:
     assert config == replace(plain, intermediate_size=mlp)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "reason"), [("NVLM_D", "projector has no biases"), ("h2ovl_chat", "MSAC")]
+)
+def test_a_model_that_differs_around_its_intern_vit_is_refused(
+    tmp_path: Path, model_type: str, reason: str
+) -> None:
+    folder = written(tmp_path, "intern_vit")
+    edit_config(folder, lambda config: config.update(model_type=model_type))
+    with pytest.raises(CheckpointError, match=f"'{model_type}' is not supported: .*{reason}"):
+        load_encoder(folder)
+    with pytest.raises(CheckpointError, match=reason):
+        load_encoder(folder, family="intern_vit")
+
+
+# --- Unlimited-OCR -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["vision", None])
+def test_unlimited_ocr_is_the_tower_of_deepseek_ocr(tmp_path: Path, inner: str | None) -> None:
+    plain = load_encoder(write_seeded_checkpoint(tmp_path / "plain", "deepseek_ocr", width=32))
+    folder = write_seeded_checkpoint(tmp_path / "other", "unlimited_ocr", width=32)
+    edit_config(folder, lambda config: config["vision_config"].update(model_type=inner))
+    assert same_weights(load_encoder(folder), plain)
+
+
+def test_unlimited_ocr_cuts_one_image_into_up_to_32_tiles_and_several_not(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "unlimited_ocr", width=32, depth=1)
+    page = torch.zeros(3, 5120, 2560, dtype=torch.uint8)
+    encoder = load_encoder(folder)
+    assert encoder.preprocess([page]).tiles == [(4, 8, True)]
+    assert encoder.preprocess(page).tiles == [(4, 8, True)]
+    assert encoder.preprocess([page, page]).tiles == [(1, 1, False)] * 2
+    assert encoder.preprocess([page, page], max_tiles=32).tiles == [(4, 8, True)] * 2
+    base = encoder.at_mode("base")
+    assert base.preprocess([page, page]).tiles == [(1, 1, False)] * 2
+    assert base.at_mode("gundam").preprocess([page]).tiles == [(4, 8, True)]
+
+
 # --- configs with fields left out ---------------------------------------------------------------
 
 
@@ -299,9 +363,10 @@ def test_key_value_heads_must_divide_the_heads() -> None:
         SEEDED["exaone4_5"].family.config.from_hf({**config, "num_key_value_heads": 5})
 
 
-def test_qwen4_exp_has_no_deepstack_by_default() -> None:
+@pytest.mark.parametrize("kind", ["qwen4_exp_vision", "intern_s2_preview", "interns2_mobius"])
+def test_some_towers_like_qwen3_vl_have_no_deepstack_by_default(kind: str) -> None:
     read = SEEDED["qwen3_vl"].family.config.from_hf
-    assert read({"model_type": "qwen4_exp_vision"}).deepstack_visual_indexes == ()
+    assert read({"model_type": kind}).deepstack_visual_indexes == ()
     assert read({"model_type": "cohere_compass_vision"}).deepstack_visual_indexes == (8, 16, 24)
 
 

@@ -59,7 +59,8 @@ def find_family(
         saved: name of the family that the folder of a tower alone states; then it is that one.
     """
     section, parents = vision_section(config)
-    types = (part.get("model_type") for part in (section, *parents))
+    types = [part.get("model_type") for part in (section, *parents)]
+    _check_refused(types, label)
     kind = next((kind for kind in types if isinstance(kind, str)), None)
     architecture, what = config.get("architecture"), ""
     found = list(FAMILIES.values())
@@ -95,6 +96,17 @@ def find_family(
         f"{label}: {what} is not supported{like}; supported model types: {', '.join(kinds)}; "
         f"timm architectures: {timm}"
     )
+
+
+def _check_refused(types: Iterable[object], label: str) -> None:
+    """Raise a CheckpointError if a family refuses one of the model types of a config."""
+    for kind in types:
+        for family in FAMILIES.values():
+            if isinstance(kind, str) and kind in family.refused:
+                raise CheckpointError(
+                    f"{label}: model_type {shown(kind)!r} is not supported: "
+                    f"{family.refused[kind]}; run it with the code of its own repo, or with vLLM"
+                )
 
 
 def _has_signs(family: Family, names: list[str]) -> bool:

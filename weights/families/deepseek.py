@@ -1,4 +1,4 @@
-"""DeepSeek-VL, DeepSeek-VL2 and DeepSeek-OCR, as deepseek-ai publishes them; VL also converted."""
+"""DeepSeek-VL, DeepSeek-VL2, DeepSeek-OCR and Unlimited-OCR as published; VL also converted."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ DEEPSEEK_OCR = Family(
     name="deepseek_ocr",
     encoder=DeepseekOCREncoder,
     config=DeepseekOCRConfig,
-    model_types=("vision", "deepseek_vl_v2"),
+    model_types=("vision", "deepseek_vl_v2", "unlimited-ocr", "unlimited_ocr"),
     signs=(("net_3.weight", "vision_model.pre_layrnorm.weight"),),
     layouts=(_OCR_LAYOUT,),
 )

@@ -61,6 +61,9 @@ class Family:
     classes: Mapping[str, TransformersClass] = field(default_factory=dict)
     """Layout -> the class of transformers that reads a tower with its names; then model types
     (without ``_vision``) of such layouts that have a class of their own."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Model types, the model's own or the tower's, that look like the family's and are others ->
+    what differs, as a clause."""
     read_config: Callable[[JsonObject, Shapes], Any] | None = None
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 

@@ -141,6 +141,12 @@ INTERN_VIT = Family(
     },
     fields=_FIELDS,
     outer_fields=_OUTER_FIELDS,
+    refused={
+        "NVLM_D": "its projector has no biases and takes its inner width from the language model, "
+        "which is not implemented",
+        "h2ovl_chat": "its images are cut into tiles twice, by a rule of its own (MSAC), which is "
+        "not implemented",
+    },
     timm={"vit_intern300m_patch14_448": _timm_section},
     read_config=_read_config,
 )

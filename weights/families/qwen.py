@@ -186,7 +186,7 @@ QWEN3_VL = Family(
     config=Qwen3VLConfig,
     model_types=(
         *with_vision("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
-        *with_vision("cohere_compass"),
+        *with_vision("cohere_compass", "intern_s2_preview", "interns2_preview", "interns2_mobius"),
         *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_vision_encoder"),
     ),
     signs=(("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),),
