@@ -20,8 +20,9 @@ from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream
 from ..devices import DTYPES
 from ..terminal import counted, readable
 from .manifest import FileList, Manifest
+from .parquet_files import VECTORS
 from .reading import File, ImageReader
-from .shards import VECTORS, Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
+from .shards import Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
 from .storage import JOB, Storage
 from .workers import Worker
 

@@ -12,7 +12,7 @@ and as they are in the row table beside the file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,9 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Grid: TypeAlias = tuple[int, int, int]
-EMBEDDING = "embedding"
+VECTORS = "embeddings"
+"""Name of the array of a pooled shard."""
+_VECTOR = "embedding"
 """The column of vectors."""
 _BESIDE = ("key", "t", "h", "w", "tokens", "rows")
 _GROUP = 64 << 20
@@ -50,7 +52,7 @@ def write_vectors(path: Path, keys: Sequence[str], matrix: Array) -> None:
         keys: of the items.
         matrix: [items, D].
     """
-    _write(path, keys, {EMBEDDING: _nested(matrix)}, matrix.nbytes)
+    _write(path, keys, {_VECTOR: _nested(matrix)}, matrix.nbytes)
 
 
 def write_tokens(
@@ -85,23 +87,23 @@ def write_tokens(
     _write(path, keys, columns, sum(array.nbytes for array in arrays.values()))
 
 
-def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
+def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
     """Read what was written, the rows of all items one after another.
 
     Args:
         path: of the file.
-        names: columns to read; None for all columns of numbers.
+        field: the only one to read; None for all columns of numbers.
 
     Returns:
-        By column, [rows, D] or [rows, .., D].
+        By field, [rows, D] or [rows, .., D].
     """
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
         found = [name for name in file.schema_arrow.names if name not in _BESIDE]
-        wanted = [name for name in found if names is None or name in names]
+        wanted = [name for name in found if field in (None, name)]
         table = file.read(columns=wanted)
-    return {name: _flat(table[name]) for name in wanted}
+    return {VECTORS if name == _VECTOR else name: _flat(table[name]) for name in wanted}
 
 
 def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size: int) -> None:

@@ -28,10 +28,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +41,10 @@ from safetensors.numpy import save_file
 from weights.tensor_file import file_crc32
 
 from .manifest import Manifest
-from .parquet_files import EMBEDDING, read_arrays, write_tokens, write_vectors
+from .parquet_files import VECTORS, read_arrays, write_tokens, write_vectors
 from .storage import Storage, open_storage
 
 Array = np.ndarray[Any, Any]
-VECTORS = "embeddings"
-"""Name of the array of a pooled shard."""
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
 """The statistics that are read."""
 
@@ -117,41 +114,30 @@ class Shard:
         }
         self.storage.require_space(sum(array.nbytes for array in arrays.values()))
         files: dict[str, tuple[int, int]] = {}
-        self._write_arrays(arrays, rows, files)
-        with self._checked("csv", files) as temporary:
-            temporary.write_bytes(csv_bytes(list(self._table(rows))))
+        for ending, write in self._writers(rows, arrays):
+            name = self._name(self.storage.tag, ending)
+            with self.storage.writing(name) as temporary:
+                write(temporary)
+                files[name] = (temporary.stat().st_size, file_crc32(temporary))
         return files
 
-    def _write_arrays(
-        self,
-        arrays: Mapping[str, Array],
-        rows: Sequence[Row],
-        files: dict[str, tuple[int, int]],
-    ) -> None:
+    def _writers(
+        self, rows: Sequence[Row], arrays: dict[str, Array]
+    ) -> Iterator[tuple[str, Callable[[Path], object]]]:
+        """The ending of each file, and the function that writes it."""
+        keys = [row.key for row in rows]
         if self.format == "safetensors":
-            with self._checked("safetensors", files) as temporary:
-                save_file(dict(arrays), temporary)
+            yield "safetensors", partial(save_file, arrays)
+        elif self.format == "parquet" and self.pool != "none":
+            yield "parquet", lambda path: write_vectors(path, keys, arrays[VECTORS])
         elif self.format == "parquet":
-            keys = [row.key for row in rows]
-            with self._checked("parquet", files) as temporary:
-                if self.pool != "none":
-                    write_vectors(temporary, keys, arrays[VECTORS])
-                else:
-                    counts = {name: [len(row.arrays[name]) for row in rows] for name in arrays}
-                    write_tokens(temporary, keys, [row.grid for row in rows], arrays, counts)
+            grids = [row.grid for row in rows]
+            counts = {name: [len(row.arrays[name]) for row in rows] for name in arrays}
+            yield "parquet", lambda path: write_tokens(path, keys, grids, arrays, counts)
         else:
             for name, array in arrays.items():
-                ending = "npy" if name == VECTORS else f"{name}.npy"
-                with self._checked(ending, files) as temporary, open(temporary, "wb") as file:
-                    np.save(file, array)
-
-    @contextmanager
-    def _checked(self, ending: str, files: dict[str, tuple[int, int]]) -> Iterator[Path]:
-        """A path for a file of the shard; notes the size and the checksum of what is written."""
-        name = self._name(self.storage.tag, ending)
-        with self.storage.writing(name) as temporary:
-            yield temporary
-            files[name] = (temporary.stat().st_size, file_crc32(temporary))
+                yield ("npy" if name == VECTORS else f"{name}.npy"), partial(_save_npy, array)
+        yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._table(rows))))
 
     def _name(self, tag: str, ending: str) -> str:
         return f"{self.number:05d}.{tag}{ending}"
@@ -209,30 +195,24 @@ class Shard:
         Args:
             field: the only one to read, if the shard has it; None for all.
         """
-        if self.format == "parquet":
-            pooled = self.pool != "none"
-            columns = None if field is None or pooled else (field,)
-            with self.storage.reading(self._name(self.tag, "parquet")) as path:
-                arrays = read_arrays(path, columns)
-            return {VECTORS: arrays[EMBEDDING]} if pooled else arrays
-        if self.format == "safetensors":
-            with (
-                self.storage.reading(self._name(self.tag, "safetensors")) as path,
-                safe_open(path, framework="numpy") as file,
-            ):
+        if self.format == "npy":
+            return self._read_npy(field)
+        with self.storage.reading(self._name(self.tag, self.format)) as path:
+            if self.format == "parquet":
+                return read_arrays(path, field)
+            with safe_open(path, framework="numpy") as file:
                 names = [name for name in file.keys() if field in (None, name)]  # noqa: SIM118
                 return {name: file.get_tensor(name) for name in names}
-        if self.pool != "none":
-            return {VECTORS: self._read_npy("npy")}
-        start = self._name(self.tag, "")
-        named = [name[len(start) : -len(".npy")] for name in self.storage.names(start)
-                 if name.endswith(".npy")]  # fmt: skip
-        return {name: self._read_npy(f"{name}.npy") for name in named if field in (None, name)}
 
-    def _read_npy(self, ending: str) -> Array:
-        with self.storage.reading(self._name(self.tag, ending)) as path:
-            array: Array = np.load(path, mmap_mode="r" if self.storage.is_local else None)
-        return array
+    def _read_npy(self, field: str | None) -> dict[str, Array]:
+        start, arrays = self._name(self.tag, ""), dict[str, Array]()
+        files = self.storage.names(start) if self.pool == "none" else [f"{start}npy"]
+        for file in files:
+            name = file[len(start) :].removesuffix("npy").rstrip(".") or VECTORS
+            if file.endswith(".npy") and field in (None, name):
+                with self.storage.reading(file) as path:
+                    arrays[name] = np.load(path, mmap_mode="r" if self.storage.is_local else None)
+        return arrays
 
     def read_rows_in_order(self, field: str | None = None) -> list[Row]:
         """The items of the shard.
@@ -270,6 +250,11 @@ class Shard:
             if end != len(arrays[name]):
                 raise ValueError(f"the row table describes {end} of {len(arrays[name])} {name}")
         return rows
+
+
+def _save_npy(array: Array, path: Path) -> None:
+    with open(path, "wb") as file:  # numpy would add a suffix to a path
+        np.save(file, array)
 
 
 def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
