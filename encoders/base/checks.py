@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..contract import EncoderOutput, Grid, PartialOutput
-from ..grids import plain_values
 
 
 def require_tensor(pixel_values: object) -> None:
@@ -25,15 +24,6 @@ def require_tensor(pixel_values: object) -> None:
         f"pixel_values is of type {type(pixel_values).__name__}: the tower takes a tensor of "
         f"normalised pixels; {fix}"
     )
-
-
-def require_features(features: object) -> None:
-    """Raise a ValueError unless ``features``, the argument of ``feature_maps``, is a tensor."""
-    if not isinstance(features, Tensor):
-        raise ValueError(
-            f"features is of type {type(features).__name__}: feature_maps takes one tensor; pass "
-            "output.last_hidden_state, output.pooler_output or one of output.deepstack_features"
-        )
 
 
 def require_output(output: object) -> None:
@@ -172,35 +162,3 @@ def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> i
             "pass fewer items"
         )
     return max_input_size
-
-
-def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
-    """Return the 0-based numbers of the blocks that ``forward_intermediates`` was asked for.
-
-    Args:
-        indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
-        depth: number of blocks of the tower.
-
-    Returns:
-        Block numbers in the order asked for.
-
-    Raises:
-        ValueError: a block that does not exist.
-    """
-    if indices is None:
-        return list(range(depth))
-    wanted = plain_values(indices)
-    if not isinstance(wanted, Iterable):
-        if not _is_number(wanted) or not 0 < wanted <= depth:
-            raise ValueError(f"indices={wanted}: the last n blocks, with n from 1 to {depth}")
-        return list(range(depth - wanted, depth))
-    numbers = [plain_values(number) for number in wanted]
-    for number in numbers:
-        if not _is_number(number) or not -depth <= number < depth:
-            rule = f"the tower has blocks 0 to {depth - 1}"
-            raise ValueError(f"block {number!r} does not exist: {rule}")
-    return [number % depth for number in numbers]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -24,7 +24,7 @@ from ..contract import (
     Preprocessor,
     VisionInputs,
 )
-from ..streams.items import EncodesItems
+from ..streams.items import AttentionAsked, EncodesItems
 from .features import MapsFeatures
 
 if TYPE_CHECKING:
@@ -184,6 +184,13 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
         paths = cast("Mapping[str, GraphableEncoder]", self.paths)
         return Encoding(self, paths, paths, self.device, stager=stager)
+
+    def _attention_maps(
+        self, images: Sequence[object], videos: Sequence[object], asked: AttentionAsked
+    ) -> list[list[Tensor]]:
+        from .attention_maps import attention_maps
+
+        return attention_maps(self, self.preprocess(images, videos), asked)
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
         """Raise a ValueError unless inputs are those of this encoder's paths."""

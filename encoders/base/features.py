@@ -6,11 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, overload
 
-import torch
 from torch import Tensor, nn
 
 from ..contract import EncoderOutput, GridLike, PartialOutput, VisionInputs
-from .checks import require_features
 
 Features: TypeAlias = Tensor | Sequence[Tensor] | Sequence[EncoderOutput] | Sequence[PartialOutput]
 """The rows of all items in one tensor, or those of each item in a list."""
@@ -36,16 +34,6 @@ class MapsFeatures(nn.Module, ABC):
     ) -> list[Tensor]:
         """The maps [t, h, w, D] of items in raster order, with ``tiles`` stitched."""
         raise self._tensors_alone("feature_maps")
-
-    def _states_of_blocks(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None,
-        output_fmt: str,
-    ) -> list[Tensor] | list[list[Tensor]]:
-        """The states that ``forward_intermediates`` returns of one path."""
-        raise self._tensors_alone("forward_intermediates")
 
     def _tensors_alone(self, method: str) -> ValueError:
         """The error for tensors given to an encoder of several paths, which belong to one path."""
@@ -96,12 +84,14 @@ class MapsFeatures(nn.Module, ABC):
         Raises:
             ValueError: no tensor, or features that are not of these inputs.
         """
+        from .intermediates import rows_of_all
+
         if isinstance(inputs, VisionInputs):
             if tiles is not None:
                 raise ValueError("tiles was given with the result of preprocess, which has it")
             self._check_inputs(inputs)
-            return self._maps_of_items(_rows_of_all(features), inputs)
-        return self._maps_of_grids(_rows_of_all(features), inputs, tiles)
+            return self._maps_of_items(rows_of_all(features), inputs)
+        return self._maps_of_grids(rows_of_all(features), inputs, tiles)
 
     @overload
     def forward_intermediates(
@@ -164,6 +154,8 @@ class MapsFeatures(nn.Module, ABC):
         Raises:
             ValueError: a block or format that does not exist, and the errors of ``forward``.
         """
+        from .intermediates import states_of_blocks
+
         if output_fmt not in ("NLC", "NCHW"):
             raise ValueError(f'output_fmt={output_fmt!r}: must be "NLC" or "NCHW"')
         if not isinstance(pixel_values, VisionInputs):
@@ -172,28 +164,14 @@ class MapsFeatures(nn.Module, ABC):
                     f"pixel_values is of type {type(pixel_values).__name__}, without grid_thw: "
                     "pass the result of preprocess, or pixel_values with grid_thw"
                 )
-            return self._states_of_blocks(pixel_values, grid_thw, indices, output_fmt)
+            if self.paths["image"] is not self:
+                raise self._tensors_alone("forward_intermediates")
+            return states_of_blocks(self, pixel_values, grid_thw, indices, output_fmt)
         self._check_inputs(pixel_values)
         if grid_thw is not None:  # the place of the indices in a call with whole inputs
             indices = cast("int | Sequence[int]", grid_thw)
         return {
-            name: self.paths[name]._states_of_blocks(*path[:2], indices, output_fmt)
+            name: states_of_blocks(self.paths[name], *path[:2], indices, output_fmt)
             for name, path in pixel_values.paths.items()
             if path.items
         }
-
-
-def _rows_of_all(features: object) -> Tensor:
-    """Return the features of all items as one tensor, from one tensor or a list with one per item.
-
-    Raises:
-        ValueError: neither of these.
-    """
-    if isinstance(features, list | tuple) and not isinstance(features, EncoderOutput):
-        rows = [x[0] if isinstance(x, EncoderOutput | PartialOutput) else x for x in features]
-        tensors = [x for x in rows if isinstance(x, Tensor)]
-        if tensors and len(tensors) == len(rows):
-            return torch.cat(tensors)
-    require_features(features)
-    assert isinstance(features, Tensor)
-    return features

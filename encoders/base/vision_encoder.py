@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -30,7 +30,6 @@ from ..grids import split_rows
 from ..layers.attention import segment_metadata
 from ..layers.products import add_weighted_rows
 from .checks import (
-    block_indices,
     check_pixels,
     check_rows,
     missing_grid,
@@ -53,6 +52,8 @@ class VisionEncoder(Encoder):
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
+    _observer: Callable[..., Iterator[Tensor]] | None = None
+    """Runs the blocks in place of the reference, for attention maps."""
     _last_metadata: tuple[object, Metadata] | None = None
 
     @property
@@ -179,26 +180,6 @@ class VisionEncoder(Encoder):
             output_like(output, *fields) for fields in zip(hidden, pooled, deepstack, strict=True)
         ]
 
-    def _states_of_blocks(
-        self,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        indices: int | Sequence[int] | None,
-        output_fmt: str,
-    ) -> list[Tensor] | list[list[Tensor]]:
-        """The states that ``forward_intermediates`` returns of one path."""
-        wanted = block_indices(indices, self.config.depth)
-        numbers = sorted(set(wanted))
-        states = self._block_outputs(pixel_values, grid_thw, numbers)
-        kept = dict(zip(numbers, states, strict=True))
-        if output_fmt == "NLC":
-            return [kept[number] for number in wanted]
-        maps = {number: self._channels_first(kept[number], grid_thw) for number in numbers}
-        return [maps[number] for number in wanted]
-
-    def _channels_first(self, features: Tensor, grid_thw: GridLike) -> list[Tensor]:
-        return [x.permute(0, 3, 1, 2) for x in self._maps_of_grids(features, grid_thw)]
-
     def _resolve_metadata(
         self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
     ) -> Metadata:
@@ -280,6 +261,8 @@ class VisionEncoder(Encoder):
             blocks: the stack that runs, of an encoder that has several; None: ``self.blocks``.
         """
         blocks = self.blocks if blocks is None else blocks
+        if self._observer is not None:
+            return self._observer(self, hidden, metadata, wanted, blocks)
         if self.accelerator is None or self._records_gradients(hidden):
             return self._reference_blocks(hidden, metadata, wanted, blocks)
         return self.accelerator.run_blocks(self, hidden, metadata, wanted, blocks)

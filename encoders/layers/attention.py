@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -62,7 +63,27 @@ def attention(
     """
     if torch.compiler.is_compiling():
         return _attention_node(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
+    observe_attention(q, k, cu_seqlens, q.shape[-1] ** -0.5)
     return _attend(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
+
+
+class AttentionCall(NamedTuple):
+    """The queries and keys of one call, both [T, H, K], or [S, H, n, K] without offsets."""
+
+    q: Tensor
+    k: Tensor
+    cu_seqlens: Tensor | None
+    scale: float
+
+
+observed_calls: ContextVar[list[AttentionCall] | None] = ContextVar("observed", default=None)
+"""Where calls of attention leave their queries and keys; None where nothing observes them."""
+
+
+def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: float) -> None:
+    """Leave queries and keys for what observes this call of attention, if anything does."""
+    if not torch.compiler.is_compiling() and (calls := observed_calls.get()) is not None:
+        calls.append(AttentionCall(q, k, cu_seqlens, scale))
 
 
 def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:

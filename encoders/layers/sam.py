@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts, RelativePositions
 from ..hf_config import read_blocks, read_ratio, read_size, require_divisible, require_value
+from .attention import observe_attention
 from .blocks import MLP, PatchEmbed, resize_table
 from .products import convolve
 
@@ -184,6 +185,7 @@ class SamAttention(nn.Module):
         q, k, v = rearrange(self.qkv(x), "b h w (s n k) -> s b n h w k", s=3, n=self.num_heads)
         rows_h, rows_w = (relative_rows(table) for table in self.tables(h, w))
         wide_q, wide_k = relative_columns(q, k, rows_h, rows_w)
+        observe_attention(wide_q, wide_k, None, scale=1.0)
         # One width for q, k and v lets flash attention take it; the added columns of v are zero.
         wide_v = F.pad(v.flatten(2, 3), (0, h + w))
         out = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, scale=1.0)

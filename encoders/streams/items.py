@@ -1,4 +1,4 @@
-"""The methods ``encode`` and ``encode_many``, which encoders and their wrappers inherit.
+"""The methods that take images and videos, which encoders and their wrappers inherit.
 
 Shapes: D width of a pooled vector.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 
 from torch import Tensor
 
@@ -165,6 +165,58 @@ class EncodesItems(Generic[Output]):
         options = StreamOptions(batch_tokens, workers, progress, on_error)
         results = stream_items(self.encoding(), items, limits._asdict(), wanted, options)
         return _as_given(results)
+
+    def attention_maps(
+        self,
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
+        *,
+        blocks: int | Sequence[int] | None = (-1,),
+        queries: Sequence[tuple[int, int, int]] | Literal["cls"] | None = None,
+        heads: Literal["mean", "all"] = "mean",
+        path: str = "image",
+    ) -> list[list[Tensor]]:
+        """Return the weight that attention gives to each patch, as maps in raster order.
+
+        Only the encoder itself makes them, neither graphs nor accelerated encoders. The weights are
+        computed by chunks of queries, so memory is bounded.
+
+        Args:
+            images, videos: as ``preprocess`` takes them.
+            blocks: n for the last n blocks, numbers (negatives from the end), None for all.
+            queries: which rows are asked: None for all patches of the map, "cls" for the class
+                token of each tile, or points (frame, row, column) of the map.
+            heads: "mean" over the heads, or "all" of them.
+            path: "image", or another name that ``paths`` or ``feature_maps`` gives, as "tiles".
+
+        Returns:
+            For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w]; tiles
+            are stitched, and an item without the path has an empty list. A value is the mean of the
+            weights over the queries, which is 0 for those that attend elsewhere. Nothing is
+            normalised after the weights of class tokens and thumbnails are left out.
+
+        Raises:
+            ValueError: what ``preprocess`` refuses, a block, point or path that does not exist, no
+                class token, or an accelerated or wrapped encoder.
+        """
+        return self._attention_maps(images, videos, AttentionAsked(blocks, queries, heads, path))
+
+    def _attention_maps(
+        self, images: Sequence[object], videos: Sequence[object], asked: AttentionAsked
+    ) -> list[list[Tensor]]:
+        raise ValueError(
+            f"{type(self).__name__} gives no attention maps: call attention_maps of the encoder "
+            "that it was made from"
+        )
+
+
+class AttentionAsked(NamedTuple):
+    """The arguments of ``attention_maps`` beside the items."""
+
+    blocks: int | Sequence[int] | None
+    queries: Sequence[tuple[int, int, int]] | str | None
+    heads: str
+    path: str
 
 
 def _as_given(results: Generator[ItemResult, None, None]) -> Iterator[Any]:

@@ -1,0 +1,263 @@
+"""Attention maps: the weight that the asked queries give to each patch, in the blocks asked for.
+
+The reference blocks run as in every forward. Attention leaves the queries and keys of each call
+(:func:`encoders.layers.attention.observe_attention`), and the weights are computed from them, a
+chunk of queries at a time. The weights then take the way of features: the family puts the rows
+into input order and the maps into space.
+
+Shapes: R rows of a block in the order that it works in (patches, class tokens), H heads, K head
+size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice, pairwise
+from typing import Any, Protocol
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..contract import Accelerator, BlockTower, GridLike, Metadata, VisionInputs
+from ..grids import plain_values
+from ..layers.attention import AttentionCall, observed_calls
+from ..layers.sam import SamBlock, in_windows
+from ..streams.items import AttentionAsked
+from .intermediates import block_indices
+
+SCORES_AT_ONCE = 1 << 24
+"""Scores of queries and keys that are held at a time: 64 MiB of float32."""
+
+
+class Tower(BlockTower, Protocol):
+    """Everything that is used of an encoder of one path."""
+
+    config: Any
+    accelerator: Accelerator | None
+    _observer: Callable[..., Iterator[Tensor]] | None
+
+    @property
+    def blocks(self) -> nn.ModuleList: ...
+
+    def _block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+    ) -> Iterator[Tensor]: ...
+
+    def _maps_of_grids(
+        self, features: Tensor, grid_thw: GridLike, tiles: Any = None
+    ) -> list[Tensor]: ...
+
+
+class AnyEncoder(Protocol):
+    """Everything that is used of an encoder of one path or several."""
+
+    @property
+    def paths(self) -> Mapping[str, Any]: ...
+
+    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
+
+
+@torch.no_grad()
+def attention_maps(
+    encoder: AnyEncoder, inputs: VisionInputs, asked: AttentionAsked
+) -> list[list[Tensor]]:
+    """Return one list per item with one map per block.
+
+    Args:
+        encoder: of one path or of several.
+        inputs: what its ``preprocess`` returned.
+        asked: blocks, queries, heads and path.
+
+    Returns:
+        Maps [t, h, w] or [H, t, h, w] in float32 or wider; an item without the path has none.
+
+    Raises:
+        ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
+    """
+    if asked.heads not in ("mean", "all"):
+        raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
+    path = asked.path if len(encoder.paths) > 1 else "image"
+    if path not in encoder.paths:
+        raise _no_path(asked.path, encoder.paths)
+    tower: Tower = encoder.paths[path]
+    if tower.accelerator is not None:
+        raise ValueError(
+            "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
+            "call attention_maps of the encoder that accelerated() was called on"
+        )
+    wanted = block_indices(asked.blocks, tower.config.depth)
+    if not inputs.paths[path].items or not wanted:
+        return [[] for _ in inputs.grid_thw]
+    observer, view = AttentionObserver(), copy.copy(tower)
+    view._observer = observer.run_blocks
+    numbers = sorted(set(wanted))
+    states = view._block_outputs(*inputs.paths[path][:2], numbers)
+    rows = _maps_of_path(encoder, inputs, asked.path, next(states))
+    observer.share = _shares(rows, asked.queries, observer.shape)
+    kept = {}
+    for number, weights in zip(numbers, states, strict=True):
+        shown = weights.mean(-1, keepdim=True) if asked.heads == "mean" else weights
+        kept[number] = _maps_of_path(encoder, inputs, asked.path, shown)
+    return [
+        [_heads_first(kept[number][item], asked.heads) for number in wanted if item in rows]
+        for item in range(len(inputs.grid_thw))
+    ]
+
+
+class AttentionObserver:
+    """Runs the blocks of a tower and yields the weights that its queries give, not the states."""
+
+    share: Tensor
+    """How much each row counts as a query; set before the blocks run."""
+    shape: torch.Size
+    """The shape of the rows in the order that blocks work in."""
+
+    def run_blocks(
+        self,
+        tower: Tower,
+        hidden: Tensor,
+        metadata: Metadata,
+        wanted: Sequence[int],
+        blocks: nn.ModuleList,
+    ) -> Iterator[Tensor]:
+        """Yield the numbers of the rows [.., 1] once, then the weights [.., H] of each block.
+
+        Blocks that are not those of ``tower.blocks`` run as they are and yield their states.
+        """
+        if blocks is not tower.blocks:
+            yield from tower._reference_blocks(hidden, metadata, wanted, blocks)
+            return
+        context = tower._block_context(hidden, metadata)
+        self.shape = hidden.shape[:-1]
+        yield torch.arange(self.shape.numel(), device=hidden.device).view(*self.shape, 1)
+        for number, block in enumerate(islice(blocks, max(wanted) + 1)):
+            calls: list[AttentionCall] = []
+            token = observed_calls.set(calls)
+            try:
+                hidden = tower._run_block(block, hidden, context)
+            finally:
+                observed_calls.reset(token)
+            if number not in wanted:
+                continue
+            if len(calls) != 1:
+                raise ValueError(
+                    f"block {number} of type {type(block).__name__} made {len(calls)} calls of "
+                    "attention that can be observed, not 1: maps need the attention of this "
+                    "library, called without torch.compile"
+                )
+            yield _weights_of_block(block, calls[0], self.share)
+
+
+def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> Tensor:
+    """Return the weights [.., H] that queries counted by ``share`` [.., 1] give to each row."""
+
+    def attend(share: Tensor) -> Tensor:
+        return _weights(call, share.flatten()).unflatten(0, share.shape[:-1])
+
+    window = block.window if isinstance(block, SamBlock) else 0
+    return in_windows(attend, share, window) if window else attend(share)
+
+
+def _weights(call: AttentionCall, share: Tensor) -> Tensor:
+    """Return softmax weights [R, H], summed over queries, each times its ``share`` [R]."""
+    q, k = call.q, call.k
+    if call.cu_seqlens is None:  # equal segments [S, H, n, K]
+        offsets = list(range(0, len(q) * q.shape[2] + 1, q.shape[2]))
+        q, k = (rearrange(x, "s h n k -> (s n) h k") for x in (q, k))
+    else:
+        offsets = call.cu_seqlens.tolist()
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    weights = torch.zeros(q.shape[:2], dtype=dtype, device=q.device)
+    for start, end in pairwise(offsets):
+        asking = start + share[start:end].nonzero().flatten()
+        keys = k[start:end].to(dtype).permute(1, 2, 0)
+        for part in asking.split(max(SCORES_AT_ONCE // max(q.shape[1] * (end - start), 1), 1)):
+            scores = (q[part].to(dtype) * call.scale).transpose(0, 1) @ keys
+            given = torch.einsum("h q n, q -> n h", scores.softmax(-1), share[part].to(dtype))
+            weights[start:end] += given
+    return weights
+
+
+def _shares(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tensor:
+    """Return how much each row counts: 1 over the number of queries that its item is asked.
+
+    Args:
+        rows: by item, the number of the row of each patch [t, h, w, 1].
+        queries: as ``attention_maps`` takes them.
+        shape: of the rows in the order that blocks work in.
+
+    Returns:
+        [*shape, 1], float64.
+    """
+    device = next(iter(rows.values())).device
+    share = torch.zeros(shape.numel(), dtype=torch.float64, device=device)
+    for numbers in rows.values():
+        if queries is None:
+            asked = numbers.flatten()
+        elif isinstance(queries, str):
+            asked = _class_rows(numbers, queries, shape)
+        else:
+            asked = _rows_of_points(numbers, queries)
+        share.index_add_(0, asked, torch.full_like(asked, 1 / len(asked), dtype=share.dtype))
+    return share.view(*shape, 1)
+
+
+def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
+    """Return the rows before the patches of each tile that a map shows: its class token."""
+    if queries != "cls":
+        raise ValueError(f'queries={queries!r}: must be None, "cls" or points (frame, row, column)')
+    length = shape[-1] if len(shape) == 2 else numbers.numel()
+    first = (numbers.flatten() // length).unique() * length
+    before = length - numbers.numel() // len(first) if len(shape) == 2 else 0
+    if not before:
+        raise ValueError(
+            "queries='cls': this encoder has no class token; take None for all patches, or points"
+        )
+    return (first[:, None] + torch.arange(before, device=first.device)).flatten()
+
+
+def _rows_of_points(numbers: Tensor, queries: Any) -> Tensor:
+    """Return the rows of points (frame, row, column) of a map [t, h, w, 1] of row numbers."""
+    points = None
+    with suppress(TypeError):
+        points = [tuple(plain_values(point)) for point in plain_values(queries)]
+    if not points or any(len(p) != 3 or any(type(n) is not int for n in p) for p in points):
+        raise ValueError(
+            f'queries={queries!r}: must be None, "cls" or a list of points (frame, row, column)'
+        )
+    shape = numbers.shape[:3]
+    for point in points:
+        if any(not 0 <= place < size for place, size in zip(point, shape, strict=True)):
+            raise ValueError(
+                f"point {point} lies outside of a map of {shape[0]} frames of {shape[1]}x"
+                f"{shape[2]} patches, as (frame, row, column) from 0"
+            )
+    return torch.stack([numbers[point][0] for point in points])
+
+
+def _maps_of_path(
+    encoder: AnyEncoder, inputs: VisionInputs, path: str, rows: Tensor
+) -> dict[int, Tensor]:
+    """Return the maps [t, h, w, C] of rows [.., C] by item, of the items that have the path."""
+    if len(encoder.paths) == 1:
+        named = encoder._maps_of_items(rows, inputs)
+        if path not in named[0]:
+            raise _no_path(path, named[0])
+        return {item: maps[path] for item, maps in enumerate(named)}
+    _, grid_thw, items = inputs.paths[path]
+    tilings = inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)
+    tiles = [(*tilings[item][:2], False) for item in items] if path == "tiles" else None
+    maps = encoder.paths[path]._maps_of_grids(rows, grid_thw, tiles)
+    return dict(zip(items, maps, strict=True))
+
+
+def _no_path(path: str, names: object) -> ValueError:
+    found = ", ".join(map(repr, list(names)))  # type: ignore[call-overload]
+    return ValueError(f"path={path!r}: this encoder has attention maps of {found}")
+
+
+def _heads_first(maps: Tensor, heads: str) -> Tensor:
+    return maps.movedim(-1, 0) if heads == "all" else maps.squeeze(-1)

@@ -1,0 +1,98 @@
+"""The features that callers pass, the blocks that they ask for, and the states of these blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..contract import EncoderOutput, GridLike, PartialOutput
+from ..grids import plain_values
+
+
+def states_of_blocks(
+    tower: Any,
+    pixel_values: Tensor,
+    grid_thw: GridLike,
+    indices: int | Sequence[int] | None,
+    output_fmt: str,
+) -> list[Tensor] | list[list[Tensor]]:
+    """Return the states of blocks of one path, as ``forward_intermediates`` describes them.
+
+    Args:
+        tower: an encoder of one path.
+        pixel_values: the rows of all items.
+        grid_thw: [items, 3].
+        indices: n for the last n blocks, block numbers, None for all.
+        output_fmt: "NLC" or "NCHW".
+    """
+    wanted = block_indices(indices, tower.config.depth)
+    numbers = sorted(set(wanted))
+    states = tower._block_outputs(pixel_values, grid_thw, numbers)
+    kept = dict(zip(numbers, states, strict=True))
+    if output_fmt == "NLC":
+        return [kept[number] for number in wanted]
+    maps = {
+        number: [x.permute(0, 3, 1, 2) for x in tower._maps_of_grids(state, grid_thw)]
+        for number, state in kept.items()
+    }
+    return [maps[number] for number in wanted]
+
+
+def rows_of_all(features: object) -> Tensor:
+    """Return the features of all items as one tensor, from one tensor or a list with one per item.
+
+    Raises:
+        ValueError: neither of these.
+    """
+    if isinstance(features, list | tuple) and not isinstance(features, EncoderOutput):
+        rows = [x[0] if isinstance(x, EncoderOutput | PartialOutput) else x for x in features]
+        tensors = [x for x in rows if isinstance(x, Tensor)]
+        if tensors and len(tensors) == len(rows):
+            return torch.cat(tensors)
+    _require_features(features)
+    assert isinstance(features, Tensor)
+    return features
+
+
+def _require_features(features: object) -> None:
+    """Raise a ValueError unless ``features``, the argument of ``feature_maps``, is a tensor."""
+    if not isinstance(features, Tensor):
+        raise ValueError(
+            f"features is of type {type(features).__name__}: feature_maps takes one tensor; pass "
+            "output.last_hidden_state, output.pooler_output or one of output.deepstack_features"
+        )
+
+
+def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
+    """Return the 0-based numbers of the blocks that ``forward_intermediates`` was asked for.
+
+    Args:
+        indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
+        depth: number of blocks of the tower.
+
+    Returns:
+        Block numbers in the order asked for.
+
+    Raises:
+        ValueError: a block that does not exist.
+    """
+    if indices is None:
+        return list(range(depth))
+    wanted = plain_values(indices)
+    if not isinstance(wanted, Iterable):
+        if not _is_number(wanted) or not 0 < wanted <= depth:
+            raise ValueError(f"indices={wanted}: the last n blocks, with n from 1 to {depth}")
+        return list(range(depth - wanted, depth))
+    numbers = [plain_values(number) for number in wanted]
+    for number in numbers:
+        if not _is_number(number) or not -depth <= number < depth:
+            rule = f"the tower has blocks 0 to {depth - 1}"
+            raise ValueError(f"block {number!r} does not exist: {rule}")
+    return [number % depth for number in numbers]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
