@@ -5,8 +5,8 @@ Shapes: D tower width, B views of h*w patches, K width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -70,3 +70,19 @@ class NamesItsParts(Protocol):
     """A block that lists its layers by role."""
 
     def parts(self) -> BlockParts | None: ...
+
+
+class BlockTower(Protocol):
+    """Everything that an accelerator uses of the encoder whose blocks it runs."""
+
+    def _block_context(self, hidden: Tensor, metadata: dict[str, Tensor]) -> Any: ...
+
+    def _run_block(self, block: nn.Module, *args: Any) -> Tensor: ...
+
+    def _reference_blocks(
+        self,
+        hidden: Tensor,
+        metadata: dict[str, Tensor],
+        wanted: Sequence[int],
+        blocks: nn.ModuleList,
+    ) -> Iterator[Tensor]: ...

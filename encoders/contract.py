@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .block_parts import BlockTower
 
 Grid: TypeAlias = tuple[int, int, int]
 """``(t, h, w)`` of one item."""
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
 """[items, 3], or one item's three numbers."""
 Metadata: TypeAlias = dict[str, Tensor]
-Target: TypeAlias = torch.device | str | torch.dtype | None
+DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 """Where ``to`` moves tensors, or what it casts them to."""
 
 
@@ -42,7 +45,7 @@ class EncoderOutput(NamedTuple):
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
         return EncoderOutput(*_changed(self, Tensor.clone))
 
-    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> EncoderOutput:
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> EncoderOutput:
         """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
         return EncoderOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
 
@@ -64,11 +67,13 @@ class PartialOutput(NamedTuple):
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
         return PartialOutput(*_changed(self, Tensor.clone))
 
-    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> PartialOutput:
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PartialOutput:
         """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
         return PartialOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
 
 
+FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutput]
+"""The rows of all items in one tensor, or those of each item in a list."""
 Output = TypeVar("Output", EncoderOutput, PartialOutput)
 """The output of an encoder, or that of a wrapper which may leave fields out."""
 
@@ -103,7 +108,7 @@ def _changed(output: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Ite
             yield None if value is None else change(value)
 
 
-def _move(tensor: Tensor, device: Target, dtype: torch.dtype | None) -> Tensor:
+def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> Tensor:
     """Move and cast a tensor; the second argument may be a dtype alone, as for ``Tensor.to``."""
     if isinstance(device, torch.dtype):
         device, dtype = None, device
@@ -119,7 +124,7 @@ class PathInputs(NamedTuple):
     items: tuple[int, ...]
     """The number of the item that each entry belongs to, ascending."""
 
-    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> PathInputs:
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PathInputs:
         """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
         return self._replace(pixel_values=_move(self.pixel_values, device, dtype))
 
@@ -148,7 +153,7 @@ class VisionInputs(NamedTuple):
         every = tuple(range(len(self.grid_thw)))
         return {"image": PathInputs(self.pixel_values, self.grid_thw, every), **self.other_paths}
 
-    def to(self, device: Target = None, dtype: torch.dtype | None = None) -> VisionInputs:
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> VisionInputs:
         """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
@@ -333,18 +338,6 @@ class MultiPathEncoder(Protocol):
             inputs: what ``preprocess`` returned.
         """
         ...
-
-
-class BlockTower(Protocol):
-    """Everything that an accelerator uses of the encoder whose blocks it runs."""
-
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any: ...
-
-    def _run_block(self, block: nn.Module, *args: Any) -> Tensor: ...
-
-    def _reference_blocks(
-        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int], blocks: nn.ModuleList
-    ) -> Iterator[Tensor]: ...
 
 
 class Accelerator(Protocol):

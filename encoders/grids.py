@@ -95,20 +95,20 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 
-def stitch_tiles(maps: Tensor, layout: tuple[int, int, bool]) -> Tensor:
+def stitch_tiles(maps: Tensor, tiling: tuple[int, int, bool]) -> Tensor:
     """Join the tiles of an image to one map.
 
     Args:
         maps: [t, h, w, D], one map per tile, the thumbnail last.
-        layout: (columns, rows, thumbnail) of the image; (1, 1, False) for a video.
+        tiling: (columns, rows, thumbnail) of the image; (1, 1, False) for a video.
 
     Returns:
         [1, rows*h, columns*w, D] without the thumbnail; for a video ``maps`` itself.
 
     Raises:
-        ValueError: another number of tiles than the layout makes.
+        ValueError: another number of tiles than the tiling makes.
     """
-    columns, rows, thumbnail = layout
+    columns, rows, thumbnail = tiling
     if (columns, rows, thumbnail) == (1, 1, False):
         return maps
     if maps.shape[0] != columns * rows + thumbnail:

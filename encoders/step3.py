@@ -109,9 +109,9 @@ class Step3Encoder(TilesThenImage):
         super().__init__(Step3Tower(config), preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.windows import WindowPreprocessor
+        from .inputs.crops import CropPreprocessor
 
-        return WindowPreprocessor(
+        return CropPreprocessor(
             self.config.patch_size,
             image_size=self.config.image_size,
             tile_size=self.config.tile_size,

@@ -125,9 +125,9 @@ class Step3VLEncoder(TilesThenImage):
         super().__init__(Step3VLTower(config), preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.windows import WindowPreprocessor
+        from .inputs.crops import CropPreprocessor
 
-        return WindowPreprocessor(
+        return CropPreprocessor(
             self.config.patch_size,
             image_size=self.config.image_size,
             tile_size=self.config.tile_size,

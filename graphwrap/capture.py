@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from .budget_graph import BudgetGraph
 from .budgets import Budget, BudgetSet
 from .buffers import Arena, Memory, MetadataFormat
-from .forms import Target, capacity_metadata, captured_forward
+from .forms import EncoderForm, capacity_metadata, captured_forward
 from .guards import WeightGuard, plain_tensors
 from .measuring import fingerprint, measure
 from .packing import Packer
@@ -34,7 +34,7 @@ MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML
 
 def capture_encoder(
     encoder: nn.Module,
-    targets: Mapping[str, Target],
+    forms: Mapping[str, EncoderForm],
     wanted: Mapping[str, BudgetSet],
     tables: Mapping[str, Table],
     counts: GraphStats,
@@ -47,26 +47,26 @@ def capture_encoder(
 
     If ``bounded``, inferred budgets are lowered to fit memory; every path gets an equal share.
     """
-    began, several = time.perf_counter(), len(targets) > 1
-    target = next(iter(targets.values()))
-    pads, roots = target.backend != "eager", {"": encoder}
+    began, several = time.perf_counter(), len(forms) > 1
+    form = next(iter(forms.values()))
+    pads, roots = form.backend != "eager", {"": encoder}
     if several:
-        roots |= {f"path {name}": cast(nn.Module, one.encoder) for name, one in targets.items()}
+        roots |= {f"path {name}": cast(nn.Module, one.encoder) for name, one in forms.items()}
     attributes = plain_tensors(roots) if pads else []
-    for name, one in targets.items() if tables and pads else ():
+    for name, one in forms.items() if tables and pads else ():
         if one.has_graphs or one.accelerator is not None:
             tables[name].apply(fingerprint(encoder, one), one.accelerator)
-    memory, share = Memory(target.device, target.has_graphs), MEMORY_SHARE * len(targets) * bounded
+    memory, share = Memory(form.device, form.has_graphs), MEMORY_SHARE * len(forms) * bounded
     capturers = {
         name: Capturer(one, wanted[name], memory, tables.get(name), share, name * several)
-        for name, one in targets.items()
+        for name, one in forms.items()
     }
-    what = "compile and capture" if target.settings.compile else "capture"
+    what = "compile and capture" if form.settings.compile else "capture"
     with tqdm(total=0, desc=what, unit="budget", disable=not (progress and pads)) as bar:
         made = {name: capturer.capture(bar) for name, capturer in capturers.items()}
-    guard, paths = WeightGuard(roots, attributes, hooks=target.has_graphs), {}
+    guard, paths = WeightGuard(roots, attributes, hooks=form.has_graphs), {}
     for name, graphs in made.items():
-        paths[name] = Executor(targets[name], graphs, guard, counts, clone)
+        paths[name] = Executor(forms[name], graphs, guard, counts, clone)
         counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
         counts.dropped += graphs.dropped
     memory.mark_use()
@@ -78,7 +78,7 @@ def capture_encoder(
 class Capturer:
     """Captures the budgets of one path."""
 
-    target: Target
+    form: EncoderForm
     wanted: BudgetSet
     memory: Memory
     table: Table | None = None
@@ -88,11 +88,11 @@ class Capturer:
     """The name of the path, if there are several."""
 
     def __post_init__(self) -> None:
-        self._forward = captured_forward(self.target, len(self.wanted.budgets))
+        self._forward = captured_forward(self.form, len(self.wanted.budgets))
         self._failed: dict[Budget, Exception] = {}
-        if self.target.has_graphs and self.table is not None:
+        if self.form.has_graphs and self.table is not None:
             self.wanted = self.table.restrict(self.wanted)
-        if self.target.has_graphs and self.share and self.wanted.inferred:
+        if self.form.has_graphs and self.share and self.wanted.inferred:
             self.wanted = self._fit_memory(self.wanted, self.share)
 
     def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
@@ -109,7 +109,7 @@ class Capturer:
         self._report(graphs)
         prices = Prices.unmeasured(graphs.by_budget)
         if self.memory.stream is not None and graphs.by_budget:
-            torch.cuda.current_stream(self.target.device).wait_stream(self.memory.stream)
+            torch.cuda.current_stream(self.form.device).wait_stream(self.memory.stream)
             prices = self._price(graphs.by_budget)
             torch.cuda.empty_cache()  # memory of warm-ups and timings
         for budget, stats in graphs.stats.items():
@@ -125,7 +125,7 @@ class Capturer:
         """
         most = max((budget.tokens for budget in prices.replay_ms), default=0)
         if most in (0, self.wanted.budgets[-1].tokens):
-            most = max(most, index(self.target.encoder.budget_range[1]))
+            most = max(most, index(self.form.encoder.budget_range[1]))
         return Packer(prices, self.wanted.max_batch_size, 2 * most)
 
     def _price(self, graphs: dict[Budget, BudgetGraph]) -> Prices:
@@ -134,7 +134,7 @@ class Capturer:
             times = {budget: self.table.prices.replay_ms[budget] for budget in graphs}
             return replace(self.table.prices, replay_ms=times)
         try:
-            return measure(self.target.encoder, graphs, self.target.device)
+            return measure(self.form.encoder, graphs, self.form.device)
         except RuntimeError as error:
             _raise_bugs(error)
         warnings.warn(
@@ -147,9 +147,9 @@ class Capturer:
     def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
         """Allocate the arena; budgets for which host or device lack memory are dropped."""
         formats = {}
-        for budget in self.wanted.budgets if self.target.backend != "eager" else ():
+        for budget in self.wanted.budgets if self.form.backend != "eager" else ():
             try:
-                empty = capacity_metadata(self.target.encoder, budget, [])
+                empty = capacity_metadata(self.form.encoder, budget, [])
                 formats[budget] = MetadataFormat(empty, budget.rows)
             except (RuntimeError, MemoryError) as error:
                 self._drop(budget, error)
@@ -164,14 +164,14 @@ class Capturer:
     def _arena(self, formats: dict[Budget, MetadataFormat]) -> Arena:
         rows = max((budget.rows for budget in formats), default=0)
         block = max((format.nbytes for format in formats.values()), default=0)
-        target = self.target
-        return Arena((rows, *target.encoder.row_shape), target.dtype, target.device, block)
+        form = self.form
+        return Arena((rows, *form.encoder.row_shape), form.dtype, form.device, block)
 
     def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:
-        began, memory, accelerator = time.perf_counter(), self.memory, self.target.accelerator
-        graph = BudgetGraph(budget, format, self._forward, graphs.arena, self.target.outputs)
+        began, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
+        graph = BudgetGraph(budget, format, self._forward, graphs.arena, self.form.outputs)
         try:
-            empty = format.to_bytes(capacity_metadata(self.target.encoder, budget, []), rows=0)
+            empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
             if memory.stream is not None:  # the last warm-up may still be reading its metadata
                 torch.cuda.current_stream(memory.device).wait_stream(memory.stream)
             graph.block.copy_(empty)
@@ -194,8 +194,8 @@ class Capturer:
         """Note a budget that failed, and free the tensors that its traceback refers to."""
         traceback.clear_frames(error.__traceback__)
         self._failed[budget] = error.with_traceback(None) if is_memory_error(error) else error
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
+        if self.form.device.type == "cuda":
+            torch.cuda.synchronize(self.form.device)
             torch.cuda.empty_cache()
 
     def _report(self, graphs: PathGraphs) -> None:
@@ -218,7 +218,7 @@ class Capturer:
 
         Memory that torch holds without using it counts as free.
         """
-        device = self.target.device
+        device = self.form.device
         free, total = torch.cuda.mem_get_info(device)
         held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
@@ -251,11 +251,11 @@ class Capturer:
         return math.inf
 
     def _probe(self, budget: Budget) -> float:
-        device, empty = self.target.device, capacity_metadata(self.target.encoder, budget, [])
+        device, empty = self.form.device, capacity_metadata(self.form.encoder, budget, [])
         format = MetadataFormat(empty, budget.rows)
         arena = self._arena({budget: format})
-        graph = BudgetGraph(budget, format, self._forward, arena, self.target.outputs)
-        if self.target.accelerator is not None:  # its first run derives weights and times kernels
+        graph = BudgetGraph(budget, format, self._forward, arena, self.form.outputs)
+        if self.form.accelerator is not None:  # its first run derives weights and times kernels
             graph.body()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, cast, overload
+from typing import NamedTuple, Protocol, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,18 @@ from encoders.contract import (
     Accelerable,
     Accelerator,
     EncoderOutput,
+    FeatureRows,
     GraphableEncoder,
     Grid,
     GridLike,
     Metadata,
     MultiPathEncoder,
     Output,
-    PartialOutput,
     VisionInputs,
 )
 
 from .budgets import Budget
 from .guards import MEMBERS, require_members
-
-Features: TypeAlias = Tensor | Sequence[Tensor] | Sequence[EncoderOutput] | Sequence[PartialOutput]
-"""The rows of all items in one tensor, or those of each item in a list."""
 
 
 class FormSettings(NamedTuple):
@@ -43,7 +40,7 @@ class FormSettings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Target:
+class EncoderForm:
     """The form of an encoder that is captured, where it runs, and which outputs are kept."""
 
     encoder: GraphableEncoder
@@ -72,7 +69,7 @@ class FeatureMaps(Protocol):
     """The call of an encoder's ``feature_maps``."""
 
     @overload
-    def __call__(self, features: Features, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
+    def __call__(self, features: FeatureRows, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
 
     @overload
     def __call__(
@@ -171,15 +168,15 @@ def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
     return None
 
 
-def captured_forward(target: Target, budgets: int) -> Callable[..., EncoderOutput]:
+def captured_forward(form: EncoderForm, budgets: int) -> Callable[..., EncoderOutput]:
     """Return the forward that graphs are captured from, compiled if the settings say so."""
-    if not target.settings.compile:
-        return target.encoder
+    if not form.settings.compile:
+        return form.encoder
     many = 2 * budgets  # by default torch compiles a function at most eight times
     limits = torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
     return cast(
         Callable[..., EncoderOutput],
-        limits(torch.compile(cast(nn.Module, target.encoder), dynamic=False)),
+        limits(torch.compile(cast(nn.Module, form.encoder), dynamic=False)),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders.contract import GridLike, PartialOutput, VisionInputs
-from encoders.streams.calls import Encoding
+from encoders.streams.calls import ItemEncoder
 from encoders.streams.items import EncodesItems
 
 from . import forms, guards
@@ -115,10 +115,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
-        self._form = forms.FormSettings(kernels, precision, compile)
+        self._settings = forms.FormSettings(kernels, precision, compile)
         self._lock = threading.RLock()
         self._tables: dict[str, Table] = {}
-        self._targets: dict[str, forms.Target] = {}
+        self._forms: dict[str, forms.EncoderForm] = {}
         self._captured: Captured | None = None
         self._locate()
         self._counts = GraphStats(self.backend)
@@ -135,15 +135,15 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     def _locate(self) -> None:
         """Find the device and dtype of the weights, and make the forms of the encoder for them."""
-        place = guards.find_weights(self.encoder)
-        if not self._targets or (self.device, self.dtype) != place:
-            self._targets = {}
-            self.device, self.dtype = place
+        where = guards.find_weights(self.encoder)
+        if not self._forms or (self.device, self.dtype) != where:
+            self._forms = {}
+            self.device, self.dtype = where
             self.backend = guards.resolve_backend(self._backend, self.device)
             for name, path in self._whole.paths.items():
-                form = forms.choose_form(path, self._form)
-                self._targets[name] = forms.Target(
-                    *form, *place, self.outputs, self.backend, self._form
+                chosen = forms.choose_form(path, self._settings)
+                self._forms[name] = forms.EncoderForm(
+                    *chosen, *where, self.outputs, self.backend, self._settings
                 )
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
@@ -179,7 +179,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         if captured is not None:
             if self.backend != "eager" or captured.guard.holds():
                 return captured
-            self._targets = {}
+            self._forms = {}
         try:
             self._locate()
             if captured is None or self.backend != "eager":
@@ -187,7 +187,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             with CAPTURES, guards.settled(self.device):
                 self._captured = capture_encoder(
                     self.encoder,
-                    self._targets,
+                    self._forms,
                     self._wanted,
                     self._tables,
                     self._counts,
@@ -208,7 +208,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             if on_cuda:
                 torch.cuda.synchronize(self.device)  # first, because replays may still be writing
             self._captured = None
-            self._targets = {}  # derived weights go with the accelerated form
+            self._forms = {}  # derived weights go with the accelerated form
             self._counts = GraphStats(self.backend)
             if on_cuda:
                 torch.cuda.empty_cache()
@@ -222,9 +222,9 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         with self._lock:
             tables = {}
             for name, one in self._captured.paths.items() if self._captured else ():
-                accelerator = one.target.accelerator
+                accelerator = one.form.accelerator
                 kernels = None if accelerator is None else dict(accelerator.choices())
-                made_on = fingerprint(self.encoder, one.target)
+                made_on = fingerprint(self.encoder, one.form)
                 tables[name] = Table(os.fspath(path), made_on, one.graphs.packer.prices, kernels)
             if not tables or not all(table.prices.measured for table in tables.values()):
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
@@ -332,15 +332,15 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             with guards.settled(self.device):
                 return captured.encode(inputs, out, refuses=self.on_overflow == "raise")
 
-    def encoding(self) -> Encoding[PartialOutput]:
+    def item_encoder(self) -> ItemEncoder[PartialOutput]:
         """Describe this encoder, as ``encode`` and ``encode_many`` need it to call it."""
         fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
         guards.require_members(self.encoder, ("preprocess",), fix)
-        inner = self.encoder.encoding() if isinstance(self.encoder, EncodesItems) else None
+        inner = self.encoder.item_encoder() if isinstance(self.encoder, EncodesItems) else None
         stager = inner.stager if inner else None
         paths = self._whole.paths
         calls = {name: partial(self._call_path, name) for name in paths}
-        return Encoding(self, paths, calls, self.device, self.outputs, stager, self.clone)
+        return ItemEncoder(self, paths, calls, self.device, self.outputs, stager, self.clone)
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
         return self._encode({name: (pixel_values, grid_thw)})[name]

@@ -17,7 +17,7 @@ from encoders.contract import GraphableEncoder, Grid
 
 from .budget_graph import BudgetGraph
 from .budgets import LONG_SEGMENTS, Batch, Budget, read_specs
-from .forms import Target, capacity_metadata
+from .forms import EncoderForm, capacity_metadata
 from .prices import Prices
 
 SHARES = (8, 4, 2, 1)
@@ -122,18 +122,18 @@ def _milliseconds(call: Callable[[], object], device: torch.device, skipped: int
     return min(times[skipped:])
 
 
-def fingerprint(encoder: nn.Module, target: Target) -> dict[str, str]:
+def fingerprint(encoder: nn.Module, form: EncoderForm) -> dict[str, str]:
     """Return the properties of an encoder, its device and its settings that times depend on."""
     weights = [*encoder.named_parameters(), *encoder.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(weight.shape)}" for name, weight in weights)
-    device = target.device
+    device = form.device
     return {
         "encoder": type(encoder).__name__,
         "weights": hashlib.sha256(shapes.encode()).hexdigest()[:16],
-        "rows": "x".join(map(str, target.encoder.row_shape)),
-        "dtype": str(target.dtype),
+        "rows": "x".join(map(str, form.encoder.row_shape)),
+        "dtype": str(form.dtype),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
-        "outputs": " ".join(sorted(target.outputs)),
-        **{name: str(value) for name, value in target.settings._asdict().items()},
+        "outputs": " ".join(sorted(form.outputs)),
+        **{name: str(value) for name, value in form.settings._asdict().items()},
     }

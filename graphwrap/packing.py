@@ -1,9 +1,9 @@
-"""Packing the items of a call into runs that fit the budgets, at nearly the least cost.
+"""Packing the items of a call into groups that fit the budgets, at nearly the least cost.
 
-One run of everything is taken unless several save a tenth. Otherwise items are placed by first fit
-decreasing: the largest first, each in the first run that has room. That is done for the capacities
-that seem cheapest, and the cheapest result is taken. A run takes the cheapest budget that holds it,
-or is eager where that costs less. Items that no budget holds run eagerly together.
+One group of everything is taken unless several save a tenth. Otherwise items are placed by first
+fit decreasing: the largest first, each in the first group that has room. That is done for the
+capacities that seem cheapest, and the cheapest result is taken. A group takes the cheapest budget
+that holds it, or is eager where that costs less. Items that no budget holds run eagerly together.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .prices import Prices
 CHEAPER = "cheaper"
 PLACEMENTS = 60
 """Items placed in all attempts together: with more items, fewer capacities are tried."""
-OPEN_RUNS = 4
+OPEN_GROUPS = 4
 """Runs that an item may still be added to; the oldest is closed when another one opens."""
 WORTH_A_SPLIT = 1.1
-"""Several runs are taken only where one costs 10 % more than their prices sum to: attention is
-slower in small runs than in a large one, which prices do not say. On an H200 that was 2 to 10 % of
-a call (``benchmarks/NOTES.md``)."""
+"""Several groups are taken only where one costs 10 % more than their prices sum to: attention is
+slower in small groups than in a large one, which prices do not say. On an H200 that was 2 to 10 %
+of a call (``benchmarks/NOTES.md``)."""
 Key: TypeAlias = tuple[Grid, ...]
 
 
@@ -88,7 +88,7 @@ class Packer:
         """Return groups that cover every item once, in the order of their first items."""
         if not specs:
             return []
-        best = [self._run(range(len(specs)), specs)]
+        best = [self._group(range(len(specs)), specs)]
         rows = sum([spec.input_size for spec in specs])
         if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._row_ms * rows:
             return best
@@ -99,13 +99,13 @@ class Packer:
             why = [known[spec] for spec in specs]
         order = sorted(range(len(specs)), key=lambda item: -specs[item].output_tokens)
         fitting = [item for item in order if why[item] == CHEAPER]
-        over = self._eager_runs([item for item in order if why[item] != CHEAPER], specs)
-        best = min(best, self._eager_runs(order, specs) if fitting else over, key=_cost)
+        over = self._eager_groups([item for item in order if why[item] != CHEAPER], specs)
+        best = min(best, self._eager_groups(order, specs) if fitting else over, key=_cost)
         replays = self._replays(fitting, specs, _cost(best) - _cost(over))
 
-        def explained(run: Group) -> Group:
-            reasons = tuple([why[item] for item in run.items])
-            return run if run.budget else run._replace(reasons=reasons)
+        def explained(group: Group) -> Group:
+            reasons = tuple([why[item] for item in group.items])
+            return group if group.budget else group._replace(reasons=reasons)
 
         return sorted(map(explained, replays + over if replays else best))
 
@@ -117,8 +117,8 @@ class Packer:
         reasons = [one.exceeded_by(batch) for one in reversed(self.budgets)] or ["every budget"]
         return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
-    def _run(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
-        """Return items as one run, of infinite cost if nothing holds it."""
+    def _group(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
+        """Return items as one group, of infinite cost if nothing holds it."""
         batch = Batch.of([specs[item] for item in items])
         budget, cost = None, math.inf
         if batch.tokens <= self.eager_tokens or batch.items == 1:
@@ -131,20 +131,20 @@ class Packer:
                     break
         return Group(tuple(sorted(items)), budget, cost)
 
-    def _eager_runs(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Return eager runs of items in the order given, each as long as it may be.
+    def _eager_groups(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
+        """Return eager groups of items in the order given, each as long as it may be.
 
         The last one, which need not be long, is replayed where that costs less.
         """
         tokens = [0, *accumulate([specs[item].output_tokens for item in order])]
         rows = [0, *accumulate([specs[item].input_size for item in order])]
-        runs, start = list[Group](), 0
+        groups, start = list[Group](), 0
         while start < len(order):
             end = max(bisect_right(tokens, tokens[start] + self.eager_tokens) - 1, start + 1)
             cost = self.prices.eager(rows[end] - rows[start])
-            runs.append(Group(tuple(sorted(order[start:end])), None, cost))
+            groups.append(Group(tuple(sorted(order[start:end])), None, cost))
             start = end
-        return runs[:-1] + [self._run(run.items, specs) for run in runs[-1:]]
+        return groups[:-1] + [self._group(group.items, specs) for group in groups[-1:]]
 
     def _replays(
         self, order: list[int], specs: Sequence[EncoderItemSpec], most: float
@@ -152,7 +152,7 @@ class Packer:
         """Return the cheapest of a few packings of items that fit, the largest first.
 
         The list is empty unless a packing costs a tenth less than ``most``: that is what the items
-        cost as one run, or what they add to the eager run of items that no budget holds.
+        cost as one group, or what they add to the eager group of items that no budget holds.
         """
         batch = Batch.of([specs[item] for item in order])
         best, least = list[Group](), most / WORTH_A_SPLIT
@@ -160,10 +160,10 @@ class Packer:
             return best
         for capacity in self._cheapest(batch, specs[order[0]]):
             placed, outside = self._first_fit(order, specs, capacity)
-            runs = [self._run(items, specs) for items in placed]
-            runs += self._replays(outside, specs, math.inf)
-            if _cost(runs) < least:
-                best, least = runs, _cost(runs)
+            groups = [self._group(items, specs) for items in placed]
+            groups += self._replays(outside, specs, math.inf)
+            if _cost(groups) < least:
+                best, least = groups, _cost(groups)
         return best
 
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
@@ -182,32 +182,32 @@ class Packer:
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
     ) -> tuple[list[list[int]], list[int]]:
-        """Return items put into the first run with room, run by run, and items over the capacity.
+        """Return items put into the first group with room, and items over the capacity.
 
         The rule of :meth:`Budget.fits` is applied here to what is left of each capacity. Summing
-        each run and asking the budget takes 30 ms longer for 10,000 items.
+        each group and asking the budget takes 30 ms longer for 10,000 items.
         """
         unused = self.max_batch_size, *capacity
-        runs: list[tuple[list[int], list[int]]] = [([], [*unused])]  # items, what is left
+        groups: list[tuple[list[int], list[int]]] = [([], [*unused])]  # items, what is left
         outside = list[int]()
         for item in order:
             rows, tokens, segments, longest, windows = specs[item]
-            for items, left in runs[-OPEN_RUNS:]:
+            for items, left in groups[-OPEN_GROUPS:]:
                 n, t, r, s, m, w = left
                 room = n and tokens <= t and rows <= r and segments <= s
                 if room and longest <= m and windows <= w:
                     if not items:
-                        runs.append(([], [*unused]))  # the last one is always empty
+                        groups.append(([], [*unused]))  # the last one is always empty
                     items.append(item)
                     left[:] = n - 1, t - tokens, r - rows, s - segments, m, w - windows
                     break
             else:
                 outside.append(item)
-        return [items for items, _ in runs[:-1]], outside
+        return [items for items, _ in groups[:-1]], outside
 
 
-def _cost(runs: Sequence[Group]) -> float:
-    return sum([run.cost for run in runs])
+def _cost(groups: Sequence[Group]) -> float:
+    return sum([group.cost for group in groups])
 
 
 def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:

@@ -16,7 +16,7 @@ from encoders.grids import read_grid
 from .budget_graph import BudgetGraph
 from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, Memory
-from .forms import Target, capacity_metadata
+from .forms import EncoderForm, capacity_metadata
 from .guards import WeightGuard
 from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
@@ -76,7 +76,7 @@ class PathGraphs:
 class Executor:
     """Runs the calls of one path of an encoder, by its graphs or eagerly."""
 
-    target: Target
+    form: EncoderForm
     graphs: PathGraphs
     """No budgets on the eager backend."""
     guard: WeightGuard
@@ -91,7 +91,7 @@ class Executor:
     """The key of the step whose metadata is in the static buffers."""
 
     def __post_init__(self) -> None:
-        self.pads = self.target.backend != "eager"
+        self.pads = self.form.backend != "eager"
         """Whether inputs are padded to budgets; on the eager backend nothing is."""
         self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
         self._like: dict[str, Tensor] = {}
@@ -105,7 +105,7 @@ class Executor:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
         key = tuple(read_grid(grid_thw))
         schedule = self.schedules.get(key)
-        specs = [] if schedule else self.target.encoder.item_specs(list(key))
+        specs = [] if schedule else self.form.encoder.item_specs(list(key))
         made = schedule.rows if schedule else sum([spec.input_size for spec in specs])
         if rows is not None and rows != made:  # before packing, which relies on it
             raise ValueError(
@@ -150,7 +150,7 @@ class Executor:
         for graph in self.graphs.by_budget.values():
             self._like = graph.outputs
         if not self._like:  # an empty run has fields of the same shapes and dtypes
-            self._like = output_fields(self.target.encoder(pixels[:0], []), self.target.outputs)
+            self._like = output_fields(self.form.encoder(pixels[:0], []), self.form.outputs)
         if len(schedule.steps) > 1:  # a step must not overwrite the input of the next one
             lent = [*lent, pixels]
         return read_out(out, self._like, schedule.rows, schedule.tokens, lent)
@@ -172,7 +172,7 @@ class Executor:
         else:  # checked while the device works, before results are copied out
             graph.replay()
             self.guard.check()
-            accelerator = self.target.accelerator
+            accelerator = self.form.accelerator
             if (
                 accelerator is not None and accelerator.refresh()
             ):  # weights were written: replay with them
@@ -186,18 +186,18 @@ class Executor:
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
         """Return the results of an eager run, in memory of their own if ``own``."""
-        target, rows = self.target, pixels
+        form, rows = self.form, pixels
         if self.pads:  # the eager backend follows changed weights
             self.guard.check()
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             gather(pixels, step.rows, rows)
         if self.pads:  # as a copy into static buffers casts them
-            rows = rows.to(target.device, target.dtype, non_blocking=True)
+            rows = rows.to(form.device, form.dtype, non_blocking=True)
         metadata = self._prepare(step.grids, step)
         self._keep_for_stream(*metadata.values())
-        output = target.encoder(rows, encoder_metadata=metadata)
-        fields = output_fields(output, target.outputs)
+        output = form.encoder(rows, encoder_metadata=metadata)
+        fields = output_fields(output, form.outputs)
         fields = {name: value.contiguous() for name, value in fields.items()}
         if step.grids:
             self.counts.eager_calls += 1
@@ -209,7 +209,7 @@ class Executor:
         """Return the metadata of a step, kept since it was first seen."""
         prepared = self.prepared.get(key)
         if prepared is None:
-            encoder, device, grids = self.target.encoder, self.target.device, list(step.grids)
+            encoder, device, grids = self.form.encoder, self.form.device, list(step.grids)
             if step.budget is None:
                 prepared = encoder.prepare_encoder_metadata(grids, device=device)
             else:
@@ -228,7 +228,7 @@ class Executor:
         """Keep the memory of tensors until this stream has read them."""
         for tensor in tensors:
             if tensor.is_cuda:
-                tensor.record_stream(torch.cuda.current_stream(self.target.device))
+                tensor.record_stream(torch.cuda.current_stream(self.form.device))
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Captured:
             for name, schedule in schedules.items():
                 path = self.paths[name]
                 fields = path.execute(schedule, inputs[name][0], out)
-                outputs[name] = as_output(fields, path.target.outputs)
+                outputs[name] = as_output(fields, path.form.outputs)
         finally:  # also after a call that failed half-way
             self.memory.mark_use()
         return outputs
@@ -267,7 +267,7 @@ class Captured:
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
         stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())
-        made = dict.fromkeys(path.target.accelerator for path in self.paths.values())  # each once
+        made = dict.fromkeys(path.form.accelerator for path in self.paths.values())  # each once
         accelerators = [one for one in made if one is not None]
         stats.derived_bytes = sum(one.nbytes for one in accelerators)
         reasons = dict.fromkeys(one.choices().get("reference_because") for one in accelerators)

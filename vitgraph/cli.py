@@ -171,16 +171,16 @@ def _add_demo(commands: object) -> None:
 
 def embed(options: argparse.Namespace) -> int:
     """Encode the images of a folder or a list into shards of vectors."""
-    from .commands.embed import embed as run
+    from .commands.embed import embed as embed_sources
 
-    return run(options)
+    return embed_sources(options)
 
 
 def encode(options: argparse.Namespace) -> None:
     """Encode images and videos into a file."""
-    from .commands.encode import encode as run
+    from .commands.encode import encode as encode_files
 
-    run(options)
+    encode_files(options)
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}

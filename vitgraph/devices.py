@@ -65,12 +65,12 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, torch.OutOfMemoryError):
-            place = "the device"
+            where = "the device"
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            place = "this machine"  # torch has no class of its own for the CPU's
+            where = "this machine"  # torch has no class of its own for the CPU's
         else:
             raise
-        raise ValueError(f"{what}: {place} ran out of memory; {fix}") from error
+        raise ValueError(f"{what}: {where} ran out of memory; {fix}") from error
 
 
 @contextmanager

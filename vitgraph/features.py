@@ -72,7 +72,7 @@ class Features(NamedTuple):
     """With a pool [D] per item."""
 
 
-class Recipe(NamedTuple):
+class FeatureFormat(NamedTuple):
     """The form in which the features of items are written."""
 
     pool: str = "none"
@@ -93,9 +93,9 @@ def save_features(path: str | Path, features: Features) -> None:
         OSError: the folder cannot be written to, or the disk is full.
     """
     source = features.repo, features.revision, features.encoder
-    recipe = Recipe(features.pool, features.normalize)
+    file_format = FeatureFormat(features.pool, features.normalize)
     results: list[EncoderOutput | PartialOutput | Tensor] = [*features.outputs, *features.vectors]
-    with writing_features(path, *source, recipe) as add:
+    with writing_features(path, *source, file_format) as add:
         for item, result in zip(features.items, results, strict=True):
             add(item, result)
 
@@ -106,7 +106,7 @@ def writing_features(
     repo: str,
     revision: str | None,
     encoder: str,
-    recipe: Recipe = Recipe(),  # noqa: B008  # a tuple
+    file_format: FeatureFormat = FeatureFormat(),  # noqa: B008  # a tuple
 ) -> Iterator[Callable[[Item, EncoderOutput | PartialOutput | Tensor], None]]:
     """Write a features file one item at a time, without holding the items in memory.
 
@@ -118,7 +118,7 @@ def writing_features(
         repo: the checkpoint's repo id or folder.
         revision: its commit; None for a folder.
         encoder: the class name of the encoder.
-        recipe: what is written of each item.
+        file_format: what is written of each item.
 
     Yields:
         A function that adds one item and its output or, with a pool, its vector.
@@ -135,7 +135,7 @@ def writing_features(
         def add(item: Item, result: EncoderOutput | PartialOutput | Tensor) -> None:
             spool.add(f"item{len(items)}.grid_thw", torch.tensor(item.grid_thw))
             for name, tensor in _named(result):
-                cast = _cast(tensor, recipe.dtype, item.name)
+                cast = _cast(tensor, file_format.dtype, item.name)
                 spool.add(f"item{len(items)}.{name}", cast)
             items.append(item)
 
@@ -145,8 +145,8 @@ def writing_features(
             "repo": repo,
             "revision": revision,
             "encoder": encoder,
-            "pool": recipe.pool,
-            "normalize": recipe.normalize,
+            "pool": file_format.pool,
+            "normalize": file_format.normalize,
             "items": [item._asdict() for item in items],
         }
         # A reader sees the old file or the new one, never half of one.

@@ -143,48 +143,48 @@ class Fetcher:
 
     def _get(self, url: str, deadline: float) -> bytes | str:
         """The bytes of a file, or the address to which its host sends on."""
-        target = _read_target(url)
-        addresses = self._checked_addresses(target, deadline)
-        connection = HTTPSConnection(target.host, target.port, context=self._context)
-        with closing(self._connect(target, addresses, deadline)) as plain:
+        parts = _read_url(url)
+        addresses = self._checked_addresses(parts, deadline)
+        connection = HTTPSConnection(parts.host, parts.port, context=self._context)
+        with closing(self._connect(parts, addresses, deadline)) as plain:
             plain.settimeout(_left(deadline))
-            with self._context.wrap_socket(plain, server_hostname=target.host) as sock:
+            with self._context.wrap_socket(plain, server_hostname=parts.host) as sock:
                 # A connection that has a socket opens none: not to a name, and not to a proxy.
                 connection.sock = cast(socket.socket, _BoundedSocket(sock, deadline))
-                connection.request("GET", target.path, headers=_HEADERS)
+                connection.request("GET", parts.path, headers=_HEADERS)
                 return self._read_answer(connection.getresponse())
 
-    def _checked_addresses(self, target: _Target, deadline: float) -> list[str]:
+    def _checked_addresses(self, url: _Url, deadline: float) -> list[str]:
         """The addresses of a host, all of which may be connected to."""
-        addresses = _within(deadline, lambda: self._resolve(target.host, target.port))
+        addresses = _within(deadline, lambda: self._resolve(url.host, url.port))
         if not addresses:
-            raise OSError(f"{target.host} has no address")
-        if target.host in self.allowed_hosts:
+            raise OSError(f"{url.host} has no address")
+        if url.host in self.allowed_hosts:
             return list(addresses)
         for address in addresses:
             if not is_public(address):
                 raise ValueError(
-                    f"{target.host} has the address {address}, which is not public: only files of "
+                    f"{url.host} has the address {address}, which is not public: only files of "
                     "the public internet are fetched; download it yourself and pass the path of "
                     "the file"
                 )
         return list(addresses)
 
-    def _connect(self, target: _Target, addresses: Sequence[str], deadline: float) -> socket.socket:
+    def _connect(self, url: _Url, addresses: Sequence[str], deadline: float) -> socket.socket:
         """A connection to the first address that answers."""
         for number, address in enumerate(addresses, 1):
             seconds = min(_left(deadline), _CONNECT_SECONDS)
             try:
-                return socket.create_connection((address, target.port), seconds)
+                return socket.create_connection((address, url.port), seconds)
             except OSError as error:
                 if number == len(addresses):
                     raise ConnectionError(f"no connection to {address}: {error}") from error
         raise AssertionError("there is at least one address")
 
     def _read_answer(self, answer: HTTPResponse) -> bytes | str:
-        place = answer.headers.get("Location")
-        if answer.status in _REDIRECTS and place:
-            return place
+        location = answer.headers.get("Location")
+        if answer.status in _REDIRECTS and location:
+            return location
         if answer.status != 200:
             raise ValueError(
                 f"the server answers {answer.status} {answer.reason}; check the URL, or download "
@@ -201,7 +201,7 @@ class Fetcher:
         return body
 
 
-class _Target(NamedTuple):
+class _Url(NamedTuple):
     """The parts of a URL: host, port and path."""
 
     host: str
@@ -209,7 +209,7 @@ class _Target(NamedTuple):
     path: str
 
 
-def _read_target(url: str) -> _Target:
+def _read_url(url: str) -> _Url:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -226,7 +226,7 @@ def _read_target(url: str) -> _Target:
         )
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
     query = f"?{quote(parts.query, safe='/%:@!$&()*+,;=~?[]')}" if parts.query else ""
-    return _Target(host, 443 if port is None else port, path + query)
+    return _Url(host, 443 if port is None else port, path + query)
 
 
 class _BoundedSocket(io.RawIOBase):

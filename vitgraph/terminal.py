@@ -14,7 +14,7 @@ def make_streams_safe() -> None:
     """Make printing to stdout and stderr possible, whatever the streams are.
 
     A stream that the shell closed (``>&-``) is None in Python; the null device takes its place. A
-    character that the encoding of the stream lacks is printed as its escape sequence.
+    character that the character set of the stream lacks is printed as its escape sequence.
     """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -23,7 +23,7 @@ from .errors import CheckpointError, DamagedError, listed, shown
 from .families import build_config, find_family
 from .families.family import Family
 from .layouts import Layout, Prefix, find_layout
-from .snapshot import Published, Snapshot, TowerTensor, Wanted
+from .snapshot import Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from .tensor_file import JsonDict
 from .tower_folder import describe, transformers_class
 
@@ -117,8 +117,10 @@ def find_tower(contents: Contents, family: Family) -> Tower:
         name: layout.published_shape(name, shape, inverse=True) for name, shape in joined.items()
     }
     config = build_config(family, contents.config, shapes, label)
-    published = contents.snapshot.published or Published(prefix.whole, len(contents.files), shards)
-    wanted = Wanted(tensors, published, contents.small_files)
+    checkpoint = contents.snapshot.checkpoint or WholeCheckpoint(
+        prefix.whole, len(contents.files), shards
+    )
+    wanted = Wanted(tensors, checkpoint, contents.small_files)
     return Tower(contents, family, layout, prefix, config, wanted)
 
 

@@ -28,7 +28,7 @@ class TowerTensor:
 
 
 @dataclass(frozen=True)
-class Published:
+class WholeCheckpoint:
     """Facts about the whole published checkpoint, which a kept tower records."""
 
     prefix: str  # of the names of the tower's tensors
@@ -41,7 +41,7 @@ class Wanted:
     """The tensors and small files of a tower, for whoever brings them to this disk."""
 
     tensors: Sequence[TowerTensor]
-    published: Published
+    checkpoint: WholeCheckpoint
     files: Callable[[], Mapping[str, bytes]]
     """Reads the config and processor files, as published."""
 
@@ -71,7 +71,7 @@ class Snapshot:
     commit: str | None = None  # of every file; None for a folder
     offline = False  # whether files that are not on this disk count as absent
     cached = "local"  # the value of Traffic.cached
-    published: Published | None = None  # recorded by a kept tower alone
+    checkpoint: WholeCheckpoint | None = None  # recorded by a kept tower alone
     advice = ""  # end of errors about tensors that do not fit: how to repair files
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:

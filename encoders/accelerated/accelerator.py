@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ..contract import BlockTower, Metadata
+from ..block_parts import BlockTower
+from ..contract import Metadata
 from ..layers.products import add_weighted_rows, is_plain_table
 from .choices import KernelChoices
 from .derived import DerivedWeights

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..block_parts import BlockParts, PartNorm, RelativePositions
-from ..contract import BlockTower, Metadata
+from ..block_parts import BlockParts, BlockTower, PartNorm, RelativePositions
+from ..contract import Metadata
 from ..layers.attention import check_equal_segments
 from ..layers.products import is_plain, is_untouched
 from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors

@@ -25,10 +25,10 @@ from ..contract import (
     VisionInputs,
 )
 from ..streams.items import AttentionAsked, EncodesItems
-from .features import MapsFeatures
+from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
-    from ..streams.calls import Encoding
+    from ..streams.calls import ItemEncoder
     from .saving import PublishedForm
 
 Self = TypeVar("Self", bound="Encoder")
@@ -176,14 +176,14 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             "its own: call encoder.paths[name].prepare_encoder_metadata(inputs.paths[name][1])"
         )
 
-    def encoding(self) -> Encoding[EncoderOutput]:
+    def item_encoder(self) -> ItemEncoder[EncoderOutput]:
         """This encoder, and how ``encode`` and ``encode_many`` call its paths."""
         from ..inputs.images import StagedPreprocessor
-        from ..streams.calls import Encoding
+        from ..streams.calls import ItemEncoder
 
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
         paths = cast("Mapping[str, GraphableEncoder]", self.paths)
-        return Encoding(self, paths, paths, self.device, stager=stager)
+        return ItemEncoder(self, paths, paths, self.device, stager=stager)
 
     def _attention_maps(
         self, images: Sequence[object], videos: Sequence[object], asked: AttentionAsked
@@ -360,12 +360,4 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         """
         from .saving import push_encoder
 
-        return push_encoder(
-            self,
-            repo_id,
-            commit_message=commit_message,
-            private=private,
-            token=token,
-            branch=branch,
-            create_pr=create_pr,
-        )
+        return push_encoder(self, repo_id, commit_message, private, token, branch, create_pr)

@@ -85,7 +85,7 @@ class PatchEncoder(VisionEncoder):
 def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Tensor]:
     """Undo the merge-block order.
 
-    Rows of a tower that merges 2x2 patches run block by block, so that 4 neighbours in memory make
+    Rows of a tower that merges 2x2 patches lie block by block, so that 4 neighbours in memory make
     one token. For a grid of 4x4 patches::
 
         0  1 |  4  5
@@ -157,7 +157,7 @@ def window_order(
 ) -> tuple[Tensor, list[int]]:
     """Return the order of merged tokens window by window, and the size of each window.
 
-    Windows of ``side`` x ``side`` tokens run in raster order over each frame, and tokens in raster
+    Windows of ``side`` x ``side`` tokens lie in raster order over each frame, and tokens in raster
     order inside a window; windows at the right and bottom edge are smaller. A frame of 3x6 tokens
     with side 4::
 

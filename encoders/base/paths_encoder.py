@@ -226,7 +226,7 @@ class TilesThenImage(PathsEncoder):
         ):
             part = rows.unflatten(0, (entry.grid[0], -1)) if kind == 0 else rows
             path = self.paths[entry.name]
-            (maps[entry.item][entry.name],) = path.feature_maps(part, [entry.grid], [entry.layout])
+            (maps[entry.item][entry.name],) = path.feature_maps(part, [entry.grid], [entry.tiling])
         return maps
 
     def _entries(self, inputs: VisionInputs) -> list[Entry]:
@@ -238,12 +238,12 @@ class TilesThenImage(PathsEncoder):
         }
         entries = []
         for item, (columns, rows) in enumerate(tilings):
-            for name, layout in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
+            for name, tiling in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
                 if item in grids[name]:
                     t, h, w = grids[name][item]
                     (spec,) = self.paths[name].item_specs([(t, h, w)])
                     sizes = t * h * w, spec.output_tokens
-                    entries.append(Entry(item, name, (t, h, w), sizes, layout))
+                    entries.append(Entry(item, name, (t, h, w), sizes, tiling))
         return entries
 
 
@@ -256,5 +256,5 @@ class Entry(NamedTuple):
     grid: Grid
     sizes: tuple[int, int]
     """Patches and tokens."""
-    layout: tuple[int, int, bool]
+    tiling: tuple[int, int, bool]
     """(columns, rows, thumbnail) of the tiles."""

@@ -78,7 +78,6 @@ def save_encoder(encoder: SavedEncoder, save_directory: str | os.PathLike[str]) 
 def push_encoder(
     encoder: SavedEncoder,
     repo_id: str,
-    *,
     commit_message: str,
     private: bool | None,
     token: str | bool | None,

@@ -4,7 +4,7 @@
 - ``image_files``: image files opened and turned upright
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, its tiling, and the frames sampled from a video
-- ``patches``, ``tiles``, ``windows``, ``views``: the preprocessing of the Qwen, InternViT, Step and
+- ``patches``, ``tiles``, ``crops``, ``views``: the preprocessing of the Qwen, InternViT, Step and
   DeepSeek towers
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
@@ -12,6 +12,7 @@
 """
 
 from .clips import read_item, read_video
+from .crops import CropPreprocessor, plan_crops
 from .image_files import naming, open_image
 from .images import StagedItem, StagedPreprocessor, resize
 from .intake import Video, is_one_item, read_images, to_rgb
@@ -28,7 +29,6 @@ from .views import (
     SquarePreprocessor,
     ViewPreprocessor,
 )
-from .windows import WindowPreprocessor, plan_windows
 
 __all__ = [
     "CLIP_MEAN",
@@ -37,6 +37,7 @@ __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "CandidatePreprocessor",
+    "CropPreprocessor",
     "HybridPreprocessor",
     "OcrPreprocessor",
     "PatchPreprocessor",
@@ -48,12 +49,11 @@ __all__ = [
     "Video",
     "VideoFrames",
     "ViewPreprocessor",
-    "WindowPreprocessor",
     "best_tiling",
     "is_one_item",
     "naming",
     "open_image",
-    "plan_windows",
+    "plan_crops",
     "read_candidates",
     "read_images",
     "read_item",

@@ -226,7 +226,7 @@ def _from_unit(image: Tensor, what: str) -> Tensor:
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise ValueError(
             f"{what} with values from {float(low):g} to {float(high):g}: floats "
-            "must run from 0 to 1; scale them, or pass uint8, 0..255"
+            "must lie between 0 and 1; scale them, or pass uint8, 0..255"
         )
     return image.double().mul(255 + 1.0 - 1e-3).to(torch.uint8)
 

@@ -59,7 +59,7 @@ _STRIP = 1 << 16
 class PatchPreprocessor:
     """Resizes to multiples of p*m within bounds on the area, and cuts into patches (Qwen towers).
 
-    Rows of ``pixel_values`` run in merge-block order (drawn at ``grids.raster_maps``); inside a
+    Rows of ``pixel_values`` lie in merge-block order (drawn at ``grids.raster_maps``); inside a
     row the order is channel, frame, row, column.
     """
 

@@ -121,8 +121,8 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_ro
     lengths = [end - start for start, end in pairwise(offsets) if end > start]
     _check_lengths(lengths, q.shape[0], segment_rows)
     parts, start = [], 0
-    for length, run in groupby(lengths):
-        count = len(list(run))
+    for length, equal in groupby(lengths):
+        count = len(list(equal))
         rows = slice(start, start + count * length)
         parts.append(_attend_dense(q[rows], k[rows], v[rows], count))
         start += count * length

@@ -1,6 +1,6 @@
 """Encoding preprocessed items: one call or several, and one result per item.
 
-Nothing here knows an encoder: :class:`Encoding` holds what has to be known, so that encoders and
+Nothing here knows an encoder: :class:`ItemEncoder` holds what has to be known, so that encoders and
 their wrappers share the code.
 """
 
@@ -57,7 +57,7 @@ class Preprocesses(Protocol):
     ) -> VisionInputs: ...
 
 
-class ItemEncoder(Preprocesses, Protocol[Output]):
+class JoinsOutputs(Preprocesses, Protocol[Output]):
     """The members of an encoder that encoding items needs besides its paths."""
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]: ...
@@ -75,10 +75,10 @@ class ItemResults(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Encoding(Generic[Output]):
-    """An encoder, its paths, and how they are called."""
+class ItemEncoder(Generic[Output]):
+    """Encodes preprocessed items: an encoder, its paths, and how they are called."""
 
-    encoder: ItemEncoder[Output]
+    encoder: JoinsOutputs[Output]
     """Preprocesses items, and joins the outputs of the paths."""
     paths: Mapping[str, ItemPath]
     calls: Mapping[str, PathCall[Output]]
@@ -116,7 +116,7 @@ class Encoding(Generic[Output]):
             for spec in path.item_specs(inputs.paths[name].grid_thw)
         )
 
-    def run(self, inputs: VisionInputs, results: ItemResults) -> list[Any]:
+    def encode(self, inputs: VisionInputs, results: ItemResults) -> list[Any]:
         """Encode preprocessed items.
 
         Args:
@@ -160,8 +160,8 @@ class Encoding(Generic[Output]):
             rows, part_grids = sum(part.rows for part in parts), [part.grid for part in parts]
             with advising_limit(sum(part.tokens for part in parts), self.device):
                 output = call(inputs.pixel_values[row : row + rows], part_grids)
-            for part, piece in zip(parts, path.split(output, part_grids), strict=True):
-                held.append(piece if lasting else piece.clone())
+            for part, result in zip(parts, path.split(output, part_grids), strict=True):
+                held.append(result if lasting else result.clone())
                 if part.last:
                     yield join_outputs(held)
                     held = []
@@ -252,7 +252,7 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
     return VisionInputs(*joined.pop("image")[:2], tiles or None, joined)
 
 
-class Part(NamedTuple):
+class ItemPart(NamedTuple):
     """Consecutive segments of one item: all of them, unless the item exceeds the limit."""
 
     item: int
@@ -265,7 +265,7 @@ class Part(NamedTuple):
 
 def plan_calls(
     grids: Sequence[Grid], specs: Sequence[EncoderItemSpec], limit: int | None
-) -> list[list[Part]]:
+) -> list[list[ItemPart]]:
     """Which parts of which items each call encodes, in order.
 
     Args:
@@ -278,7 +278,7 @@ def plan_calls(
     Returns:
         One call if ``limit`` is None, and no call if there are no items.
     """
-    calls: list[list[Part]] = []
+    calls: list[list[ItemPart]] = []
     used = 0
     for item, ((t, h, w), spec) in enumerate(zip(grids, specs, strict=True)):
         step = t
@@ -291,7 +291,7 @@ def plan_calls(
                 calls.append([])
                 used = 0
             rows = spec.input_size * count // t
-            calls[-1].append(Part(item, (count, h, w), rows, tokens, start + count == t))
+            calls[-1].append(ItemPart(item, (count, h, w), rows, tokens, start + count == t))
             used += tokens
     return calls
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from ..contract import Limits, Output
 
 if TYPE_CHECKING:
-    from .calls import Encoding
+    from .calls import ItemEncoder
     from .stream import ItemResult
 
 
 class EncodesItems(Generic[Output]):
     """``encode`` and ``encode_many`` for whatever says how it is called."""
 
-    def encoding(self) -> Encoding[Output]:
+    def item_encoder(self) -> ItemEncoder[Output]:
         """The encoder, and how it is called."""
         raise NotImplementedError
 
@@ -102,11 +102,11 @@ class EncodesItems(Generic[Output]):
         from .calls import ItemResults
 
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
-        encoding = self.encoding()
-        encoding.check(wanted)
+        item_encoder = self.item_encoder()
+        item_encoder.check(wanted)
         limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
-        inputs = encoding.encoder.preprocess(images, videos, **limits._asdict())
-        return encoding.run(inputs, wanted)
+        inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
+        return item_encoder.encode(inputs, wanted)
 
     def encode_many(
         self,
@@ -163,7 +163,7 @@ class EncodesItems(Generic[Output]):
         limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
-        results = stream_items(self.encoding(), items, limits._asdict(), wanted, options)
+        results = stream_items(self.item_encoder(), items, limits._asdict(), wanted, options)
         return _as_given(results)
 
     def attention_maps(

@@ -21,7 +21,7 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
 from ..inputs.intake import is_one_item
-from .calls import Encoding, ItemResults, advising_limit, is_out_of_memory, join_inputs
+from .calls import ItemEncoder, ItemResults, advising_limit, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch
 from .progress import Progress
@@ -39,7 +39,7 @@ _FAILURES = (
 )
 """The exceptions that a bad item raises while it is encoded."""
 _FAILED_TOKENS = 64
-"""Tokens that an item counts for if it cannot be prepared: a run of such items is bounded, too."""
+"""Tokens that an item counts for if it cannot be prepared: a batch of such items is bounded."""
 
 
 class ItemError(NamedTuple):
@@ -83,7 +83,7 @@ class StreamOptions(NamedTuple):
 
 
 def stream_items(
-    encoding: Encoding[Any],
+    item_encoder: ItemEncoder[Any],
     items: Iterable[Any],
     limits: Mapping[str, Any],
     wanted: ItemResults,
@@ -92,7 +92,7 @@ def stream_items(
     """Encode items in order, in batches of tokens, with bounded memory.
 
     Args:
-        encoding: the encoder, and how it is called.
+        item_encoder: the encoder, and how it is called.
         items: images, clips, or pairs of a key and one of these.
         limits: keywords of ``preprocess``.
         wanted: what to return of each item.
@@ -104,12 +104,12 @@ def stream_items(
     Raises:
         ValueError: arguments that cannot be; while iterating, a bad item unless errors are kept.
     """
-    encoding.check(wanted)
+    item_encoder.check(wanted)
     if options.on_error not in ("raise", "keep"):
         raise ValueError(f"on_error={options.on_error!r}: must be 'raise' or 'keep'")
     tokens, workers, total = options.batch_tokens, options.workers, options.total
     if tokens is None:
-        tokens = 1024 if encoding.device.type == "cpu" else 8192
+        tokens = 1024 if item_encoder.device.type == "cpu" else 8192
     if workers is None:
         workers = min(os.cpu_count() or 1, 16)
     for name, value in (("batch_tokens", tokens), ("workers", workers)):
@@ -124,11 +124,11 @@ def stream_items(
             f"items is one {type(items).__name__}: pass an iterable of items, [item] for one; for "
             "the images of a folder, sorted(Path(folder).rglob('*.jpg'))"
         ) from None
-    encoding.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
+    item_encoder.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
-    stream = _Stream(encoding, limits, wanted, tokens, options.on_error == "keep")
-    return stream.run(iterator, workers, Progress(total, options.progress, options.per_line))
+    stream = _Stream(item_encoder, limits, wanted, tokens, options.on_error == "keep")
+    return stream.results(iterator, workers, Progress(total, options.progress, options.per_line))
 
 
 @dataclass
@@ -147,25 +147,25 @@ class _Entry:
 
 
 class _Stream:
-    """One run over a stream of items."""
+    """One pass over a stream of items."""
 
     def __init__(
         self,
-        encoding: Encoding[Any],
+        item_encoder: ItemEncoder[Any],
         limits: Mapping[str, Any],
         wanted: ItemResults,
         batch_tokens: int,
         keep: bool,
     ) -> None:
-        self.encoding, self.limits, self.wanted = encoding, limits, wanted
+        self.item_encoder, self.limits, self.wanted = item_encoder, limits, wanted
         self.batch_tokens, self.keep = batch_tokens, keep
-        self.queue = DeviceQueue(encoding.device)
-        self.stager = encoding.stager if self.queue.stages else None
+        self.queue = DeviceQueue(item_encoder.device)
+        self.stager = item_encoder.stager if self.queue.stages else None
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """How long the stream has waited for each."""
         self.tokens, self.began = 0, 0.0
 
-    def run(
+    def results(
         self, items: Iterator[Any], workers: int, progress: Progress
     ) -> Generator[ItemResult, None, None]:
         """Yield the results in order; the threads end with the generator."""
@@ -190,7 +190,7 @@ class _Stream:
         paired = isinstance(item, tuple) and len(item) == 2
         key, item = item if paired else (None, item)
         entry = _Entry(index, key, paired)
-        encoding = self.encoding
+        item_encoder = self.item_encoder
         try:
             is_clip, medium = read_item(item)
             images, videos = ((), [medium]) if is_clip else ([medium], ())
@@ -200,11 +200,11 @@ class _Stream:
                     images, videos, Limits(**self.limits), self.queue.pins
                 )
                 grid = inputs.grid
-                tokens = encoding.paths["image"].item_specs([grid])[0].output_tokens
+                tokens = item_encoder.paths["image"].item_specs([grid])[0].output_tokens
             else:
-                inputs = encoding.encoder.preprocess(images, videos, **self.limits)
+                inputs = item_encoder.encoder.preprocess(images, videos, **self.limits)
                 inputs = inputs.with_pixels(self.queue.hold)
-                grid, tokens = read_grid(inputs.grid_thw)[0], encoding.tokens(inputs)
+                grid, tokens = read_grid(inputs.grid_thw)[0], item_encoder.tokens(inputs)
         except Exception as error:  # noqa: BLE001
             # The item is the user's: reading it runs code of its own (a member of a zip file, a
             # lazy data set, a store), which may raise any class, and says nothing about the others.
@@ -242,10 +242,10 @@ class _Stream:
         if not entries:
             return
         try:
-            with advising_limit(sum(entry.tokens for entry in entries), self.encoding.device):
+            with advising_limit(sum(entry.tokens for entry in entries), self.item_encoder.device):
                 inputs = self._inputs(entries)
-            values = self.encoding.run(inputs, self.wanted)
-            if not self.encoding.owned and self.wanted.pool == "none":
+            values = self.item_encoder.encode(inputs, self.wanted)
+            if not self.item_encoder.owned and self.wanted.pool == "none":
                 values = [value.clone() for value in values]  # the next batch may run before
         except torch.AcceleratorError:
             raise  # the device does not recover from it

@@ -249,7 +249,7 @@ def test_a_shard_that_another_worker_finished_is_left_alone(
         (out / name).unlink()
     from vitgraph.embedding.job import Job
 
-    plain: Callable[..., None] = Job._run_shard
+    plain: Callable[..., None] = Job._write_shard
 
     def finished_meanwhile(self: Job, number: int, results: Any) -> None:
         for name, content in kept.items():
@@ -258,6 +258,6 @@ def test_a_shard_that_another_worker_finished_is_left_alone(
         plain(self, number, results)
         assert [(out / name).stat().st_mtime_ns for name in kept] == times
 
-    monkeypatch.setattr(Job, "_run_shard", finished_meanwhile)
+    monkeypatch.setattr(Job, "_write_shard", finished_meanwhile)
     assert main(command) == 0
     assert len(load_embeddings(out)[0]) == 12

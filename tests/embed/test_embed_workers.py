@@ -168,7 +168,7 @@ def test_a_shard_written_before_its_turn_is_not_encoded_again(
     shutil.copytree(out, kept)
     for path in out.glob("0000[1-4]*"):
         path.unlink()
-    plain: Callable[..., Any] = Job._plan
+    plain: Callable[..., Any] = Job._shard_files
     planned = {}
 
     def noting(self: Job, number: int) -> Any:
@@ -179,7 +179,7 @@ def test_a_shard_written_before_its_turn_is_not_encoded_again(
         planned[number] = len(files)
         return files
 
-    monkeypatch.setattr(Job, "_plan", noting)
+    monkeypatch.setattr(Job, "_shard_files", noting)
     assert main(command) == 0
     assert planned == {1: 2, 2: 0, 3: 0, 4: 0}
     assert len(load_embeddings(out)[0]) == 12

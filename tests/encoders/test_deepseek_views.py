@@ -18,6 +18,7 @@ from transformers.models.unlimited_ocr import UnlimitedOcrImageProcessor
 
 from encoders.contract import Limits
 from encoders.deepseek_vl2 import DeepseekVL2Config
+from encoders.inputs.crops import CropPreprocessor
 from encoders.inputs.views import (
     CandidatePreprocessor,
     HybridPreprocessor,
@@ -25,7 +26,6 @@ from encoders.inputs.views import (
     SquarePreprocessor,
     ViewPreprocessor,
 )
-from encoders.inputs.windows import WindowPreprocessor
 from photographs import china
 from weights import FAMILIES
 
@@ -334,8 +334,8 @@ def test_candidates_over_the_limit_of_pixels_or_views_are_refused(side: int, whe
         lambda side: CandidatePreprocessor(14, image_size=side, candidates=((side, side),)),
         lambda side: OcrPreprocessor(16, base_size=side),
         lambda side: OcrPreprocessor(16, tile_size=side),
-        lambda side: WindowPreprocessor(image_size=side),
-        lambda side: WindowPreprocessor(tile_size=side),
+        lambda side: CropPreprocessor(image_size=side),
+        lambda side: CropPreprocessor(tile_size=side),
     ],
 )
 def test_views_over_the_limit_of_pixels_are_refused(make: Callable[[int], object]) -> None:
@@ -350,7 +350,7 @@ def test_tiles_over_the_limit_of_pixels_together_are_refused() -> None:
         OCR([image], limits=Limits(max_tiles=1024))
     thin = Image.new("RGB", (3000, 33))
     with pytest.raises(ValueError, match=r"91 tiles of 2000x2000 pixels .* at most 268435456"):
-        WindowPreprocessor(tile_size=2000)([thin])
+        CropPreprocessor(tile_size=2000)([thin])
 
 
 @pytest.mark.parametrize("ours", [VL, HYBRID, VL2, OCR], ids=lambda ours: type(ours).__name__)

@@ -134,9 +134,9 @@ def test_graphs_of_both_paths_give_the_items_of_encode(name: str) -> None:
 
 def test_an_encoding_owns_no_views_of_the_next_call() -> None:
     encoder = shared("step3_vl")
-    encoding = replace(encoder.encoding(), owned=False)
+    item_encoder = replace(encoder.item_encoder(), owned=False)
     inputs = encoder.preprocess(IMAGES)
-    for one, other in zip(encoding.run(inputs, ItemResults()), encoder(inputs), strict=True):
+    for one, other in zip(item_encoder.encode(inputs, ItemResults()), encoder(inputs), strict=True):
         assert distance(tokens(one), tokens(other)) <= 2e-6
 
 

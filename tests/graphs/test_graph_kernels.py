@@ -31,7 +31,7 @@ def graphed_of(encoder: nn.Module, backend: str = "static", **settings: Any) -> 
 
 
 def accelerator_of(graphed: GraphedEncoder) -> FakeAccelerator:
-    accelerator = graphed._targets["image"].accelerator
+    accelerator = graphed._forms["image"].accelerator
     assert isinstance(accelerator, FakeAccelerator)
     return accelerator
 
@@ -72,7 +72,7 @@ def test_kernels_and_precision_reach_the_accelerated_form() -> None:
 def test_an_accelerated_encoder_is_captured_as_it_is() -> None:
     encoder = FastToy().accelerated("triton")
     graphed = graphed_of(encoder)
-    assert graphed._targets["image"].encoder is encoder
+    assert graphed._forms["image"].encoder is encoder
     assert_runs(graphed, encoder)
     graphed.release()
     assert_runs(graphed, encoder)
@@ -138,7 +138,7 @@ def test_release_gives_back_the_accelerated_form() -> None:
     graphed = graphed_of(encoder).capture(progress=False)
     held = accelerator_of(graphed)
     graphed.release()
-    assert not graphed._targets
+    assert not graphed._forms
     assert_runs(graphed, encoder.accelerated())
     assert accelerator_of(graphed) is not held
 

@@ -20,7 +20,7 @@ from graphwrap import GraphedEncoder, capture, prices
 from graphwrap.budgets import BudgetSet, choose_budgets
 from graphwrap.buffers import Arena, Memory
 from graphwrap.capture import Capturer
-from graphwrap.forms import FormSettings, Target
+from graphwrap.forms import EncoderForm, FormSettings
 from toy_encoder import ToyEncoder
 
 CPU = torch.device("cpu")
@@ -54,8 +54,8 @@ def lowered(
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(encoder, "forward", counted)
     wanted = choose_budgets(encoder, max_frames_per_batch=2)
-    target = Target(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
-    return wanted, Capturer(target, wanted, Memory(CPU, False), share=3).wanted
+    form = EncoderForm(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
+    return wanted, Capturer(form, wanted, Memory(CPU, False), share=3).wanted
 
 
 # --- a third of free memory -----------------------------------------------------------------------
@@ -144,11 +144,11 @@ def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
 
     monkeypatch.setattr(Capturer, "_fit_memory", fit)
     graphed = GraphedEncoder(ToyEncoder(), backend="static", **settings)
-    target = dataclasses.replace(graphed._targets["image"], backend="cudagraph")
+    form = dataclasses.replace(graphed._forms["image"], backend="cudagraph")
     monkeypatch.setattr(capture, "Memory", lambda device, has_graphs: Memory(device, False))
     capture.capture_encoder(
         graphed.encoder,
-        {"image": target},
+        {"image": form},
         graphed._wanted,
         {},
         graphed.stats(),
@@ -282,8 +282,8 @@ def test_without_memory_to_time_eager_runs_all_is_replayed(
     monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     encoder = ToyEncoder()
-    target = Target(encoder, None, CPU, torch.float32, (), "static", FormSettings())
-    capturer = Capturer(target, choose_budgets(encoder, [8, 16]), Memory(CPU, False))
+    form = EncoderForm(encoder, None, CPU, torch.float32, (), "static", FormSettings())
+    capturer = Capturer(form, choose_budgets(encoder, [8, 16]), Memory(CPU, False))
     runners = executor_of(toy([8, 16])).graphs.by_budget
 
     def measure(*_: object) -> None:

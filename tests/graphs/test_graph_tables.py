@@ -20,7 +20,7 @@ from graphwrap import Budget
 from graphwrap.budgets import BudgetSet, choose_budgets
 from graphwrap.buffers import Memory
 from graphwrap.capture import Capturer
-from graphwrap.forms import FormSettings, Target
+from graphwrap.forms import EncoderForm, FormSettings
 from graphwrap.measuring import fingerprint
 from graphwrap.prices import Table, read_tables, write_tables
 from toy_encoder import ToyEncoder
@@ -116,7 +116,7 @@ def fingerprint_of(**changes: Any) -> dict[str, str]:
     dtype = changes.pop("dtype", torch.float32)
     outputs = changes.pop("outputs", ("pooler_output",))
     cpu, settings = torch.device("cpu"), FormSettings(**changes)
-    return fingerprint(encoder, Target(encoder, None, cpu, dtype, outputs, "static", settings))
+    return fingerprint(encoder, EncoderForm(encoder, None, cpu, dtype, outputs, "static", settings))
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,15 @@ def test_torch_and_the_gpu_tell_tables_apart(monkeypatch: pytest.MonkeyPatch) ->
     assert fingerprint_of() == {**ours, "torch": "9.9.9"}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     gpus = [torch.device("cuda", number) for number in range(2)]
-    target = toy()._targets["image"]
-    marks = [fingerprint(ToyEncoder(), dataclasses.replace(target, device=gpu)) for gpu in gpus]
+    form = toy()._forms["image"]
+    marks = [fingerprint(ToyEncoder(), dataclasses.replace(form, device=gpu)) for gpu in gpus]
     assert [mark["device"] for mark in marks] == ["GPU 0", "GPU 1"]
 
 
 def test_order_of_outputs_and_values_of_weights_tell_no_tables_apart() -> None:
     fields = ("pooler_output", "last_hidden_state")
     assert fingerprint_of(outputs=fields) == fingerprint_of(outputs=fields[::-1])
-    one, other = (fingerprint(nn.Linear(2, 3), toy()._targets["image"]) for _ in range(2))
+    one, other = (fingerprint(nn.Linear(2, 3), toy()._forms["image"]) for _ in range(2))
     assert one == other
 
 
@@ -181,10 +181,10 @@ def test_inferred_budgets_end_where_the_table_does(tmp_path: Path) -> None:
 
 def capturer_with(table: Table, budgets: Sequence[int]) -> Capturer:
     encoder, cpu = ToyEncoder(), torch.device("cpu")
-    target = Target(
+    form = EncoderForm(
         encoder, None, cpu, torch.float32, ("pooler_output",), "cudagraph", FormSettings()
     )
-    return Capturer(target, choose_budgets(encoder, budgets), Memory(cpu, False), table)
+    return Capturer(form, choose_budgets(encoder, budgets), Memory(cpu, False), table)
 
 
 def test_budgets_are_compared_before_anything_is_captured(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_save_table_writes_what_load_table_reads(tmp_path: Path) -> None:
     other.load_table(tmp_path / "table.json")
     table = other._tables["image"]
     assert table.prices == packer.prices
-    table.apply(fingerprint(other.encoder, other._targets["image"]), None)
+    table.apply(fingerprint(other.encoder, other._forms["image"]), None)
 
 
 def test_nothing_measured_cannot_be_saved_and_captured_cannot_be_loaded(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ BAD = {
     ),
     "float array": (
         lambda p: FLOATS,
-        "values from 200 to 200: floats must run",
+        "values from 200 to 200: floats must lie",
     ),
     "float tensor": (
         lambda p: torch.full((3, 4, 4), torch.nan),

@@ -35,7 +35,7 @@ from weights.cache.store import cache_root
 from weights.contents import read_contents
 from weights.hub.repo import HubOptions
 from weights.hub.repo_snapshot import open_repo
-from weights.snapshot import TowerTensor, Published, Wanted
+from weights.snapshot import TowerTensor, WholeCheckpoint, Wanted
 
 def fetch(way="ranges"):
     options = HubOptions(fetch=way, max_workers=3, progress=False)
@@ -50,7 +50,7 @@ def fetch(way="ranges"):
         if name.startswith(prefix)
     ]
     sizes = {file: header.file_bytes for file, header in headers.items()}
-    published = Published(prefix, len(contents.files), sizes)
+    published = WholeCheckpoint(prefix, len(contents.files), sizes)
     files = lambda: snapshot.contents(["config.json", "preprocessor_config.json"])
     return snapshot.locate(Wanted(tensors, published, files))
 

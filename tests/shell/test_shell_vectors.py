@@ -17,9 +17,9 @@ from encoders import EncoderOutput, InternViT
 from photographs import hopper
 from vitgraph.cli import main
 from vitgraph.features import (
+    FeatureFormat,
     Features,
     Item,
-    Recipe,
     load_features,
     save_features,
     writing_features,
@@ -185,9 +185,9 @@ def test_a_value_that_float16_cannot_hold_is_refused(out: Path) -> None:
     large = Features("o/n", None, "X", [item], [], "max", False, [torch.tensor([70000.0])])
     save_features(out, large)
     assert float(load_features(out).vectors[0]) == 70000
-    recipe = Recipe("max", dtype=torch.float16)
+    file_format = FeatureFormat("max", dtype=torch.float16)
     with (
         pytest.raises(ValueError, match=r"a\.png: has features of up to 70000, and float16 ends"),
-        writing_features(out, "o/n", None, "X", recipe) as write,
+        writing_features(out, "o/n", None, "X", file_format) as write,
     ):
         write(item, large.vectors[0])

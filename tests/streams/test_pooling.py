@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.streams.calls import Encoding, ItemResults, plan_calls
+from encoders.streams.calls import ItemEncoder, ItemResults, plan_calls
 from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
 from graphwrap.forms import OnePath
@@ -208,9 +208,11 @@ def test_another_runtime_error_stays_as_it_is() -> None:
 
 def test_an_encoding_needs_no_encoder_of_ours() -> None:
     paths = {"image": ToyEncoder()}
-    encoding = Encoding(OnePath(paths["image"]), paths, paths, torch.device("cpu"))  # type: ignore[arg-type]
+    item_encoder = ItemEncoder(OnePath(paths["image"]), paths, paths, torch.device("cpu"))  # type: ignore[arg-type]
     pixels = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 3))).float()
     grid = torch.tensor([[5, 1, 6], [1, 1, 10]])
     inputs = VisionInputs(pixels, grid)
-    one, other = (encoding.run(inputs, ItemResults(max_tokens_per_call=n)) for n in (None, 7))
+    one, other = (
+        item_encoder.encode(inputs, ItemResults(max_tokens_per_call=n)) for n in (None, 7)
+    )
     assert all(torch.equal(whole(a), whole(b)) for a, b in zip(one, other, strict=True))

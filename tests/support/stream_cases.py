@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoders import VisionEncoder
 from encoders.contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
-from encoders.streams.calls import Encoding
+from encoders.streams.calls import ItemEncoder
 from encoders.streams.items import EncodesItems
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
@@ -51,9 +51,9 @@ class NumberEncoder(EncodesItems):
         self.seconds = 0.0
         self.lock = threading.Lock()
 
-    def encoding(self) -> Encoding:
+    def item_encoder(self) -> ItemEncoder:
         paths = {"image": self}
-        return Encoding(self, paths, paths, torch.device("cpu"))
+        return ItemEncoder(self, paths, paths, torch.device("cpu"))
 
     def preprocess(
         self, images: Sequence[Any] = (), videos: Sequence[Any] = (), **limits: Any

@@ -63,9 +63,9 @@ def print_speed(options: argparse.Namespace) -> None:
     from ..devices import enough_memory, read_device
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    place, source = read_device(device), read_source(options)
+    where, source = read_device(device), read_source(options)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=place)
+        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=where)
     body = measure(options.repo, tower_of(encoder), options.kernels, options.runs)
     print(json.dumps(body, indent=2) if options.json else table(body))
 

@@ -172,8 +172,8 @@ def _seeded(folder: Path) -> Iterator[tuple[str, Encoder]]:
     """Yield a small tower of each family with its title; the seed depends on the title alone."""
     for title, family in FAMILIES.items():
         seed = crc32(title.encode())
-        place = write_seeded_checkpoint(folder / family, family, depth=4, width=160, seed=seed)
-        yield title, load_encoder(place, progress=False, dtype=torch.float32)
+        checkpoint = write_seeded_checkpoint(folder / family, family, depth=4, width=160, seed=seed)
+        yield title, load_encoder(checkpoint, progress=False, dtype=torch.float32)
 
 
 def draw(

@@ -12,7 +12,7 @@ from .. import __version__
 from .arguments import add_source, read_source
 
 if TYPE_CHECKING:
-    from encoders.streams.calls import Encoding
+    from encoders.streams.calls import ItemEncoder
 
     from ..embedding.job import Job
     from ..embedding.manifest import Manifest
@@ -164,11 +164,11 @@ def run_worker(command: Command) -> int:
         return 0
     job = _open_job(command, open_storage(options.out), load)
     if job.todo:
-        job.run(load(job.commit))
+        job.write_missing_shards(load(job.commit))
     return job.finish()
 
 
-def _open_job(command: Command, storage: Storage, load: Callable[[str], Encoding[Any]]) -> Job:
+def _open_job(command: Command, storage: Storage, load: Callable[[str], ItemEncoder[Any]]) -> Job:
     """Join the job of a folder, or begin one there.
 
     Whoever comes first lists the files, and writes the manifest when nothing can go wrong any more
@@ -201,7 +201,7 @@ def _open_job(command: Command, storage: Storage, load: Callable[[str], Encoding
 
 
 def _begin_job(
-    command: Command, storage: Storage, load: Callable[[str], Encoding[Any]]
+    command: Command, storage: Storage, load: Callable[[str], ItemEncoder[Any]]
 ) -> Job | None:
     """List the files of a job, load its encoder, and write its manifest.
 
@@ -276,7 +276,7 @@ def _state_of(options: argparse.Namespace) -> str:
     return state_of(kept, folder.parent if folder.is_file() else folder)
 
 
-def _load(command: Command, commit: str) -> Encoding[Any]:
+def _load(command: Command, commit: str) -> ItemEncoder[Any]:
     """Load the encoder at a commit, and capture its graphs if that is wanted.
 
     Raises:
@@ -302,6 +302,6 @@ def _load(command: Command, commit: str) -> Encoding[Any]:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:
-        return encoder.encoding()
+        return encoder.item_encoder()
     graphed = GraphedEncoder(encoder, outputs=command.fields)
-    return graphed.capture(progress=not options.no_progress).encoding()
+    return graphed.capture(progress=not options.no_progress).item_encoder()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.streams.calls import Encoding
+from encoders.streams.calls import ItemEncoder
 from weights.hub.repo import HubOptions
 from weights.load import describe_encoder
 
@@ -20,7 +20,7 @@ from .arguments import read_source
 from .embed_options import Command
 
 
-def print_plan(command: Command, load: Callable[[], Encoding[Any]]) -> None:
+def print_plan(command: Command, load: Callable[[], ItemEncoder[Any]]) -> None:
     """Print what a job would take; nothing is written, and no weights are read without a device.
 
     Args:
@@ -38,7 +38,7 @@ def print_plan(command: Command, load: Callable[[], Encoding[Any]]) -> None:
     source = read_source(options)
     family = source.pop("family")
     encoder = describe_encoder(options.repo, HubOptions(**source), family)
-    encoder.encoding().check(wanted)
+    encoder.item_encoder().check(wanted)
     count, what = count_written(encoder, options.pool, command.fields, limits)
     size = DTYPES[options.out_dtype].itemsize
     total, chosen = choose(command.source)

@@ -135,10 +135,10 @@ def encode(options: argparse.Namespace) -> None:
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         # The log names an idle GPU if the device is None.
-        place = device if options.device else None
+        chosen = device if options.device else None
         source = read_source(options)
-        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=place)
-    encoder.encoding().check(wanted)
+        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=chosen)
+    encoder.item_encoder().check(wanted)
     graphed = graph_encoder(encoder, graphs) if graphs else None
     media = open_media(options.images, options.video)
     stream = _stream_options(options, graphs)
@@ -179,11 +179,11 @@ def _writing(
     options: argparse.Namespace, encoder: Encoder
 ) -> AbstractContextManager[Callable[[Item, EncoderOutput | PartialOutput | Tensor], None]]:
     from ..devices import DTYPES
-    from ..features import Recipe, writing_features
+    from ..features import FeatureFormat, writing_features
 
     commit = encoder.published.commit if encoder.published else None  # that it was loaded at
-    recipe = Recipe(options.pool, options.normalize, DTYPES.get(options.out_dtype))
-    return writing_features(options.out, options.repo, commit, type(encoder).__name__, recipe)
+    file_format = FeatureFormat(options.pool, options.normalize, DTYPES.get(options.out_dtype))
+    return writing_features(options.out, options.repo, commit, type(encoder).__name__, file_format)
 
 
 def _plot(

@@ -125,11 +125,11 @@ def encode_items(
         ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
     whole = ItemResults(max_tokens_per_call=wanted.max_tokens_per_call)
-    runner = (encoder if graphed is None else graphed).encoding()
+    item_encoder = (encoder if graphed is None else graphed).item_encoder()
     pairs = ((one, one.item) for one in media)
     kept = options._replace(on_error="keep")  # an error then says which item of a batch it is of
     began = time.perf_counter()
-    for result in stream_items(runner, pairs, limits, whole, kept):
+    for result in stream_items(item_encoder, pairs, limits, whole, kept):
         if isinstance(result.value, ItemError):
             _raise_for(result.key.name, result.value.error)
         milliseconds = (time.perf_counter() - began) * 1e3

@@ -14,7 +14,7 @@ from torch import Tensor
 from encoders.base.paths_encoder import PathsEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from encoders.streams.calls import Encoding, ItemResults
+from encoders.streams.calls import ItemEncoder, ItemResults
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 
 from ..devices import DTYPES
@@ -68,14 +68,14 @@ class Job:
         self.shards = shards_of(storage, manifest)
         self.missing = missing_of(self.shards)
         self.todo = worker.own(self.missing)
-        self._plans: dict[int, list[File]] = {}
-        self._planning = threading.Lock()
+        self._files_of: dict[int, list[File]] = {}
+        self._listing = threading.Lock()
 
-    def run(self, encoding: Encoding[Any]) -> None:
+    def write_missing_shards(self, item_encoder: ItemEncoder[Any]) -> None:
         """Encode and write the shards that are left, one after the other.
 
         Args:
-            encoding: the encoder.
+            item_encoder: the encoder.
 
         Raises:
             OSError: the folder cannot be written to, or the disk is full.
@@ -85,21 +85,21 @@ class Job:
         total = sum(last if number == len(self.shards) - 1 else each for number in self.todo)
         limits, wanted, options = self.calls
         options = options._replace(total=total, per_line=each)
-        results = stream_items(encoding, self._tasks(), limits, wanted, options)
+        results = stream_items(item_encoder, self._tasks(), limits, wanted, options)
         with closing(results):
             for number in self.todo:
-                self._run_shard(number, results)
+                self._write_shard(number, results)
             next(results, None)  # the progress comes to its end
 
-    def prepare(self, encoding: Encoding[Any]) -> None:
-        """Check what :meth:`run` is going to be given, and print how much there is to do.
+    def prepare(self, item_encoder: ItemEncoder[Any]) -> None:
+        """Check what is going to be encoded, and print how much there is to do.
 
         Raises:
             ValueError: arguments that cannot be, or there is no room for the result.
         """
-        stream_items(encoding, [], *self.calls).close()
+        stream_items(item_encoder, [], *self.calls).close()
         limits = self.calls.limits
-        encoder = cast(VisionEncoder | PathsEncoder, encoding.encoder)
+        encoder = cast(VisionEncoder | PathsEncoder, item_encoder.encoder)
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
         if self.pool == "none":
             with torch.no_grad():
@@ -110,7 +110,7 @@ class Job:
                     f"--fields {','.join(self.manifest.settings['fields'])}: this encoder has no "
                     "DeepStack features; name another field"
                 )
-            total, what = self._estimate(encoding)
+            total, what = self._estimate(item_encoder)
         else:
             encoder.preprocess([blank], **limits)
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
@@ -142,20 +142,20 @@ class Job:
                 "--out-dtype float16"
             )
 
-    def _estimate(self, encoding: Encoding[Any]) -> tuple[float, str]:
+    def _estimate(self, item_encoder: ItemEncoder[Any]) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
             item = self.reader.item(self.files.file(number))
             try:
-                inputs = encoding.encoder.preprocess([item], **self.calls.limits)
+                inputs = item_encoder.encoder.preprocess([item], **self.calls.limits)
             except Exception:  # noqa: BLE001  # of a store or a data set, which raise any class
                 continue  # the job itself says what is wrong with it
             specs = [
                 spec
                 for name, path in inputs.paths.items()
-                for spec in encoding.paths[name].item_specs(path.grid_thw)
+                for spec in item_encoder.paths[name].item_specs(path.grid_thw)
             ]
             rows = dict.fromkeys(self.empty, sum(spec.output_tokens for spec in specs))
             if "last_hidden_state" in rows:
@@ -166,22 +166,22 @@ class Job:
         total = sum(sizes) / len(sizes) * count
         return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
 
-    def _plan(self, number: int) -> list[File]:
+    def _shard_files(self, number: int) -> list[File]:
         """The files of a shard, none if another process has written it before its turn."""
-        with self._planning:
-            if number not in self._plans:
+        with self._listing:
+            if number not in self._files_of:
                 done = self.shards[number].is_done
-                self._plans[number] = [] if done else self.files.shard(number)
-            return self._plans[number]
+                self._files_of[number] = [] if done else self.files.shard(number)
+            return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, Any]]:
         """Key and item of each file to encode; a thread of the stream iterates it."""
         for number in self.todo:
-            for file in self._plan(number):
+            for file in self._shard_files(number):
                 yield file.key, self.reader.item(file)
 
-    def _run_shard(self, number: int, results: Iterator[ItemResult]) -> None:
-        began, files = time.perf_counter(), self._plan(number)
+    def _write_shard(self, number: int, results: Iterator[ItemResult]) -> None:
+        began, files = time.perf_counter(), self._shard_files(number)
         if not files:
             return
         rows: dict[int, Row] = {}
@@ -209,7 +209,7 @@ class Job:
             ],
         }
         self.shards[number].write([rows[place] for place in sorted(rows)], self.empty, stats)
-        del self._plans[number]
+        del self._files_of[number]
 
     def _arrays(self, value: Any) -> dict[str, Array]:
         """A result as arrays by name, in the dtype that is written.

@@ -217,8 +217,8 @@ def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     """Equal neighbours go together."""
     parts, start = [], 0
-    for length, run in groupby(lengths):
-        end = start + length * len(list(run))
+    for length, equal in groupby(lengths):
+        end = start + length * len(list(equal))
         parts.append(_attend_equal(q[start:end], k[start:end], v[start:end], length))
         start = end
     return torch.cat(parts)

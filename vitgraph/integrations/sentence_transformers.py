@@ -90,7 +90,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         pools = [name for name in POOLS if name != "none"]
         if pool not in pools:
             raise ValueError(f"pool={pool!r}: must be one of {', '.join(pools)}")
-        encoder.encoding().check(ItemResults(pool))
+        encoder.item_encoder().check(ItemResults(pool))
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
         self.encoder: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
         if isinstance(self.encoder, PathsEncoder):
@@ -120,9 +120,9 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     def forward(self, features: dict[str, Any], **unused: Any) -> dict[str, Any]:
         """Add ``sentence_embedding`` [images, D] to the features."""
-        run = self.encoder if self.graphed is None else self.graphed
+        encoder = self.encoder if self.graphed is None else self.graphed
         grid = features["grid_thw"]
-        items = self.encoder.split(run(features["pixel_values"], grid), grid)
+        items = self.encoder.split(encoder(features["pixel_values"], grid), grid)
         pairs = zip(items, map(tuple, grid), strict=True)
         vectors = [pool_item(item, self.pool, size).float() for item, size in pairs]
         return {**features, "sentence_embedding": torch.stack(vectors)}

@@ -7,6 +7,6 @@
 - ``status``: what ranks tell one another about a call, so that an error on one is raised on all
 """
 
-from .encoder import DataParallelEncoder
+from .data_parallel import DataParallelEncoder
 
 __all__ = ["DataParallelEncoder"]

@@ -33,8 +33,8 @@ class StatusExchange:
     def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
         whole = group or dist.distributed_c10d._get_default_group()
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        place = "cpu" if "cpu" in backends else next(iter(backends))
-        options = whole._get_backend(torch.device(place)).options  # there is no public way
+        kind = "cpu" if "cpu" in backends else next(iter(backends))
+        options = whole._get_backend(torch.device(kind)).options  # there is no public way
         self.timeout: timedelta = options._timeout
         self._group = group
         if backends.get("cpu") != "gloo":

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
-from ..snapshot import Located, Published, Snapshot, TowerTensor, Wanted
+from ..snapshot import Located, Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from ..tensor_file import Header, JsonObject, TensorEntry, file_crc32, header_bytes, read_header
 
 VERSION = 2
@@ -66,7 +66,7 @@ class KeptTower(Snapshot):
             if header.metadata[_SEAL] != _seal(entries, text) or self.record["version"] != VERSION:
                 raise DamagedError(f"{path}: its header is not what was written")
             self.sums = {name: int(value, 16) for name, value in self.record["crc32"].items()}
-            self.published = Published(**self.record["published"])
+            self.checkpoint = WholeCheckpoint(**self.record["published"])
             self._files = {name: (folder / name).read_bytes() for name in self.record["files"]}
         except (CheckpointError, OSError, LookupError, TypeError, ValueError) as error:
             raise DamagedError(

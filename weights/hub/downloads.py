@@ -59,7 +59,7 @@ def fetch_tower(
                         kept.verify()
                     return kept.locate(wanted)
             try:
-                fetch.run()
+                fetch.complete()
             except (RangesUnsupported, OSError) as error:  # with which nobody can go on
                 if isinstance(error, RangesUnsupported) or is_full(error):
                     shutil.rmtree(store.partial, ignore_errors=True)
@@ -91,7 +91,7 @@ class _Fetch:
             "repo": repo.repo_id,
             "commit": repo.revision,
             "subfolder": repo.options.subfolder,
-            "published": asdict(wanted.published),
+            "published": asdict(wanted.checkpoint),
         }
         self.head = sealed_header(self.tensors, self.record, self.files)
         self.requests = plan_requests(self.tensors, headers, len(self.head))
@@ -101,7 +101,7 @@ class _Fetch:
         self.file = self.tower / SINGLE
         self.done = self.folder / "done"
 
-    def run(self) -> None:
+    def complete(self) -> None:
         """Fetch what is missing, and complete the folder of the tower."""
         done = self._begin()
         options = self.repo.options

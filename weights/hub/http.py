@@ -146,12 +146,12 @@ class RemoteFile:
         if response.status_code == 416 and said in (f"bytes */{self.size}", "bytes */0"):
             self.size = int(said[8:])
             return 0
-        encoded = "content-encoding" in headers
-        if response.status_code == 200 and start == 0 and not encoded:
+        compressed = "content-encoding" in headers
+        if response.status_code == 200 and start == 0 and not compressed:
             self.ranges = False
             self.size = int(length) if length.isdecimal() and len(length) < 19 else None
             return end
-        if response.status_code != 206 or encoded:
+        if response.status_code != 206 or compressed:
             raise RangesUnsupported(f"{self.label}: the server ignores byte ranges")
         if match := _RANGE.fullmatch(said):
             first, last, size = map(int, match.groups())

@@ -1,4 +1,4 @@
-"""Choose the byte ranges of a tower: neighbours merged, long runs cut, small gaps bridged."""
+"""Choose the byte ranges of a tower: neighbours merged, long stretches cut, small gaps bridged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..snapshot import TowerTensor
 from ..tensor_file import Header
 
 MOST_BYTES = 64 << 20
-"""Largest request; longer runs are cut, so that several connections share them."""
+"""Largest request; longer stretches are cut, so that several connections share them."""
 WASTE = 200  # one byte in so many of the wanted bytes may be fetched in vain to save requests
 Segments: TypeAlias = tuple[tuple[int, int], ...]
-"""Begin and end of each run of wanted bytes in a remote file, in rising order."""
-_Run: TypeAlias = tuple[str, int, int]  # file, begin and end
+"""Begin and end of each stretch of wanted bytes in a remote file, in rising order."""
+_Stretch: TypeAlias = tuple[str, int, int]  # file, begin and end
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def plan_requests(
     tensors: Sequence[TowerTensor], headers: Mapping[str, Header], data_start: int
 ) -> list[RangeRequest]:
     """Return the requests that bring sorted ``tensors`` into a file with this ``data_start``."""
-    runs = _runs(tensors, headers)
-    bridged = _bridged(runs, sum(tensor.entry.nbytes for tensor in tensors) // WASTE)
+    stretches = _stretches(tensors, headers)
+    bridged = _bridged(stretches, sum(tensor.entry.nbytes for tensor in tensors) // WASTE)
     joined: list[tuple[str, list[tuple[int, int]]]] = []
-    for number, (file, begin, end) in enumerate(runs):
+    for number, (file, begin, end) in enumerate(stretches):
         if number not in bridged:
             joined.append((file, []))
         joined[-1][1].append((begin, end))
@@ -69,24 +69,24 @@ def plan_requests(
     return requests
 
 
-def _runs(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) -> list[_Run]:
-    """Return file, begin and end of each run of neighbouring tensors."""
-    runs: list[_Run] = []
+def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) -> list[_Stretch]:
+    """Return file, begin and end of each stretch of neighbouring tensors."""
+    stretches: list[_Stretch] = []
     for tensor in tensors:
         start = headers[tensor.file].data_start
         begin, end = start + tensor.entry.begin, start + tensor.entry.end
-        if runs and (runs[-1][0], runs[-1][2]) == (tensor.file, begin):
-            runs[-1] = (tensor.file, runs[-1][1], end)
+        if stretches and (stretches[-1][0], stretches[-1][2]) == (tensor.file, begin):
+            stretches[-1] = (tensor.file, stretches[-1][1], end)
         elif begin < end:
-            runs.append((tensor.file, begin, end))
-    return runs
+            stretches.append((tensor.file, begin, end))
+    return stretches
 
 
-def _bridged(runs: Sequence[_Run], budget: int) -> set[int]:
-    """Return the runs that join the one before: the smallest gaps, of ``budget`` bytes in all."""
+def _bridged(stretches: Sequence[_Stretch], budget: int) -> set[int]:
+    """Return which stretches join the one before: the smallest gaps, ``budget`` bytes in all."""
     gaps = sorted(
         (after[1] - before[2], number)
-        for number, (before, after) in enumerate(pairwise(runs), 1)
+        for number, (before, after) in enumerate(pairwise(stretches), 1)
         if before[0] == after[0]
     )
     spent = accumulate(gap for gap, _ in gaps)

@@ -174,7 +174,7 @@ class HubSnapshot(Snapshot):
         wanted.files()
         self._keep_answers()
         if self._route(wanted) == "ranges":
-            headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
+            headers = self.headers(dict.fromkeys(wanted.checkpoint.shards, 0))
             check = self.damage is not None
             try:
                 fetch = partial(fetch_tower, self.repo, wanted, headers, check=check)
@@ -184,7 +184,7 @@ class HubSnapshot(Snapshot):
         if self._refused is not None and self.repo.options.fetch == "ranges":
             text = f"{self._refused}: whole shards are fetched instead"
             warnings.warn(text, stacklevel=2)
-        missing = [file for file in wanted.published.shards if self._path(file) is None]
+        missing = [file for file in wanted.checkpoint.shards if self._path(file) is None]
         if missing and self.offline:
             raise self._not_here(missing[0])
         self._download(missing)
@@ -196,14 +196,14 @@ class HubSnapshot(Snapshot):
 
     def traffic(self, wanted: Wanted) -> Traffic:
         self._keep_answers()
-        here = [self._path(file) is not None for file in wanted.published.shards]
+        here = [self._path(file) is not None for file in wanted.checkpoint.shards]
         cached = "shards" if all(here) else "some shards" if any(here) else "nothing"
         unfinished = self.store.partial.is_dir()
         return Traffic(cached, self._route(wanted), self._range_bytes(wanted), unfinished)
 
     def _route(self, wanted: Wanted) -> str:
         """Choose how to fetch the tower: ``nothing``, ``ranges`` or ``shards``."""
-        sizes = wanted.published.shards
+        sizes = wanted.checkpoint.shards
         missing = sum(sizes[file] for file in sizes if self._path(file) is None)
         if not missing:
             return "nothing"
@@ -214,7 +214,7 @@ class HubSnapshot(Snapshot):
         return "ranges" if self._range_bytes(wanted) <= SAVING * missing else "shards"
 
     def _range_bytes(self, wanted: Wanted) -> int:
-        headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
+        headers = self.headers(dict.fromkeys(wanted.checkpoint.shards, 0))
         requests = plan_requests(in_order(wanted.tensors), headers, 0)
         return sum(request.end - request.begin for request in requests)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from encoders import Encoder
 from encoders.contract import Limits
 from encoders.inputs.intake import to_rgb
-from encoders.streams.calls import Encoding, ItemResults
+from encoders.streams.calls import ItemEncoder, ItemResults
 from encoders.streams.stream import StreamOptions, stream_items
 
 from ..reading import File
@@ -115,15 +115,15 @@ def _measure(
     limits: Mapping[str, Any],
     written_bytes: Callable[[Tensor], int],
 ) -> _Measured:
-    encoding = encoder.encoding()
+    item_encoder = encoder.item_encoder()
     began = time.thread_time()
-    if encoding.stager is not None:  # what threads do for a GPU, which does the rest itself
-        encoding.stager.stage([data], [], Limits(**limits))
+    if item_encoder.stager is not None:  # what threads do for a GPU, which does the rest itself
+        item_encoder.stager.stage([data], [], Limits(**limits))
     else:
         encoder.preprocess([data], **limits)
     decode_seconds = time.thread_time() - began
     image = to_rgb(data)
-    tokens = encoding.tokens(encoder.preprocess([image], **limits))
+    tokens = item_encoder.tokens(encoder.preprocess([image], **limits))
     written = written_bytes(image)
     return _Measured(image, len(data), read_seconds, decode_seconds, written, tokens)
 
@@ -143,7 +143,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def measure_rate(
-    encoding: Encoding[Any],
+    item_encoder: ItemEncoder[Any],
     images: Sequence[Tensor],
     limits: Mapping[str, object],
     wanted: ItemResults,
@@ -155,7 +155,7 @@ def measure_rate(
     def seconds_of(count: int) -> float:
         items = islice(cycle(images), count)
         began = time.perf_counter()
-        with closing(stream_items(encoding, items, limits, wanted, options)) as results:
+        with closing(stream_items(item_encoder, items, limits, wanted, options)) as results:
             for _ in results:
                 pass
         return time.perf_counter() - began
@@ -164,7 +164,7 @@ def measure_rate(
     count = len(images)
     while (seconds := seconds_of(count)) < LEAST_SECONDS:
         count *= 4
-    return Rate(count / seconds, f"measured on {_name_of(encoding.device)}")
+    return Rate(count / seconds, f"measured on {_name_of(item_encoder.device)}")
 
 
 def _name_of(device: torch.device) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast, overload
+from typing import Any, Literal, cast, overload
 
 from torch import Tensor, nn
 
-from ..contract import EncoderOutput, GridLike, PartialOutput, VisionInputs
-
-Features: TypeAlias = Tensor | Sequence[Tensor] | Sequence[EncoderOutput] | Sequence[PartialOutput]
-"""The rows of all items in one tensor, or those of each item in a list."""
+from ..contract import FeatureRows, GridLike, VisionInputs
 
 
 class MapsFeatures(nn.Module, ABC):
@@ -50,7 +47,9 @@ class MapsFeatures(nn.Module, ABC):
         """The maps [t, h, w, D] of each item by the name of the path, from the rows of all."""
 
     @overload
-    def feature_maps(self, features: Features, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
+    def feature_maps(
+        self, features: FeatureRows, inputs: VisionInputs
+    ) -> list[dict[str, Tensor]]: ...
 
     @overload
     def feature_maps(
@@ -62,7 +61,7 @@ class MapsFeatures(nn.Module, ABC):
 
     def feature_maps(
         self,
-        features: Features,
+        features: FeatureRows,
         inputs: VisionInputs | GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[dict[str, Tensor]] | list[Tensor]:

@@ -193,12 +193,14 @@ class DataParallelEncoder:
                     f"{type(self.encoder).__name__} has no encode: prepare the pixels yourself and "
                     "call this object with them and their grid_thw"
                 )
-            encoding = self.encoder.encoding()
-            encoding.check(wanted)
+            item_encoder = self.encoder.item_encoder()
+            item_encoder.check(wanted)
             limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
-            inputs = encoding.encoder.preprocess(images, videos, **limits._asdict())
+            inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
             if self._several:
-                return self._result_of_items(inputs, lambda mine: encoding.run(mine, wanted), pool)
+                return self._result_of_items(
+                    inputs, lambda mine: item_encoder.encode(mine, wanted), pool
+                )
             shares = self._share(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
             if not shares.mine:
@@ -206,7 +208,7 @@ class DataParallelEncoder:
             chosen = inputs.grid_thw[torch.tensor(shares.mine)]
             tiles = inputs.tiles and [inputs.tiles[item] for item in shares.mine]
             mine = inputs._replace(pixel_values=rows, grid_thw=chosen, tiles=tiles)
-            results = encoding.run(mine, wanted)
+            results = item_encoder.encode(mine, wanted)
             if pool == "none":
                 return self._result(shares, join_outputs(results))
             return self._new_result(shares, [("vectors", torch.stack(results))])
@@ -253,14 +255,14 @@ class DataParallelEncoder:
         return call(pixel_values, grids)
 
     def _result_of_items(
-        self, inputs: VisionInputs, run: Callable[[VisionInputs], list[Any]], pool: str = "none"
+        self, inputs: VisionInputs, encode: Callable[[VisionInputs], list[Any]], pool: str = "none"
     ) -> RankResult:
-        """Assign the items of an encoder of several paths, and run those of this rank."""
+        """Assign the items of an encoder of several paths, and encode those of this rank."""
         inputs.check(self._paths)
         everything = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
         shares = self._assign(everything["image"], [], costs_of_items(inputs, self._paths))
         mine = select_items(inputs, self._paths, shares.mine)
-        results = run(mine) if shares.mine else []
+        results = encode(mine) if shares.mine else []
         fields: list[tuple[str, Tensor]] = []
         counts: list[list[int]] = []
         if results and pool != "none":

@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImageProcessor
 
 from encoders.contract import Limits
+from encoders.inputs.crops import CropPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
-from encoders.inputs.windows import WindowPreprocessor
 from photographs import china, hopper
 
-OURS = WindowPreprocessor()
+OURS = CropPreprocessor()
 LEVELS = torch.tensor(CLIP_STD).view(3, 1, 1) * 255
 """Levels of 255 per unit of normalised pixels."""
 COUNTS = {
@@ -161,7 +161,7 @@ def test_no_images_make_empty_paths() -> None:
 
 
 def test_tiling_can_be_off() -> None:
-    inputs = WindowPreprocessor(tiled=False)([blank((1920, 1080))])
+    inputs = CropPreprocessor(tiled=False)([blank((1920, 1080))])
     assert inputs.tiles == [(1, 1, False)]
     assert len(inputs.paths["tiles"].pixel_values) == 0
 

@@ -7,17 +7,17 @@ The rule, for an image of ``long`` x ``short`` pixels:
 
 1. An image under 32 pixels on one side with an aspect ratio over 4 is laid on a black square, in
    the top left corner. An image over 3024 pixels is scaled down to that.
-2. The window is a square. If ``long`` is below 728, it is ``short`` for an aspect ratio over 1.5,
+2. The crop is a square. If ``long`` is below 728, it is ``short`` for an aspect ratio over 1.5,
    else there are no tiles. From 728 on it is 504, or ``min(short, 504)`` for a ratio over 4.
-3. Each side that is at least a window long is resized to a multiple of the window: up if over a
-   fifth of a window is left over, else down. Windows cover the image row by row, and are black
+3. Each side that is at least a crop long is resized to a multiple of the crop: up if over a
+   fifth of a crop is left over, else down. Crops cover the image row by row, and are black
    where they leave it. Each is resized to 504x504, and the whole image to 728x728.
 
 Deliberate differences:
 
 - Images are resized as uint8, as transformers does; StepFun's code resizes the last time as floats,
   and the results differ by rounding to one of 255 levels.
-- Unlike transformers, the rule above is followed where a window leaves the image (transformers
+- Unlike transformers, the rule above is followed where a crop leaves the image (transformers
   stretches the rest of the image over the tile), for images of exactly 728 pixels (transformers
   makes no tiles of 728x728), and for long images over 3024 pixels.
 """
@@ -39,27 +39,27 @@ LARGEST = 3024
 """Longest side in pixels before an image is cut."""
 
 
-class Windows(NamedTuple):
+class Crops(NamedTuple):
     """How an image is cut into tiles."""
 
     width: int
     """Of the resized image, in pixels."""
     height: int
     side: int
-    """Side of a window in pixels; 0 means no tiles."""
+    """Side of a crop in pixels; 0 means no tiles."""
 
     @property
     def columns(self) -> int:
-        """Windows per row."""
+        """Crops per row."""
         return max(self.width // self.side, 1) if self.side else 0
 
     @property
     def rows(self) -> int:
-        """Rows of windows."""
+        """Rows of crops."""
         return max(self.height // self.side, 1) if self.side else 0
 
 
-def plan_windows(width: int, height: int, image_size: int = 728, tile_size: int = 504) -> Windows:
+def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 504) -> Crops:
     """Return how an image is cut; thin and large images were padded and scaled before.
 
     Args:
@@ -74,20 +74,20 @@ def plan_windows(width: int, height: int, image_size: int = 728, tile_size: int 
     else:
         side = min(short, tile_size) if long / short > 4 else tile_size
     if not side:
-        return Windows(width, height, 0)
-    return Windows(_snap(width, side), _snap(height, side), side)
+        return Crops(width, height, 0)
+    return Crops(_snap(width, side), _snap(height, side), side)
 
 
-def _snap(length: int, window: int) -> int:
-    """The multiple of a window that a side is resized to; a side below a window stays."""
-    if length < window:
+def _snap(length: int, crop: int) -> int:
+    """The multiple of a crop that a side is resized to; a side below a crop stays."""
+    if length < crop:
         return length
-    whole = length // window
-    return window * (whole + (length / window - whole > 0.2))
+    whole = length // crop
+    return crop * (whole + (length / crop - whole > 0.2))
 
 
 @dataclass(frozen=True)
-class WindowPreprocessor(ViewPreprocessor):
+class CropPreprocessor(ViewPreprocessor):
     """Cuts an image into tiles and resizes the whole image to one view (Step towers).
 
     The path "image" gets the whole view of each item, the path "tiles" the tiles of those items
@@ -127,25 +127,25 @@ class WindowPreprocessor(ViewPreprocessor):
         image = _scaled(_squared(image))
         height, width = image.shape[1:]
         whole = resize(image, self.image_size, self.image_size, "bilinear")
-        windows = Windows(width, height, 0)
+        crops = Crops(width, height, 0)
         if self.tiled:
-            windows = plan_windows(width, height, self.image_size, self.tile_size)
-        if not windows.side:
+            crops = plan_crops(width, height, self.image_size, self.tile_size)
+        if not crops.side:
             return Views({"image": [whole]})
-        tiles = self._cut(image, windows)
-        return Views({"image": [whole], "tiles": tiles}, (windows.columns, windows.rows, True))
+        tiles = self._cut(image, crops)
+        return Views({"image": [whole], "tiles": tiles}, (crops.columns, crops.rows, True))
 
-    def _cut(self, image: Tensor, windows: Windows) -> list[Tensor]:
-        """Return the windows of an image, resized to tiles; they are black beyond the image."""
-        side, columns, rows = windows.side, windows.columns, windows.rows
+    def _cut(self, image: Tensor, crops: Crops) -> list[Tensor]:
+        """Return the crops of an image, resized to tiles; they are black beyond the image."""
+        side, columns, rows = crops.side, crops.columns, crops.rows
         if columns * rows > MOST_TILES:
             raise ValueError(
                 f"is {image.shape[2]}x{image.shape[1]} pixels after scaling, which makes "
                 f"{columns * rows} tiles: at most {MOST_TILES}; crop it"
             )
         check_area(columns * rows, self.tile_size)
-        sized = resize(image, windows.height, windows.width, "bilinear")
-        right, below = columns * side - windows.width, rows * side - windows.height
+        sized = resize(image, crops.height, crops.width, "bilinear")
+        right, below = columns * side - crops.width, rows * side - crops.height
         black = F.pad(sized, (0, max(right, 0), 0, max(below, 0)))
         parts = [part for band in black.split(side, 1)[:rows] for part in band.split(side, 2)]
         return [resize(part, self.tile_size, self.tile_size, "bilinear") for part in parts]
