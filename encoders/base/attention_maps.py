@@ -21,7 +21,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..contract import Accelerator, BlockTower, GridLike, Metadata, VisionInputs
+from ..block_parts import BlockTower
+from ..contract import Accelerator, GridLike, Metadata, VisionInputs
 from ..grids import plain_values
 from ..layers.attention import AttentionCall, observed_calls
 from ..layers.sam import SamBlock, in_windows
