@@ -75,6 +75,7 @@ INTAKE = {
 }
 # What the files of ``vitgraph.integrations`` import, and nothing else does.
 INTEGRATED = {
+    "dynamo": {"dynamo"},
     "export": {"onnxscript"},
     "transformers": {"transformers"},
     "sentence_transformers": {"sentence_transformers"},

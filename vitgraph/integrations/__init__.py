@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["export", "sentence_transformers", "transformers", "vllm"]
+__all__ = ["dynamo", "export", "sentence_transformers", "transformers", "vllm"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -28,14 +28,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from encoders import EncoderOutput, InternViT, PartialOutput, Qwen3VLEncoder, VisionEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from graphwrap import GraphedEncoder
 
-__all__ = ["multi_modal_data"]
+from ..embedding.feature_store import FeatureStore, content_key, language_rows
+
+__all__ = ["FeatureStore", "content_key", "multi_modal_data"]
 
 
 def multi_modal_data(
@@ -93,24 +94,18 @@ def multi_modal_data(
             num_frames=num_frames,
         )
         if isinstance(inner, InternViT):
-            data[kind] = [_packed(output) for output in encoder(inputs)]
+            data[kind] = [_on_cpu(output) for output in encoder(inputs)]
             continue
         output = encoder(inputs.pixel_values, inputs.grid_thw)
-        data[kind] = {f"{kind}_embeds": _packed(output), f"{kind}_grid_thw": inputs.grid_thw}
+        data[kind] = {f"{kind}_embeds": _on_cpu(output), f"{kind}_grid_thw": inputs.grid_thw}
         if kind == "video" and isinstance(inner, Qwen3VLEncoder):
             frames = inputs.grid_thw[:, 0].tolist()
             data[kind]["timestamps"] = _read_timestamps(timestamps, frames)
     return data
 
 
-def _packed(output: EncoderOutput | PartialOutput) -> Tensor:
-    """Merged tokens, then each DeepStack layer, side by side on the channels."""
-    if output.pooler_output is None or output.deepstack_features is None:
-        raise ValueError(
-            "the GraphedEncoder leaves out what language models read: leave its outputs at "
-            "('pooler_output', 'deepstack_features')"
-        )
-    return torch.cat((output.pooler_output, *output.deepstack_features), dim=1).detach().cpu()
+def _on_cpu(output: EncoderOutput | PartialOutput) -> Tensor:
+    return language_rows(output).detach().cpu()
 
 
 def _read_timestamps(

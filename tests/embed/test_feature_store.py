@@ -1,0 +1,157 @@
+"""A store of features in the form that vLLM's ``ECExampleConnector`` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from encoders import Encoder
+from graphwrap import GraphedEncoder
+from oracles import tiny
+from photographs import china, flower
+from vitgraph.embedding.feature_store import content_key
+from vitgraph.integrations.vllm import FeatureStore, multi_modal_data
+
+IMAGE = china().resize((96, 64))
+LIMITS = {"min_pixels": 4096, "max_pixels": 16384}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_file_holds_what_vllms_own_tower_would_return(tmp_path: Path, name: str) -> None:
+    encoder = tiny(name)
+    store = FeatureStore(tmp_path / "new" / "store", encoder, **LIMITS)
+    (output,) = encoder.encode([IMAGE], **LIMITS)
+    assert store.put("street", output)
+    assert names(store.folder) == ["store.json", "street/encoder_cache.safetensors"]
+    found = load_file(store.folder / "street" / "encoder_cache.safetensors")
+    assert list(found) == ["ec_cache"]
+    wanted = multi_modal_data(encoder, [IMAGE], **LIMITS)["image"]["image_embeds"]
+    torch.testing.assert_close(found["ec_cache"], wanted, rtol=0, atol=0)
+    assert store.get("street").equal(wanted)
+    assert "street" in store
+    with pytest.raises(KeyError):
+        store.get("flower")
+
+
+def test_bfloat16_and_graphed_features_keep_their_bits(tmp_path: Path) -> None:
+    encoder = tiny("qwen3_vl", torch.bfloat16)
+    store = FeatureStore(tmp_path, GraphedEncoder(encoder, backend="eager"))
+    (output,) = encoder.encode([IMAGE])
+    store.put(content_key(b"the bytes of a file"), output)
+    rows = torch.cat((output.pooler_output, *output.deepstack_features), 1)
+    assert store.get(content_key(b"the bytes of a file")).equal(rows)
+
+
+def test_a_key_that_is_there_is_never_written_again(tmp_path: Path) -> None:
+    encoder = tiny("qwen3_vl")
+    store = FeatureStore(tmp_path, encoder)
+    first, second = encoder.encode([IMAGE, flower().resize((64, 64))])
+    assert store.put("a", first)
+    before = store.get("a")
+    assert not store.put("a", second)
+    assert store.get("a").equal(before)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_appears_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    encoder = tiny("qwen3_vl")
+    store = FeatureStore(tmp_path, encoder)
+    (output,) = encoder.encode([IMAGE])
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space left on the disk")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitgraph.embedding.feature_store.flush", refuse)
+        with pytest.raises(OSError, match="no space"):
+            store.put("a", output)
+    assert names(tmp_path) == ["store.json"]
+    assert store.put("a", output)
+    assert names(tmp_path) == ["a/encoder_cache.safetensors", "store.json"]
+
+
+@pytest.mark.parametrize(
+    "key", ["", ".hidden", "a/b", "../a", "a b", "ä", "a\n", "x" * 201, "store.json", "00000.csv"]
+)
+def test_keys_that_cannot_name_a_folder_are_refused(tmp_path: Path, key: str) -> None:
+    encoder = tiny("qwen3_vl")
+    store = FeatureStore(tmp_path, encoder)
+    (output,) = encoder.encode([IMAGE])
+    with pytest.raises(ValueError, match="must match"):
+        store.put(key, output)
+    assert names(tmp_path) == ["store.json"]
+
+
+def test_keys_of_content_and_of_callers_are_taken(tmp_path: Path) -> None:
+    encoder = tiny("qwen3_vl")
+    store = FeatureStore(tmp_path, encoder)
+    (output,) = encoder.encode([IMAGE])
+    for key in (content_key(b""), "-a", "_", "0.jpg", "x" * 200):
+        assert store.put(key, output)
+        assert key in store
+
+
+def test_another_checkpoint_dtype_or_limit_is_refused(tmp_path: Path) -> None:
+    encoder = tiny("qwen3_vl")
+    FeatureStore(tmp_path, encoder, **LIMITS)
+    FeatureStore(tmp_path, encoder, **LIMITS)
+    with pytest.raises(ValueError, match="holds features of max_pixels 16384, now it is 8192"):
+        FeatureStore(tmp_path, encoder, min_pixels=4096, max_pixels=8192)
+    with pytest.raises(ValueError, match="holds features of dtype float32, now it is bfloat16"):
+        FeatureStore(tmp_path, tiny("qwen3_vl", torch.bfloat16), **LIMITS)
+    with pytest.raises(ValueError, match="holds features of commit weights "):
+        FeatureStore(tmp_path, tiny("qwen3_vl", calm=0.5), **LIMITS)
+
+
+def test_put_refuses_an_output_of_another_dtype_or_width(tmp_path: Path) -> None:
+    FeatureStore(tmp_path, tiny("qwen3_vl"))
+    store = FeatureStore(tmp_path)
+    for other in (tiny("qwen3_vl", torch.bfloat16), tiny("qwen2_5_vl")):
+        (output,) = other.encode([IMAGE])
+        with pytest.raises(ValueError, match="this store holds float32 of width 144"):
+            store.put("a", output)
+    short = GraphedEncoder(tiny("qwen3_vl"), backend="eager", outputs=["pooler_output"])
+    (partial,) = short.encode([IMAGE])
+    with pytest.raises(ValueError, match="leaves out what language models read"):
+        store.put("a", partial)
+
+
+def test_the_commit_of_a_repo_takes_the_place_of_a_digest(
+    tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    assert encoder.published is not None
+    published = replace(encoder.published, repo_id="owner/name", commit="0" * 40)
+    monkeypatch.setattr(encoder, "published", published)
+    FeatureStore(tmp_path, encoder)
+    about = json.loads((tmp_path / "store.json").read_text())
+    assert (about["checkpoint"], about["commit"]) == ("owner/name", "0" * 40)
+    monkeypatch.setattr(encoder, "published", replace(published, commit="1" * 40))
+    with pytest.raises(ValueError, match="holds features of commit 0000"):
+        FeatureStore(tmp_path, encoder)
+
+
+def test_stores_on_remote_addresses_and_without_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"s3://bucket/store: vLLM reads .* local or mounted"):
+        FeatureStore("s3://bucket/store", tiny("qwen3_vl"))
+    with pytest.raises(ValueError, match=r"has no store.json; pass the encoder"):
+        FeatureStore(tmp_path)
+    (tmp_path / "store.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"store.json: is damaged"):
+        FeatureStore(tmp_path)
+    with pytest.raises(ValueError, match="the Qwen families and InternVL, not for LowRes"):
+        FeatureStore(tmp_path / "other", tiny("deepseek_vl_hybrid"))

@@ -1,0 +1,260 @@
+"""A folder of features that an unmodified vLLM reads: one safetensors file per item.
+
+In the folder of a store::
+
+    store.json                        the checkpoint, dtype and limits that all items have in common
+    <key>/encoder_cache.safetensors   ``ec_cache`` [tokens, (1 + L) * D] of one item
+
+A request names the item by its key in ``multi_modal_uuids``. A file appears whole or not at all,
+and is never written twice, so vLLM may read while a store is being filled.
+
+Source: ``ECExampleConnector`` of vLLM 0.32.0 and 0.33.0,
+``distributed/ec_transfer/ec_connector/example_connector.py``.
+
+Shapes: L DeepStack layers, D width of the language model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from encoders import InternViT, Qwen3VLEncoder
+from encoders.base.encoder import Encoder
+from encoders.base.patch_encoder import PatchEncoder
+from encoders.contract import EncoderOutput, PartialOutput
+from graphwrap import GraphedEncoder
+from weights.writing import flush, temporary_beside
+
+from .files import is_remote, local_path
+from .storage import LocalFolder
+
+ABOUT, FILE, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
+_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_OF_JOBS = (".json", ".jsonl", ".csv")
+"""How the names of the files end that a job writes into the folder."""
+
+
+class StoreSettings(NamedTuple):
+    """What all items of a store have in common."""
+
+    checkpoint: str | None
+    """The repo, None for a checkpoint that was not loaded from the Hub."""
+    dtype: str
+    commit: str
+    """Of the repo; of another checkpoint, a digest of the weights in this dtype."""
+    width: int
+    """Columns of each tensor, (1 + L) * D."""
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_tiles: int | None = None
+
+
+class FeatureStore:
+    """Writes and reads the features of a store.
+
+    Args:
+        folder: a path, local or mounted; made if it does not exist.
+        encoder: makes the features, of a Qwen family or InternVL. A new store takes its settings
+            from it, and an existing one refuses another. None opens an existing store as it is.
+        min_pixels, max_pixels, max_tiles: as ``encode`` is given them for every item of the store.
+
+    Attributes:
+        folder: as given.
+        settings: what all items have in common.
+
+    Raises:
+        ValueError: a folder on a remote store, one that holds no store while no encoder is given,
+            an encoder of another family, or settings that are not those of the store.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        encoder: Encoder | GraphedEncoder | None = None,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+    ) -> None:
+        self.folder = local_folder(folder)
+        found = _read_settings(self.folder)
+        if encoder is None:
+            if found is None:
+                raise ValueError(
+                    f"{self.folder}: has no {ABOUT}; pass the encoder whose features it is to hold"
+                )
+            self.settings = found
+            return
+        mine = _describe(encoder)._replace(
+            min_pixels=min_pixels, max_pixels=max_pixels, max_tiles=max_tiles
+        )
+        if found is None:
+            content = json.dumps(mine._asdict(), indent=1) + "\n"
+            LocalFolder(self.folder).create(ABOUT, content.encode())
+            found = _read_settings(self.folder)
+        assert found is not None
+        _compare(found, mine, self.folder)
+        self.settings = found
+
+    def put(self, key: str, output: EncoderOutput | PartialOutput) -> bool:
+        """Write the features of one item, unless the store has this key.
+
+        Args:
+            key: what requests pass in ``multi_modal_uuids``: :func:`content_key` of the bytes of
+                the image file, or a name of your own that always stands for the same image.
+            output: of ``encode`` for this item, in the dtype of the store.
+
+        Returns:
+            Whether it was written; False if the key was there.
+
+        Raises:
+            ValueError: a key that cannot name a folder, or an output of another dtype or width.
+            OSError: the folder cannot be written to, or the disk is full.
+        """
+        return self.write(key, language_rows(output), self._path(key))
+
+    def write(self, key: str, rows: Tensor, near: Path) -> bool:
+        """Write the rows of one item, as :meth:`put` does; the temporary file lies beside ``near``.
+
+        Raises:
+            ValueError: what :meth:`put` raises.
+            OSError: the folder cannot be written to, or the disk is full.
+        """
+        dtype, width = str(rows.dtype).removeprefix("torch."), rows.shape[1]
+        if (dtype, width) != (self.settings.dtype, self.settings.width):
+            raise ValueError(
+                f"{key}: is {dtype} of width {width}, and this store holds {self.settings.dtype} "
+                f"of width {self.settings.width}: take the encoder and dtype of the store"
+            )
+        path = self._path(key)
+        if path.exists():
+            return False
+        path.parent.mkdir(exist_ok=True)
+        with temporary_beside(near) as temporary:
+            save_file({TENSOR: rows.detach().cpu().contiguous()}, temporary)
+            flush(temporary)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:  # of another writer, meanwhile
+                return False
+            except OSError:  # a file system without hard links
+                temporary.replace(path)
+        return True
+
+    def get(self, key: str) -> Tensor:
+        """Return the features of one item, [tokens, (1 + L) * D], on the CPU.
+
+        Raises:
+            KeyError: the store does not have this key.
+            ValueError: a key that cannot name a folder.
+        """
+        if key not in self:
+            raise KeyError(key)
+        return load_file(self._path(key))[TENSOR]
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).exists()
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key) or key.endswith(_OF_JOBS):
+            raise ValueError(
+                f"key {key!r}: must match {_KEY.pattern} and not end in {', '.join(_OF_JOBS)}; "
+                "content_key(bytes of the file) always does"
+            )
+        return self.folder / key / FILE
+
+
+def content_key(content: bytes) -> str:
+    """Return the key of an image file: the SHA-256 of its bytes, in hexadecimal.
+
+    Args:
+        content: the bytes of the file.
+    """
+    return hashlib.sha256(content).hexdigest()
+
+
+def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
+    """Join the merged tokens and the DeepStack layers of an output on the channels.
+
+    Returns:
+        [tokens, (1 + L) * D], as vLLM's own towers return it.
+
+    Raises:
+        ValueError: an output that lacks one of the fields.
+    """
+    if output.pooler_output is None or output.deepstack_features is None:
+        raise ValueError(
+            "the GraphedEncoder leaves out what language models read: leave its outputs at "
+            "('pooler_output', 'deepstack_features')"
+        )
+    return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
+
+
+def local_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return the path of a store.
+
+    Raises:
+        ValueError: it is the address of a remote store.
+    """
+    text = local_path(os.fspath(folder))
+    if is_remote(text):
+        raise ValueError(f"{text}: vLLM reads features from a folder: give a local or mounted one")
+    return Path(text)
+
+
+def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
+    inner: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+    if not isinstance(inner, PatchEncoder | InternViT):
+        raise ValueError(
+            "a feature store holds what vLLM takes for the Qwen families and InternVL, not for "
+            f"{type(inner).__name__}: pass the images themselves to vLLM"
+        )
+    layers = 1
+    if isinstance(inner, Qwen3VLEncoder):
+        layers += len(inner.config.deepstack_visual_indexes)
+    published = inner.published
+    commit = published.commit if published is not None else None
+    return StoreSettings(
+        published.repo_id if published is not None else None,
+        str(inner.dtype).removeprefix("torch."),
+        commit or _digest(inner),
+        layers * inner.out_features,
+    )
+
+
+def _digest(encoder: Encoder) -> str:
+    """In the place of a commit: the names and the bytes of all weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return f"weights {digest.hexdigest()[:40]}"
+
+
+def _read_settings(folder: Path) -> StoreSettings | None:
+    try:
+        about = json.loads((folder / ABOUT).read_bytes())
+        return StoreSettings(*(about[name] for name in StoreSettings._fields))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / ABOUT}: is damaged ({error!r})") from error
+
+
+def _compare(found: StoreSettings, mine: StoreSettings, folder: Path) -> None:
+    for name, theirs in found._asdict().items():
+        ours = mine._asdict()[name]
+        if ours != theirs:
+            raise ValueError(
+                f"{folder}: holds features of {name} {theirs}, now it is {ours}; give the same "
+                "checkpoint, dtype and limits, or another folder"
+            )

@@ -1,0 +1,290 @@
+"""An encoder for Dynamo: ``--custom-encoder-class vitgraph.integrations.dynamo.Encoder``.
+
+Dynamo makes the class without arguments, so its options are variables of the environment: the
+fields of :class:`Options` in capitals after ``VITGRAPH_DYNAMO_``, as in
+``VITGRAPH_DYNAMO_MAX_PIXELS=1048576``.
+
+Source: ai-dynamo 1.6.1, ``dynamo/vllm/multimodal_utils/custom_encoder``: ``backend/base.py`` is the
+contract, ``async_encoder.py`` and ``batcher.py`` call it, ``adapter/`` reads its results.
+
+Shapes: N tokens of an image, L DeepStack layers, D width of the language model.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from encoders import Encoder as Tower
+from encoders import Qwen3VLEncoder
+from encoders.contract import Limits, PartialOutput, VisionInputs
+from encoders.inputs.image_files import open_image
+from encoders.inputs.images import StagedItem
+from encoders.streams.calls import join_inputs
+from graphwrap import GraphedEncoder
+from weights import load_encoder
+
+from ..embedding.feature_store import language_rows
+from ..fetching import MOST_BYTES, Fetcher
+
+try:
+    from dynamo.vllm.multimodal_utils.custom_encoder.adapter.qwen3_vl import Qwen3VLImageEncoding
+    from dynamo.vllm.multimodal_utils.custom_encoder.backend import (
+        Preprocessed,
+        VisionEncoderBackend,
+    )
+except ImportError as error:
+    raise ImportError(
+        "vitgraph.integrations.dynamo needs ai-dynamo 1.6 with vLLM: pip install "
+        f"'ai-dynamo[vllm]>=1.6,<1.7' ({error})"
+    ) from error
+
+__all__ = ["Encoder", "Options", "read_options"]
+
+PREFIX = "VITGRAPH_DYNAMO_"
+_NUMBERS = ("max_tokens", "min_pixels", "max_pixels", "max_tiles", "threads", "image_token_id")
+_LARGEST_BUDGET, _MOST_THREADS = 8192, 16
+_LOG = logging.getLogger(__name__)
+Item: TypeAlias = StagedItem | VisionInputs
+"""One image: resized, where the device can do the rest, or all that its tower reads."""
+Artifact: TypeAlias = Qwen3VLImageEncoding | Tensor
+
+
+class Options(NamedTuple):
+    """The settings of an operator; None leaves a value to the checkpoint or to this machine."""
+
+    checkpoint: str | None = None
+    """Repo id or folder of the tower; None takes the model that Dynamo serves."""
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    """Of weights and features; a text-only decoder takes features of its own dtype alone."""
+    max_tokens: int | None = None
+    """Output tokens per batch, per image and of the largest graph. None means 8192, and graphs that
+    fit a third of the memory that is free."""
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_tiles: int | None = None
+    allowed_hosts: str = ""
+    """Host names, separated by commas, whose addresses need not be public."""
+    threads: int | None = None
+    """Images that are fetched and decoded at once; None means one per core, 16 at most."""
+    image_token_id: int | None = None
+    """The placeholder of a text-only decoder, one per image; None for Qwen3-VL and Qwen3.5."""
+    backend: str = "auto"
+    """Of the GraphedEncoder; "eager" captures nothing."""
+    table: str | None = None
+    """A file of ``GraphedEncoder.save_table``, with which a restart measures nothing."""
+
+
+class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
+    """A tower that Dynamo drives: it fetches, batches and encodes the images of requests.
+
+    Attributes:
+        options: as the environment says.
+        max_batch_cost: output tokens per batch.
+        preprocess_concurrency: images that are prepared at once.
+        image_token_id: the placeholder of a text-only decoder, None for others.
+        buckets: output tokens of each graph, once it is built.
+
+    Raises:
+        ValueError: a variable ``VITGRAPH_DYNAMO_...`` that is unknown or has a wrong value.
+    """
+
+    def __init__(self) -> None:
+        self.options = read_options(os.environ)
+        self.max_batch_cost = self.options.max_tokens or _LARGEST_BUDGET
+        cores = min(os.cpu_count() or 1, _MOST_THREADS)
+        self.preprocess_concurrency = self.options.threads or cores
+        self.image_token_id = self.options.image_token_id
+        hosts = (host.strip() for host in self.options.allowed_hosts.split(","))
+        self._fetcher = Fetcher(allowed_hosts=[host for host in hosts if host])
+        self._graphed: GraphedEncoder | None = None
+
+    def build(self, model_id: str) -> None:
+        """Load the tower and capture its graphs, on the thread that replays them.
+
+        Args:
+            model_id: the model that Dynamo serves, if the options name no other checkpoint.
+
+        Raises:
+            ValueError: a tower that the decoder's adapter cannot take, or what loading raises.
+        """
+        wanted = self.options
+        tower = self.load_tower(wanted.checkpoint or model_id)
+        _check_adapter(tower, self.image_token_id)
+        graphed = GraphedEncoder(
+            tower, max_budget=wanted.max_tokens, backend=wanted.backend, clone=False
+        )
+        graphed.load_table(wanted.table)
+        self._graphed = graphed.capture(progress=False)
+        self.buckets = sorted({budget.tokens for budget in graphed.budgets})
+        _LOG.info("%s, graphs of %s tokens (%s)", wanted, self.buckets, graphed.backend)
+
+    def load_tower(self, checkpoint: str) -> Tower:
+        """Load the tower of a repo or a folder; a subclass may make it in another way."""
+        device, dtype, revision = self.options.device, self.options.dtype, self.options.revision
+        return load_encoder(
+            checkpoint, revision=revision, device=device, dtype=dtype, progress=False
+        )
+
+    def preprocess(self, raw: str) -> Preprocessed[Item]:
+        """Fetch, decode and resize one image; any thread may call it, and it uses the CPU alone.
+
+        Args:
+            raw: a ``data:`` URL in base64, or an https URL.
+
+        Returns:
+            The image and, as its cost, the output tokens that it makes.
+
+        Raises:
+            ValueError: an image that is refused, in words for the client; the log has the reason.
+        """
+        content = self._read(raw)
+        try:
+            image = open_image(content)
+        except ValueError as error:
+            raise _refusal("cannot be decoded: send a JPEG, PNG or WebP file", error) from None
+        try:
+            item, tokens = self._prepare(image)
+        except ValueError as error:
+            size = f"{image.width}x{image.height} pixels"
+            raise _refusal(f"has {size}, which this model does not take", error) from None
+        if tokens > self.max_batch_cost:
+            raise ValueError(
+                f"the image makes {tokens:,} tokens, and at most {self.max_batch_cost:,} are "
+                "encoded: send a smaller image"
+            )
+        return Preprocessed(item, tokens)
+
+    def forward_batch(self, items: list[Item], target_bucket: int | None = None) -> list[Artifact]:
+        """Encode the images of a batch in one call.
+
+        Args:
+            items: what :meth:`preprocess` made.
+            target_bucket: reserved by Dynamo, which passes None; graphs are chosen here.
+
+        Returns:
+            Per image, on the CPU: [N, (1 + L) * D] with its grid or, for a text-only decoder, the
+            tensor [N, D] alone.
+        """
+        inputs = self._join(items)
+        outputs = [language_rows(output) for output in self.encode(inputs)]
+        rows = torch.cat(outputs).cpu().split([len(output) for output in outputs])
+        if self.image_token_id is not None:
+            return list(rows)
+        grids = (tuple(grid) for grid in inputs.grid_thw.tolist())
+        return [Qwen3VLImageEncoding(*pair) for pair in zip(rows, grids, strict=True)]
+
+    def encode(self, inputs: VisionInputs) -> Sequence[PartialOutput]:
+        """Return one output per image, in memory that the next call writes to."""
+        return self._built()(inputs)
+
+    def close(self) -> None:
+        """Give back graphs and weights."""
+        graphed, self._graphed = self._built(), None
+        graphed.release()
+        on_cuda = graphed.device.type == "cuda"
+        del graphed
+        if on_cuda:
+            torch.cuda.empty_cache()
+
+    def _built(self) -> GraphedEncoder:
+        if self._graphed is None:
+            raise RuntimeError("the encoder is not built, or is closed")
+        return self._graphed
+
+    def _read(self, url: str) -> bytes:
+        """The bytes that a URL holds or names.
+
+        Raises:
+            ValueError: it holds or names none that may be read.
+        """
+        head, _, text = url.partition(",")
+        inside = head.startswith("data:")
+        try:
+            if not inside:
+                return self._fetcher.read(url)
+            if not head.endswith(";base64") or len(text) > MOST_BYTES * 4 // 3 + 4:
+                raise ValueError(f"a data: URL of {len(url):,} characters")
+            return base64.b64decode(text, validate=True)
+        except ValueError as error:
+            wanted = "a data: URL in base64" if inside else "an https URL of a host that is allowed"
+            rule = f"cannot be read: send {wanted}, and at most {MOST_BYTES:,} bytes"
+            raise _refusal(rule, error) from None
+
+    def _prepare(self, image: Image.Image) -> tuple[Item, int]:
+        """An image as :meth:`_join` takes it, and its output tokens."""
+        encoding, wanted = self._built().encoding(), self.options
+        limits = Limits(wanted.min_pixels, wanted.max_pixels, wanted.max_tiles)
+        if encoding.stager is None:
+            inputs = encoding.encoder.preprocess([image], **limits._asdict())
+            return inputs, encoding.tokens(inputs)
+        pinned = encoding.device.type == "cuda"
+        (item,) = encoding.stager.stage([image], (), limits, pinned)
+        (spec,) = encoding.paths["image"].item_specs([item.grid])
+        return item, spec.output_tokens
+
+    def _join(self, items: Sequence[Item]) -> VisionInputs:
+        """Images on the device, normalised and cut there where that can be, as one input."""
+        graphed = self._built()
+        device, stager = graphed.device, graphed.encoding().stager
+        staged = [item for item in items if isinstance(item, StagedItem)]
+        if stager is None:
+            whole = (item for item in items if isinstance(item, VisionInputs))
+            return join_inputs([item.to(device) for item in whole])
+        return stager.finish([item._replace(pixels=item.pixels.to(device)) for item in staged])
+
+
+def read_options(environment: Mapping[str, str]) -> Options:
+    """Return the options that an environment sets.
+
+    Raises:
+        ValueError: a variable ``VITGRAPH_DYNAMO_...`` that is unknown, or no positive number where
+            one is needed.
+    """
+    known = {f"{PREFIX}{field.upper()}": field for field in Options._fields}
+    given: dict[str, Any] = {}
+    for name, text in environment.items():
+        if not name.startswith(PREFIX):
+            continue
+        if name not in known:
+            raise ValueError(f"{name}: is not known; known are {', '.join(known)}")
+        is_number = known[name] in _NUMBERS
+        if is_number and not (text.isascii() and text.isdigit() and int(text)):
+            raise ValueError(f"{name}={text}: must be a positive whole number")
+        given[known[name]] = int(text) if is_number else text
+    return Options()._replace(**given)
+
+
+def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
+    """Check that the adapter of the decoder takes what this tower returns.
+
+    Raises:
+        ValueError: it does not.
+    """
+    qwen3 = isinstance(tower, Qwen3VLEncoder)
+    if image_token_id is None and not qwen3:
+        raise ValueError(
+            f"Dynamo takes features of {type(tower).__name__} for text-only decoders alone: set "
+            f"{PREFIX}IMAGE_TOKEN_ID to the decoder's placeholder, or serve the model without "
+            "--custom-encoder-class"
+        )
+    if image_token_id is not None and qwen3 and tower.config.deepstack_visual_indexes:
+        raise ValueError(
+            "a text-only decoder has no place for DeepStack features: unset "
+            f"{PREFIX}IMAGE_TOKEN_ID, or take a tower without them"
+        )
+
+
+def _refusal(rule: str, reason: ValueError) -> ValueError:
+    """An error that a client may read; the reason is logged, as it may name addresses."""
+    _LOG.info("an image is refused: %s", reason)
+    return ValueError(f"the image {rule}")
