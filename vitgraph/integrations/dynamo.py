@@ -222,20 +222,20 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
 
     def _prepare(self, image: Image.Image) -> tuple[Item, int]:
         """An image as :meth:`_join` takes it, and its output tokens."""
-        encoding, wanted = self._built().encoding(), self.options
+        item_encoder, wanted = self._built().item_encoder(), self.options
         limits = Limits(wanted.min_pixels, wanted.max_pixels, wanted.max_tiles)
-        if encoding.stager is None:
-            inputs = encoding.encoder.preprocess([image], **limits._asdict())
-            return inputs, encoding.tokens(inputs)
-        pinned = encoding.device.type == "cuda"
-        (item,) = encoding.stager.stage([image], (), limits, pinned)
-        (spec,) = encoding.paths["image"].item_specs([item.grid])
+        if item_encoder.stager is None:
+            inputs = item_encoder.encoder.preprocess([image], **limits._asdict())
+            return inputs, item_encoder.tokens(inputs)
+        pinned = item_encoder.device.type == "cuda"
+        (item,) = item_encoder.stager.stage([image], (), limits, pinned)
+        (spec,) = item_encoder.paths["image"].item_specs([item.grid])
         return item, spec.output_tokens
 
     def _join(self, items: Sequence[Item]) -> VisionInputs:
         """Images on the device, normalised and cut there where that can be, as one input."""
         graphed = self._built()
-        device, stager = graphed.device, graphed.encoding().stager
+        device, stager = graphed.device, graphed.item_encoder().stager
         staged = [item for item in items if isinstance(item, StagedItem)]
         if stager is None:
             whole = (item for item in items if isinstance(item, VisionInputs))
