@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from . import features as features
     from . import integrations as integrations
     from . import video as video
+    from .analysis.figures import plot_attention as plot_attention
+    from .analysis.figures import plot_similarity as plot_similarity
+    from .analysis.nearest import nearest_patches as nearest_patches
+    from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.batch import EmbedBatch as EmbedBatch
     from .features import load_embeddings as load_embeddings
     from .features import load_features as load_features
@@ -45,9 +49,13 @@ _MODULES = {
     "load_encoder": "weights",
     "load_features": "vitgraph.features",
     "load_image": "vitgraph.fetching",
+    "nearest_patches": "vitgraph.analysis.nearest",
+    "plot_attention": "vitgraph.analysis.figures",
     "plot_feature_maps": "vitgraph.plots",
+    "plot_similarity": "vitgraph.analysis.figures",
     "prune_video_tokens": "encoders",
     "read_video": "encoders.inputs",
+    "similarity_of_blocks": "vitgraph.analysis.similarity",
 }
 """The module of each name beside the classes of ``encoders``, all of which are offered, too."""
 _SUBMODULES = ("features", "integrations", "video")

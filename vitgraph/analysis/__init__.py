@@ -1,0 +1,1 @@
+"""What researchers ask of towers: alike blocks, matching patches, and figures of attention."""

@@ -1,0 +1,130 @@
+"""Attention over a photograph and the likeness of blocks as figures, without pyplot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from encoders.inputs.intake import to_rgb
+
+from ..packages import require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = 5
+"""Panels side by side."""
+PANEL_WIDTH = 2.2
+"""Inches."""
+
+
+def plot_attention(
+    image: object,
+    maps: Tensor | Sequence[Tensor],
+    *,
+    titles: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw attention maps over the photograph that they belong to.
+
+    Args:
+        image: the photograph, as ``preprocess`` takes it.
+        maps: what ``attention_maps`` returned for this photograph: one map [t, h, w] per block, or
+            [H, t, h, w] of all heads, each of which gets a panel. Of a video the middle time step
+            is drawn.
+        titles: one per panel.
+        title: the title of the figure.
+
+    Returns:
+        The figure; ``figure.savefig(path)`` writes it. Each panel has its own scale, from 0 to its
+        largest weight, which stands below it.
+
+    Raises:
+        ValueError: matplotlib is missing, there is no map, something is no map, or another number
+            of titles than of panels.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    panels = _panels(maps)
+    names = [""] * len(panels) if titles is None else list(titles)
+    if len(names) != len(panels):
+        raise ValueError(f"{len(names)} titles for {len(panels)} panels: pass one each")
+    pixels = to_rgb(image).permute(1, 2, 0)
+    height, width, _ = pixels.shape
+    columns = min(1 + len(panels), PANELS)
+    rows = -(-(1 + len(panels)) // columns)
+    each = PANEL_WIDTH * height / width + 0.45
+    figure = Figure((PANEL_WIDTH * columns, rows * each + 0.4), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    grey = pixels.float().mean(-1) / 255
+    extent = (0, width, height, 0)
+    axes[0].imshow(pixels.numpy(), extent=extent)
+    axes[0].set_title("photograph", fontsize=9)
+    for place, weights, name in zip(axes[1:], panels, names, strict=False):
+        place.imshow(grey.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
+        place.imshow(
+            weights.numpy(), cmap="inferno", vmin=0, alpha=0.65, extent=extent, aspect="equal"
+        )
+        place.set_title(name, fontsize=9)
+        place.set_xlabel(f"largest weight {float(weights.max()):.2g}", fontsize=8, color="dimgrey")
+    for place in axes:
+        place.set(xticks=[], yticks=[])
+        place.spines[:].set_visible(False)
+    for place in axes[1 + len(panels) :]:
+        place.set_axis_off()
+    figure.suptitle(title or "", fontsize=11)
+    return figure
+
+
+def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """Return one picture [h, w] per block or, of all heads, per block and head."""
+    panels: list[Tensor] = []
+    for weights in [maps] if isinstance(maps, Tensor) else maps:
+        if not isinstance(weights, Tensor) or weights.ndim not in (3, 4):
+            shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            raise ValueError(
+                f"a map is {shape}: pass the maps [t, h, w] or [H, t, h, w] of one photograph, "
+                "encoder.attention_maps([photograph])[0]"
+            )
+        heads = weights[None] if weights.ndim == 3 else weights
+        panels += [head[len(head) // 2].detach().float().cpu() for head in heads]
+    if not panels:
+        raise ValueError("nothing to draw: pass at least one map")
+    return panels
+
+
+def plot_similarity(
+    similarity: Tensor, *, names: tuple[str, str] = ("block", "block"), title: str | None = None
+) -> Figure:
+    """Draw what ``similarity_of_blocks`` returned as a heat map.
+
+    Args:
+        similarity: [A, B].
+        names: what the rows and the columns are.
+        title: the title of the figure.
+
+    Returns:
+        The figure; ``figure.savefig(path)`` writes it.
+
+    Raises:
+        ValueError: matplotlib is missing, or something else than a matrix.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    if not isinstance(similarity, Tensor) or similarity.ndim != 2 or not similarity.numel():
+        raise ValueError("similarity: must be a matrix [A, B], as similarity_of_blocks returns it")
+    rows, columns = similarity.shape
+    figure = Figure((1.6 + 3.2 * columns / max(rows, columns), 3.9), layout="constrained")
+    axes = figure.subplots()
+    picture = axes.imshow(similarity.cpu().numpy(), vmin=0, vmax=1, cmap="viridis", origin="lower")
+    axes.set(ylabel=names[0], xlabel=names[1])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(picture, label="linear CKA (1: equal up to rotation and scale)")
+    figure.suptitle(title or "", fontsize=11)
+    return figure

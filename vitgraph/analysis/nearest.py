@@ -1,0 +1,115 @@
+"""The nearest patches across photographs, asked of one tower or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias, overload
+
+import torch
+from torch import Tensor
+
+from ..colours import require_map
+
+Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
+"""One map [t, h, w, D] per photograph, or one dict of maps by path per photograph."""
+
+
+class Match(NamedTuple):
+    """A patch that is like a chosen one."""
+
+    photograph: int
+    row: int
+    column: int
+    cosine: float
+    """Between the features of both patches, less the mean over all photographs."""
+
+
+@overload
+def nearest_patches(
+    maps: Maps, points: Sequence[tuple[float, float]], *, source: int = 0, top: int = 1
+) -> list[list[Match]]: ...
+
+
+@overload
+def nearest_patches(
+    maps: Mapping[str, Maps],
+    points: Sequence[tuple[float, float]],
+    *,
+    source: int = 0,
+    top: int = 1,
+) -> dict[str, list[list[Match]]]: ...
+
+
+def nearest_patches(
+    maps: Maps | Mapping[str, Maps],
+    points: Sequence[tuple[float, float]],
+    *,
+    source: int = 0,
+    top: int = 1,
+) -> list[list[Match]] | dict[str, list[list[Match]]]:
+    """For places of one photograph, find the most similar patches of the other photographs.
+
+    Each tower answers for itself, since features of different towers have no cosine; the places
+    are shares of the photograph, so they mean the same in every tower.
+
+    Args:
+        maps: one map per photograph, as ``feature_maps`` returns them; of a dict by path, "image"
+            is taken. To ask several towers, such a list per name.
+        points: (y, x) from 0 at the top left to 1, as shares of the height and the width.
+        source: the number of the photograph that the points lie in.
+        top: matches per point.
+
+    Returns:
+        For each point ``top`` matches in the other photographs, the best first; of several towers
+        by name. Of a video the middle time step is searched.
+
+    Raises:
+        ValueError: fewer than two photographs, a source or point that does not exist, or maps that
+            are not laid out in space.
+    """
+    if isinstance(maps, Mapping):
+        return {
+            name: nearest_patches(column, points, source=source, top=top)
+            for name, column in maps.items()
+        }
+    found = [one["image"] if isinstance(one, Mapping) else one for one in maps]
+    for features in found:
+        require_map(features)
+    if len(found) < 2 or not 0 <= source < len(found) or top < 1:
+        raise ValueError(
+            f"{len(found)} maps, source={source}, top={top}: pass at least two maps, the number of "
+            "one of them, and at least one match per point"
+        )
+    frames = [features[len(features) // 2].float().cpu() for features in found]
+    mean = torch.cat([frame.flatten(0, 1) for frame in frames]).mean(0)
+    asked = _rows_at(frames[source], points) - mean
+    others = [number for number in range(len(frames)) if number != source]
+    rows = torch.cat([frames[number].flatten(0, 1) for number in others]) - mean
+    cosines = torch.nn.functional.normalize(asked) @ torch.nn.functional.normalize(rows).T
+    best = cosines.topk(min(top, len(rows)))
+    return [
+        [_match(frames, others, *pair) for pair in zip(line, values, strict=True)]
+        for line, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
+    """Return the features [points, D] at shares of the height and the width of a map [h, w, D]."""
+    height, width, _ = frame.shape
+    for y, x in points:
+        if not (0 <= y <= 1 and 0 <= x <= 1):
+            raise ValueError(
+                f"point ({y}, {x}): must be shares of the height and the width, from 0 to 1"
+            )
+    places = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in points]
+    return torch.stack([frame[place] for place in places])
+
+
+def _match(frames: Sequence[Tensor], others: Sequence[int], place: int, cosine: float) -> Match:
+    """Return the match at a place in the patches of all other photographs, one after another."""
+    for number in others:
+        height, width, _ = frames[number].shape
+        if place < height * width:
+            return Match(number, place // width, place % width, cosine)
+        place -= height * width
+    raise AssertionError("the place lies in one of the photographs")

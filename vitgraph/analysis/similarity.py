@@ -1,0 +1,130 @@
+"""How alike the features of two blocks are: linear CKA with the unbiased estimator of HSIC.
+
+Sources: Kornblith et al. 2019 (arXiv 1905.00414) for centred kernel alignment; Song et al. 2012
+(Journal of Machine Learning Research 13, equation 5) for the estimator; Nguyen et al. 2021 (arXiv
+2010.15327) for its mean over batches.
+
+Shapes: A and B blocks of two towers, N samples, D width of a tower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from encoders import Encoder
+from encoders.inputs.intake import read_images
+from encoders.streams.progress import Progress
+
+FEWEST = 4
+"""The estimator divides by N - 3."""
+NUMBERS_AT_ONCE = 1 << 24
+"""Kernel values that are held at a time: 128 MiB of float64."""
+
+
+@torch.no_grad()
+def similarity_of_blocks(
+    a: Encoder,
+    b: Encoder,
+    images: Sequence[object],
+    *,
+    samples: Literal["images", "patches"] = "images",
+    progress: bool = True,
+) -> Tensor:
+    """Compare every block of one tower with every block of another, by linear CKA.
+
+    1 means that the features of two blocks are equal up to a rotation and a scale, 0 that they have
+    nothing in common. The estimator is unbiased, so values of unrelated blocks lie around 0 and may
+    be negative. The images run one by one, and only their means are kept.
+
+    Args:
+        a: an encoder.
+        b: another one, or ``a`` again to compare its blocks with one another.
+        images: at least 4, as ``preprocess`` takes them; hundreds give a stable result.
+        samples: "images": one sample per image, the mean over the patches of its path "image".
+            "patches": each patch is a sample. The estimates of all images are averaged, so
+            differences between images do not count; ``a`` and ``b`` must be one encoder.
+        progress: show how many images are done.
+
+    Returns:
+        CKA [A, B] in float64 on the CPU; NaN for a block whose samples are all equal.
+
+    Raises:
+        ValueError: fewer than 4 samples, an unknown ``samples``, or patches of two encoders.
+    """
+    if samples not in ("images", "patches"):
+        raise ValueError(f'samples={samples!r}: must be "images" or "patches"')
+    if samples == "patches" and a is not b:
+        raise ValueError(
+            "samples='patches' compares the blocks of one encoder, whose patches are the same "
+            "places: pass it twice, or samples='images'"
+        )
+    pixels = read_images(images)
+    if samples == "images" and len(pixels) < FEWEST:
+        raise ValueError(f"{len(pixels)} images: the estimator needs at least {FEWEST}")
+    towers = [a] if a is b else [a, b]
+    kept: list[list[list[Tensor]]] = [[] for _ in towers]
+    total = torch.zeros(3, 1, 1, dtype=torch.float64)
+    with Progress(len(pixels), progress) as bar:
+        for image in pixels:
+            for means, tower in zip(kept, towers, strict=True):
+                states = _patches_of_blocks(tower, image)
+                if samples == "patches":
+                    total = total + _hsic(states, states) / len(pixels)
+                else:
+                    means.append([state.mean(0) for state in states])
+            bar.update()
+    if samples == "images":
+        features = [[torch.stack(block) for block in zip(*m, strict=True)] for m in kept]
+        total = _hsic(features[0], features[-1])
+    return total[0] / (total[1] * total[2]).clamp(min=0).sqrt()
+
+
+def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
+    """Return the patches [N, D] of an image after each block, without class tokens."""
+    inputs = encoder.preprocess([image])
+    states = encoder.forward_intermediates(inputs, output_fmt="NCHW")["image"]
+    return [maps.movedim(1, -1).flatten(0, 2).double().cpu() for (maps,) in states]
+
+
+def _hsic(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """Estimate HSIC between two lists of features [N, D], which share their samples.
+
+    Returns:
+        [3, A, B]: of a with b, of a with itself in all columns, of b with itself in all rows.
+    """
+    count = len(a[0])
+    if count < FEWEST:
+        raise ValueError(f"an image of {count} patches: the estimator needs at least {FEWEST}")
+    both = [rows - rows.mean(0) for rows in (*a, *b)]  # HSIC stays the same, rounding shrinks
+    sums = torch.zeros(len(both), count, dtype=torch.float64)
+    products = torch.zeros(len(a), len(b), dtype=torch.float64)
+    squares = torch.zeros(len(both), dtype=torch.float64)
+    step = max(NUMBERS_AT_ONCE // (count * len(both)), 1)
+    for start in range(0, count, step):
+        part = slice(start, min(start + step, count))
+        kernels = torch.stack([rows[part] @ rows.T for rows in both])
+        kernels[:, torch.arange(part.stop - start), torch.arange(start, part.stop)] = 0
+        sums[:, part] = kernels.sum(2)
+        flat = kernels.flatten(1)
+        products += flat[: len(a)] @ flat[len(a) :].T
+        squares += flat.square().sum(1)
+    left, right = sums[: len(a)], sums[len(a) :]
+    own = _estimate(squares, sums, sums, count)
+    return torch.stack(
+        (
+            _estimate(products, left[:, None], right[None], count),
+            own[: len(a), None].expand(len(a), len(b)),
+            own[None, len(a) :].expand(len(a), len(b)),
+        )
+    )
+
+
+def _estimate(trace: Tensor, left: Tensor, right: Tensor, count: int) -> Tensor:
+    """Return the unbiased HSIC of kernels without diagonals, from tr(KL) and row sums [.., N]."""
+    together = left.sum(-1) * right.sum(-1) / ((count - 1) * (count - 2))
+    rows = 2 * (left * right).sum(-1) / (count - 2)
+    return (trace + together - rows) / (count * (count - 3))
