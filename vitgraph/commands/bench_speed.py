@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..terminal import counted, format_table
 from .arguments import add_source, check_checkpoint, check_names, check_source, read_source
@@ -20,7 +20,6 @@ from .arguments import add_source, check_checkpoint, check_names, check_source, 
 if TYPE_CHECKING:
     import torch
 
-    from encoders.base.encoder import Encoder
     from encoders.base.vision_encoder import VisionEncoder
     from graphwrap import GraphedEncoder, GraphStats
 
@@ -66,18 +65,9 @@ def print_speed(options: argparse.Namespace) -> None:
     where, source = read_device(device), read_source(options)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=where)
-    body = measure(options.repo, tower_of(encoder), options.kernels, options.runs)
+    tower = cast("VisionEncoder", encoder.paths["image"])
+    body = measure(options.repo, tower, options.kernels, options.runs)
     print(json.dumps(body, indent=2) if options.json else table(body))
-
-
-def tower_of(encoder: Encoder) -> VisionEncoder:
-    """The encoder itself, or the path "image" of an encoder of several paths."""
-    from encoders import PathsEncoder, VisionEncoder
-
-    if isinstance(encoder, PathsEncoder):
-        return encoder.paths["image"]
-    assert isinstance(encoder, VisionEncoder)
-    return encoder
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -6,18 +6,21 @@ import argparse
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import __version__
 from .arguments import add_source, read_source
 
 if TYPE_CHECKING:
-    from encoders.streams.calls import ItemEncoder
+    from encoders import Encoder
+    from graphwrap import GraphedEncoder
 
     from ..embedding.job import Job
     from ..embedding.manifest import Manifest
     from ..embedding.storage import Storage
     from .embed_options import Command
+
+    Load: TypeAlias = Callable[[str], Encoder | GraphedEncoder]
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +171,7 @@ def run_worker(command: Command) -> int:
     return job.finish()
 
 
-def _open_job(command: Command, storage: Storage, load: Callable[[str], ItemEncoder[Any]]) -> Job:
+def _open_job(command: Command, storage: Storage, load: Load) -> Job:
     """Join the job of a folder, or begin one there.
 
     Whoever comes first lists the files, and writes the manifest when nothing can go wrong any more
@@ -200,9 +203,7 @@ def _open_job(command: Command, storage: Storage, load: Callable[[str], ItemEnco
     return job
 
 
-def _begin_job(
-    command: Command, storage: Storage, load: Callable[[str], ItemEncoder[Any]]
-) -> Job | None:
+def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     """List the files of a job, load its encoder, and write its manifest.
 
     Returns:
@@ -276,7 +277,7 @@ def _state_of(options: argparse.Namespace) -> str:
     return state_of(kept, folder.parent if folder.is_file() else folder)
 
 
-def _load(command: Command, commit: str) -> ItemEncoder[Any]:
+def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     """Load the encoder at a commit, and capture its graphs if that is wanted.
 
     Raises:
@@ -302,6 +303,6 @@ def _load(command: Command, commit: str) -> ItemEncoder[Any]:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:
-        return encoder.item_encoder()
+        return encoder
     graphed = GraphedEncoder(encoder, outputs=command.fields)
-    return graphed.capture(progress=not options.no_progress).item_encoder()
+    return graphed.capture(progress=not options.no_progress)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.streams.calls import ItemEncoder
+from graphwrap import GraphedEncoder
 from weights.hub.repo import HubOptions
 from weights.load import describe_encoder
 
@@ -20,7 +20,7 @@ from .arguments import read_source
 from .embed_options import Command
 
 
-def print_plan(command: Command, load: Callable[[], ItemEncoder[Any]]) -> None:
+def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -> None:
     """Print what a job would take; nothing is written, and no weights are read without a device.
 
     Args:
@@ -50,7 +50,7 @@ def print_plan(command: Command, load: Callable[[], ItemEncoder[Any]]) -> None:
     if options.device is None:
         rate = committed_rate(encoder, sample.tokens)
     else:
-        rate = measure_rate(load(), images, limits, wanted, stream)
+        rate = measure_rate(load().item_encoder(), images, limits, wanted, stream)
     assert stream.workers is not None
     estimate = Estimate(total, sample, rate, stream.workers)
     print(report(estimate, options.files, options.gpus, f"{what}, {options.out_dtype}"))

@@ -6,16 +6,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from encoders.base.paths_encoder import PathsEncoder
-from encoders.base.vision_encoder import VisionEncoder
-from encoders.contract import EncoderOutput
+from encoders.base.encoder import Encoder
+from encoders.contract import EncoderOutput, PartialOutput
 from encoders.streams.calls import ItemEncoder, ItemResults
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
+from graphwrap import GraphedEncoder
 
 from ..devices import DTYPES
 from ..terminal import counted, readable
@@ -71,11 +71,11 @@ class Job:
         self._files_of: dict[int, list[File]] = {}
         self._listing = threading.Lock()
 
-    def write_missing_shards(self, item_encoder: ItemEncoder[Any]) -> None:
+    def write_missing_shards(self, encoder: Encoder | GraphedEncoder) -> None:
         """Encode and write the shards that are left, one after the other.
 
         Args:
-            item_encoder: the encoder.
+            encoder: of the job's checkpoint.
 
         Raises:
             OSError: the folder cannot be written to, or the disk is full.
@@ -85,21 +85,21 @@ class Job:
         total = sum(last if number == len(self.shards) - 1 else each for number in self.todo)
         limits, wanted, options = self.calls
         options = options._replace(total=total, per_line=each)
-        results = stream_items(item_encoder, self._tasks(), limits, wanted, options)
+        results = stream_items(encoder.item_encoder(), self._tasks(), limits, wanted, options)
         with closing(results):
             for number in self.todo:
                 self._write_shard(number, results)
             next(results, None)  # the progress comes to its end
 
-    def prepare(self, item_encoder: ItemEncoder[Any]) -> None:
+    def prepare(self, encoder: Encoder | GraphedEncoder) -> None:
         """Check what is going to be encoded, and print how much there is to do.
 
         Raises:
             ValueError: arguments that cannot be, or there is no room for the result.
         """
+        item_encoder = encoder.item_encoder()
         stream_items(item_encoder, [], *self.calls).close()
         limits = self.calls.limits
-        encoder = cast(VisionEncoder | PathsEncoder, item_encoder.encoder)
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
         if self.pool == "none":
             with torch.no_grad():
@@ -229,7 +229,7 @@ class Job:
             arrays[name] = written.numpy()
         return arrays
 
-    def _fields(self, output: EncoderOutput) -> dict[str, Tensor]:
+    def _fields(self, output: EncoderOutput | PartialOutput) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name in self.manifest.settings["fields"]:
             field = output._asdict()[name]

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from encoders import PathsEncoder, Qwen3VLEncoder, VisionEncoder
-from encoders.base.tile_encoder import TileEncoder
+from encoders import VisionEncoder
+from encoders.base.encoder import Encoder
 from encoders.contract import GridLike, Metadata
 from encoders.grids import read_grid
 
@@ -57,7 +57,7 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
             "this encoder is accelerated, and its kernels cannot be exported: export the encoder "
             "that it was made from"
         )
-    dynamic, tiled = grid_thw is None, isinstance(encoder, TileEncoder)
+    dynamic, tiled = grid_thw is None, _takes_tiles(encoder)
     grids = [encoder.grid_for(6), encoder.grid_for(600)] if grid_thw is None else grid_thw
     pixels = _example_pixels(encoder, grids)
     metadata = encoder.prepare_encoder_metadata(grids)
@@ -100,25 +100,28 @@ def export_onnx(
     assert program.example_inputs is not None
     _, *more = program.example_inputs[0]
     names = ["pixel_values", *(more[0] if more else ())]
-    torch.onnx.export(
-        program, (), path, input_names=names, output_names=_outputs(encoder), verbose=False
-    )
+    outputs = program.call_spec.out_spec.context  # the keys of the dict that it returns
+    torch.onnx.export(program, (), path, input_names=names, output_names=outputs, verbose=False)
 
 
 def _check_exportable(encoder: object) -> None:
-    if isinstance(encoder, VisionEncoder):
-        return
     name = type(encoder).__name__
-    if isinstance(encoder, PathsEncoder):
+    if not isinstance(encoder, Encoder):
+        raise ValueError(
+            f"encoder is of type {name}: export_program takes what load_encoder returns; of a "
+            "GraphedEncoder pass its encoder, graphed.encoder"
+        )
+    if encoder.paths["image"] is not encoder:
         calls = " and ".join(f"export_program(encoder.paths[{path!r}])" for path in encoder.paths)
         raise ValueError(
             f"{name} runs several towers or joins their tokens, which is no single program: "
             f"call {calls}, and encoder.join on what they return"
         )
-    raise ValueError(
-        f"encoder is of type {name}: export_program takes what load_encoder returns; of a "
-        "GraphedEncoder pass its encoder, graphed.encoder"
-    )
+
+
+def _takes_tiles(encoder: VisionEncoder) -> bool:
+    """Whether a row of ``pixel_values`` is a whole tile [3, H, W], and not one patch."""
+    return len(encoder.row_shape) == 3
 
 
 def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
@@ -127,9 +130,9 @@ def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
     if not specs:
         raise ValueError("grid_thw is empty: pass the grid of one item or more")
     shape = encoder.row_shape
-    if isinstance(encoder, TileEncoder):
+    if _takes_tiles(encoder):
         _, h, w = read_grid(grids)[0]
-        patch = encoder.config.patch_size
+        patch = shape[1] // encoder.grid_for(1)[1]
         shape = (shape[0], h * patch, w * patch)
     rows = sum(spec.input_size for spec in specs)
     return torch.zeros(rows, *shape, dtype=weight.dtype, device=weight.device)
@@ -150,14 +153,8 @@ class _Traced(nn.Module):
         hidden, pooled, deepstack = self.encoder(
             pixel_values, encoder_metadata={**fixed, **(metadata or {})}
         )
-        return dict(zip(_outputs(self.encoder), (hidden, pooled, *deepstack), strict=True))
-
-
-def _outputs(encoder: nn.Module) -> list[str]:
-    """Names of what a program returns, in order."""
-    layers = encoder.deepstack_merger_list if isinstance(encoder, Qwen3VLEncoder) else ()
-    deepstack = [f"deepstack_features_{number}" for number, _ in enumerate(layers)]
-    return ["last_hidden_state", "pooler_output", *deepstack]
+        layers = {f"deepstack_features_{number}": layer for number, layer in enumerate(deepstack)}
+        return {"last_hidden_state": hidden, "pooler_output": pooled, **layers}
 
 
 def _without_unread(metadata: Metadata) -> Metadata:
@@ -166,7 +163,7 @@ def _without_unread(metadata: Metadata) -> Metadata:
 
 def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[Any, ...]:
     """Tiles vary freely; patches come in whole tokens, segments and windows in any number."""
-    if isinstance(encoder, TileEncoder):
+    if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
     unit = encoder.config.spatial_merge_size**2
     tokens = Dim("tokens")

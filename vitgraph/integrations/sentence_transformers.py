@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from encoders import Encoder, PathsEncoder
+from encoders import Encoder
 from encoders.streams.calls import ItemResults
 from encoders.streams.pooling import POOLS
 from encoders.streams.pooling import pool as pool_item
@@ -92,8 +92,9 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
             raise ValueError(f"pool={pool!r}: must be one of {', '.join(pools)}")
         encoder.item_encoder().check(ItemResults(pool))
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
-        self.encoder: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
-        if isinstance(self.encoder, PathsEncoder):
+        inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+        self.encoder: Any = cast(Encoder, inner)
+        if self.encoder.paths["image"] is not self.encoder:
             raise ValueError(
                 f"{type(self.encoder).__name__} has the paths {', '.join(self.encoder.paths)}, and "
                 "ImageEncoder hands over one: call encoder.encode_many(images, pool=...) instead"
