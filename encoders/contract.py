@@ -143,7 +143,7 @@ class VisionInputs(NamedTuple):
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
     """The inputs of the paths besides "image", for towers with several inputs per item."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle ``other_paths`` as a dict: DataLoader workers and process pools send inputs."""
         return type(self), (*self[:3], dict(self.other_paths))
 
@@ -243,8 +243,8 @@ class Preprocessor(Protocol):
 
     def __call__(
         self,
-        images: Sequence[Any] = (),
-        videos: Sequence[Any] = (),
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
         limits: Limits = NO_LIMITS,
     ) -> VisionInputs:
         """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
@@ -374,11 +374,11 @@ class Accelerator(Protocol):
         """Bring derived weights up to date, in place, and return whether a source had changed."""
         ...
 
-    def choices(self) -> dict[str, Any]:
+    def choices(self) -> dict[str, object]:
         """The choices and their reasons, as plain data for JSON."""
         ...
 
-    def load_choices(self, choices: Mapping[str, Any]) -> None:
+    def load_choices(self, choices: Mapping[str, object]) -> None:
         """Use the choices of another process instead of timing kernels."""
         ...
 

@@ -271,7 +271,7 @@ class Captured:
         accelerators = [one for one in made if one is not None]
         stats.derived_bytes = sum(one.nbytes for one in accelerators)
         reasons = dict.fromkeys(one.choices().get("reference_because") for one in accelerators)
-        stats.note = "; ".join(filter(None, reasons))
+        stats.note = "; ".join(str(reason) for reason in reasons if reason)
 
 
 def gather(whole: Tensor, spans: Sequence[Span], group: Tensor) -> None:

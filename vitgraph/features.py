@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -247,9 +247,7 @@ def load_features(path: str | Path) -> Features:
     return Features(*source, items, outputs)
 
 
-def load_embeddings(
-    folder: str | Path, field: str | None = None
-) -> tuple[list[str], np.ndarray[Any, Any]]:
+def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[str], np.ndarray]:
     """Read all that ``vitgraph embed`` wrote into a folder, in any of its formats.
 
     Args:

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, islice, zip_longest
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .terminal import format_table
 
 if TYPE_CHECKING:
     from weights.published import FamilyFacts, PublishedModel
+    from weights.tensor_file import JsonDict
 
 TOWERS_HEADER = ("parameters", "projector", "layouts", "repo ids")
 WIDTH = 100
@@ -62,7 +63,7 @@ class PublishedTower:
         numbers = tuple(f"{count / 1e6:.1f}" for count in counts)
         return [(*numbers, *first), *(("", "", *cells) for cells in others)]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Return the tower as plain data, for JSON; its config is built, which needs torch."""
         from weights.families import FAMILIES, build_config
 

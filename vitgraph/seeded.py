@@ -25,6 +25,7 @@ from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config
 from weights.layouts import Prefix
 from weights.published import family_facts
+from weights.tensor_file import JsonDict, JsonObject
 from weights.tower_folder import vision_section
 
 TEXT_WIDTH = 96
@@ -136,7 +137,7 @@ def _find_prefix(seeded: Seeded, prefix: str | None) -> Prefix:
     raise ValueError(f"prefix={prefix!r}: layout {seeded.layout.name} has {known}")
 
 
-def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[str, Any]:
+def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     """Make the sizes in a published config small.
 
     The tower gets ``depth`` blocks of ``width``, heads of 32, and an MLP of the published multiple
@@ -151,7 +152,7 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
     Returns:
         The small config.
     """
-    config: dict[str, Any] = deepcopy(dict(published))
+    config: JsonDict = deepcopy(dict(published))
     if "architecture" in config:  # timm's: a name instead of sizes, which model_args override
         sizes = {"embed_dim": width, "depth": depth, "num_heads": width // HEAD}
         if "out_features" in config.get("model_args", {}):
@@ -192,7 +193,7 @@ def small_config(published: Mapping[str, Any], depth: int, width: int) -> dict[s
     return config
 
 
-def _shrink(section: dict[str, Any], small: Mapping[str, Any], depth: int) -> None:
+def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
     """Replace the sizes in a section and in the sections inside of it."""
     section.update(_NAMED_SIZES.get(section.get("model_name", ""), {}))
     for name, value in section.items():
@@ -206,7 +207,7 @@ def _shrink(section: dict[str, Any], small: Mapping[str, Any], depth: int) -> No
 
 
 def seeded_tower(
-    family: Family, config: Mapping[str, Any], seed: int, dtype: torch.dtype
+    family: Family, config: JsonObject, seed: int, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Draw random weights of the tower, and of the projector if there is one.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -62,7 +61,7 @@ class FusedBlocks:
         """
         return self.derived.refresh()
 
-    def choices(self) -> dict[str, Any]:
+    def choices(self) -> dict[str, object]:
         """The kernels that were chosen, with their times, as plain data for JSON."""
         return {
             **self.attention.to_dict(),
@@ -71,7 +70,7 @@ class FusedBlocks:
             "layers_called": sum(ran.called for ran in self.ran.values()),
         }
 
-    def load_choices(self, choices: Mapping[str, Any]) -> None:
+    def load_choices(self, choices: Mapping[str, object]) -> None:
         """Use the kernels that another process chose.
 
         Raises:

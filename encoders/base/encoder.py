@@ -279,7 +279,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         """
 
     @abstractmethod
-    def kernel_choices(self) -> dict[str, Any]:
+    def kernel_choices(self) -> dict[str, object]:
         """Return the kernels that an accelerated encoder chose, and why, as plain data for JSON.
 
         An encoder that is not accelerated returns ``{"kernels": "reference"}``. With several

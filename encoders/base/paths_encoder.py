@@ -97,7 +97,7 @@ class PathsEncoder(Encoder):
         }
         return view
 
-    def kernel_choices(self) -> dict[str, Any]:
+    def kernel_choices(self) -> dict[str, object]:
         return {name: path.kernel_choices() for name, path in self.paths.items()}
 
     def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -244,7 +244,7 @@ def _write_beside(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path, {"format": "pt"})
 
 
-def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, Any]:
+def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
     """Return the config with the dtype that the tensors have, to which transformers casts them."""
     name = str(dtype).removeprefix("torch.")
     return {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}

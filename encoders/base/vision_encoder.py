@@ -328,7 +328,7 @@ class VisionEncoder(Encoder):
         view.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
         return view
 
-    def kernel_choices(self) -> dict[str, Any]:
+    def kernel_choices(self) -> dict[str, object]:
         return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()
 
     def load_kernel_choices(self, choices: Mapping[str, object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -23,7 +23,7 @@ class ChooseFrames(Protocol):
         ...
 
 
-def read_item(item: object) -> tuple[bool, Any]:
+def read_item(item: object) -> tuple[bool, object]:
     """Whether an item of a stream is a clip, and the image or clip itself.
 
     A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict

@@ -184,7 +184,7 @@ def _pil_to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bits(grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _eight_bits(grey: np.ndarray) -> np.ndarray:
     wide = grey.astype(np.int64)
     low, high = int(wide.min()), int(wide.max())
     if low < 0 or high > 65535:
@@ -192,7 +192,7 @@ def _eight_bits(grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return ((wide + 128) // 257).astype(np.uint8)
 
 
-def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
+def _from_array(array: np.ndarray) -> Tensor:
     if array.dtype.kind == "f":
         unit = torch.from_numpy(np.require(array, np.float64, "W"))
         array = _from_unit(unit, f"array of {array.dtype}").numpy()

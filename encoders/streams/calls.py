@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ..contract import (
     EncoderItemSpec,
+    EncoderOutput,
     Grid,
     GridLike,
     Output,
+    PartialOutput,
     PathInputs,
     VisionInputs,
     output_like,
@@ -166,6 +168,10 @@ class ItemEncoder(Generic[Output]):
                     yield join_outputs(held)
                     held = []
             row += rows
+
+
+EitherItemEncoder: TypeAlias = ItemEncoder[EncoderOutput] | ItemEncoder[PartialOutput]
+"""The item encoder of an encoder, or of a wrapper that may leave fields out."""
 
 
 def _in_own_memory(output: Output) -> Output:

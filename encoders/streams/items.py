@@ -163,7 +163,7 @@ class EncodesItems(Generic[Output]):
         limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
-        results = stream_items(self.item_encoder(), items, limits._asdict(), wanted, options)
+        results = stream_items(self.item_encoder(), items, limits, wanted, options)
         return _as_given(results)
 
     def attention_maps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -32,7 +32,7 @@ class Progress:
         """Said behind the count: what else is known."""
         self._said = 0
         self._began = 0.0
-        self._bar: tqdm[Any] | None = None
+        self._bar: tqdm[NoReturn] | None = None
 
     def __enter__(self) -> Progress:
         self._began = time.perf_counter()
@@ -83,7 +83,7 @@ class Progress:
         tqdm.write(f"encode: {count}, {rate:,.1f} items/s{note}", file=sys.stderr)
 
 
-def _new_bar(total: int | None) -> tqdm[Any] | None:
+def _new_bar(total: int | None) -> tqdm[NoReturn] | None:
     """A bar where one can move: on a terminal and in a notebook; else None."""
     if not _in_notebook() and not (sys.stderr is not None and sys.stderr.isatty()):
         return None

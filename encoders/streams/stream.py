@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
 from ..inputs.intake import is_one_item
-from .calls import ItemEncoder, ItemResults, advising_limit, is_out_of_memory, join_inputs
+from .calls import EitherItemEncoder, ItemResults, advising_limit, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch
 from .progress import Progress
@@ -47,7 +47,7 @@ class ItemError(NamedTuple):
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     """Number of the item, from 0."""
-    key: Any
+    key: object
     """Key of the item, None if it had none."""
     error: Exception
     """The exception, without its traceback, which would hold the pixels."""
@@ -83,9 +83,9 @@ class StreamOptions(NamedTuple):
 
 
 def stream_items(
-    item_encoder: ItemEncoder[Any],
-    items: Iterable[Any],
-    limits: Mapping[str, Any],
+    item_encoder: EitherItemEncoder,
+    items: Iterable[object],
+    limits: Limits,
     wanted: ItemResults,
     options: StreamOptions,
 ) -> Generator[ItemResult, None, None]:
@@ -124,7 +124,7 @@ def stream_items(
             f"items is one {type(items).__name__}: pass an iterable of items, [item] for one; for "
             "the images of a folder, sorted(Path(folder).rglob('*.jpg'))"
         ) from None
-    item_encoder.encoder.preprocess(**limits)  # of nothing: wrong keywords are no item's fault
+    item_encoder.encoder.preprocess(**limits._asdict())  # wrong keywords are no item's fault
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
     stream = _Stream(item_encoder, limits, wanted, tokens, options.on_error == "keep")
@@ -136,7 +136,7 @@ class _Entry:
     """One item on its way."""
 
     index: int
-    key: Any
+    key: object
     paired: bool
     tokens: int = _FAILED_TOKENS
     grid: Grid | None = None
@@ -151,8 +151,8 @@ class _Stream:
 
     def __init__(
         self,
-        item_encoder: ItemEncoder[Any],
-        limits: Mapping[str, Any],
+        item_encoder: EitherItemEncoder,
+        limits: Limits,
         wanted: ItemResults,
         batch_tokens: int,
         keep: bool,
@@ -166,7 +166,7 @@ class _Stream:
         self.tokens, self.began = 0, 0.0
 
     def results(
-        self, items: Iterator[Any], workers: int, progress: Progress
+        self, items: Iterator[object], workers: int, progress: Progress
     ) -> Generator[ItemResult, None, None]:
         """Yield the results in order; the threads end with the generator."""
         self.queue.begin()
@@ -185,24 +185,22 @@ class _Stream:
                 yield from self._finish(*started.popleft(), prefetch, progress)
             prefetch.check()
 
-    def _prepare(self, index: int, item: Any) -> tuple[_Entry, int]:
+    def _prepare(self, index: int, item: object) -> tuple[_Entry, int]:
         """Decode and preprocess one item; runs in a worker thread."""
-        paired = isinstance(item, tuple) and len(item) == 2
-        key, item = item if paired else (None, item)
-        entry = _Entry(index, key, paired)
+        entry = _Entry(index, None, paired=False)
+        if isinstance(item, tuple) and len(item) == 2:
+            (entry.key, item), entry.paired = item, True
         item_encoder = self.item_encoder
         try:
             is_clip, medium = read_item(item)
             images, videos = ((), [medium]) if is_clip else ([medium], ())
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
-                (inputs,) = self.stager.stage(
-                    images, videos, Limits(**self.limits), self.queue.pins
-                )
+                (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
                 grid = inputs.grid
                 tokens = item_encoder.paths["image"].item_specs([grid])[0].output_tokens
             else:
-                inputs = item_encoder.encoder.preprocess(images, videos, **self.limits)
+                inputs = item_encoder.encoder.preprocess(images, videos, **self.limits._asdict())
                 inputs = inputs.with_pixels(self.queue.hold)
                 grid, tokens = read_grid(inputs.grid_thw)[0], item_encoder.tokens(inputs)
         except Exception as error:  # noqa: BLE001
@@ -274,7 +272,7 @@ class _Stream:
         self,
         batch: list[_Entry],
         mark: torch.cuda.Event | None,
-        prefetch: Prefetch[Any, _Entry],
+        prefetch: Prefetch[object, _Entry],
         progress: Progress,
     ) -> Iterator[ItemResult]:
         """Yield the results of a batch, once they are there."""
@@ -305,7 +303,7 @@ class _Stream:
         tokens: int,
         waited: float,
         ready: float,
-        prefetch: Prefetch[Any, _Entry],
+        prefetch: Prefetch[object, _Entry],
         progress: Progress,
     ) -> None:
         """Let the progress say how many tokens run per second, and which stage takes longest."""
@@ -353,7 +351,7 @@ def _raise_if_not_the_items(values: Sequence[Any]) -> None:
     raise values[0]
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     """The tensors of a result."""
     if isinstance(value, Tensor):
         yield value

@@ -37,7 +37,7 @@ def test_the_border_of_a_padded_view_is_cut_off(
 @pytest.mark.parametrize("family", DEEPSEEK)
 def test_a_map_to_draw_has_the_shape_of_its_photograph(family: str, tmp_path: Path) -> None:
     encoder = load_encoder(write_seeded_checkpoint(tmp_path / family, family), progress=False)
-    (drawn,) = encode_items(encoder, [Media("wide", WIDE)], {})
+    (drawn,) = encode_items(encoder, [Media("wide", WIDE)])
     _, height, width, _ = drawn.feature_map.shape
     assert abs(width - 2 * height) <= 2
 
@@ -46,6 +46,6 @@ def test_a_view_that_is_stretched_is_drawn_whole(tmp_path: Path) -> None:
     folder = write_seeded_checkpoint(tmp_path / "ocr", "deepseek_ocr")
     encoder = load_encoder(folder, progress=False)
     assert isinstance(encoder, DeepseekOCREncoder)
-    (drawn,) = encode_items(encoder.at_mode("tiny"), [Media("wide", WIDE)], {})
+    (drawn,) = encode_items(encoder.at_mode("tiny"), [Media("wide", WIDE)])
     _, height, width, _ = drawn.feature_map.shape
     assert height == width

@@ -10,10 +10,13 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..terminal import counted, format_table
 from .bench_speed import add_speed
+
+if TYPE_CHECKING:
+    from weights.tensor_file import JsonDict, JsonObject
 
 CLONE = Path(__file__).parents[2]
 NO_RESULTS = (
@@ -119,7 +122,7 @@ def _measured_on(path: Path) -> str:
     return f"{device}, torch {about['torch']}" if "torch" in about else device
 
 
-def read_graphs(path: Path | None = None) -> dict[str, Any]:
+def read_graphs(path: Path | None = None) -> JsonDict:
     """Read the results of ``benchmarks/graphs.py``.
 
     Args:
@@ -149,7 +152,7 @@ def read_graphs(path: Path | None = None) -> dict[str, Any]:
     return body
 
 
-def table(body: Mapping[str, Any]) -> str:
+def table(body: JsonObject) -> str:
     """Return a line about the machine, then one table per tower with the cost of capture."""
     about = body["about"]
     head = (
@@ -159,7 +162,7 @@ def table(body: Mapping[str, Any]) -> str:
     return "\n\n".join([head, *map(_tower, body["towers"])])
 
 
-def markdown(body: Mapping[str, Any]) -> str:
+def markdown(body: JsonObject) -> str:
     """Return a short table in Markdown: a small, a medium and a mixed workload of each tower."""
     header = ("tower", "workload", "transformers eager", "vitgraph eager", "vitgraph graphs")
     names = ("hf_eager_ms", "eager_ms", "graphed_ms")
@@ -173,7 +176,7 @@ def markdown(body: Mapping[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells).replace(" --- ", "---")
 
 
-def _tower(tower: Mapping[str, Any]) -> str:
+def _tower(tower: JsonObject) -> str:
     measured = [name for name in _TIMES if name in tower["workloads"][0]]
     rows = [_row(row, measured) for row in tower["workloads"]]
     titles = ("workload", "rows", "tokens", *(_TIMES[name] for name in measured))
@@ -186,7 +189,7 @@ def _tower(tower: Mapping[str, Any]) -> str:
     )
 
 
-def _row(row: Mapping[str, Any], measured: Sequence[str]) -> list[str]:
+def _row(row: JsonObject, measured: Sequence[str]) -> list[str]:
     return [
         row["workload"],
         f"{row['rows']}",

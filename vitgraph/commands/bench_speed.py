@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..terminal import counted, format_table
 from .arguments import add_source, check_checkpoint, check_names, check_source, read_source
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from encoders.base.vision_encoder import VisionEncoder
     from graphwrap import GraphedEncoder, GraphStats
+    from weights.tensor_file import JsonDict, JsonObject
 
 SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
 """Images, and the tokens of each in multiples of the encoder's smallest budget."""
@@ -88,7 +89,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def measure(
     repo: str, encoder: VisionEncoder, kernels: Sequence[str], runs: int | None = None
-) -> dict[str, Any]:
+) -> JsonDict:
     """Every figure, as plain data.
 
     Args:
@@ -123,7 +124,7 @@ def measure(
     }
 
 
-def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) -> dict[str, Any]:
+def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) -> JsonDict:
     """One value of ``--kernels``: capture where there is a GPU, then each size."""
     from graphwrap import GraphedEncoder
 
@@ -140,7 +141,7 @@ def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) 
     return {"kernels": kernels, "note": note, "sizes": rows, "graphs": graphs}
 
 
-def describe(stats: GraphStats) -> dict[str, Any]:
+def describe(stats: GraphStats) -> JsonDict:
     """The seconds and bytes of the capture, and the attention kernel of each budget."""
     return {
         "capture_seconds": stats.capture_seconds,
@@ -166,7 +167,7 @@ def measure_size(
     graphed: GraphedEncoder | None,
     size: tuple[int, int],
     runs: int,
-) -> dict[str, Any]:
+) -> JsonDict:
     """One size: every form in turn on the same random pixels."""
     images, times = size
     grids = [list(encoder.grid_for(times * encoder.budget_range[0]))] * images
@@ -215,7 +216,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def table(body: Mapping[str, Any]) -> str:
+def table(body: JsonObject) -> str:
     """A line about machine and tower, and then a table per value of ``--kernels``."""
     about = body["about"]
     head = (
@@ -225,7 +226,7 @@ def table(body: Mapping[str, Any]) -> str:
     return "\n\n".join([head, *map(_section, body["kernels"])])
 
 
-def _section(entry: Mapping[str, Any]) -> str:
+def _section(entry: JsonObject) -> str:
     header = ["images", "tokens", "reference", "accelerated", "graph", "gain"]
     rows = [_row(row) for row in entry["sizes"]]
     if entry["note"] and entry["graphs"] is None:  # the reference ran twice: nothing is compared
@@ -241,7 +242,7 @@ def _section(entry: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _row(row: Mapping[str, Any]) -> list[str]:
+def _row(row: JsonObject) -> list[str]:
     medians = [
         row[name]["median"] if name in row else None
         for name in ("reference_ms", "accelerated_ms", "graph_ms")
@@ -252,7 +253,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
     return [str(row["images"]), str(row["tokens"]), *cells, gain]
 
 
-def _graphs(graphs: Mapping[str, Any]) -> str:
+def _graphs(graphs: JsonObject) -> str:
     """A line about the capture, and a line per budget."""
     arena, pool, derived = (
         graphs[f"{name}_bytes"] / 2**20 for name in ("arena", "pool", "derived")

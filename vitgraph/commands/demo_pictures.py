@@ -117,7 +117,7 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         media = sample_media(Path(folder))
         loaded = zip(names, map(_load, repos), strict=True) if repos else _seeded(Path(folder))
         encoded = {
-            title: list(encode_items(encoder, _fitting(encoder, media), {}))
+            title: list(encode_items(encoder, _fitting(encoder, media)))
             for title, encoder in loaded
         }
     rows = [(title, *row(one)) for title, items in encoded.items() for one in items]
@@ -145,7 +145,7 @@ def draw_nearest(picture: Path) -> None:
     media = [Media("whole", pavilion), Media("part", pavilion[:, 40:360, 48:496])]
     with TemporaryDirectory() as folder:
         encoder = _load(str(write_seeded_checkpoint(Path(folder) / "tower", "qwen3_vl")))
-    whole, part = (one.feature_map for one in encode_items(encoder, media, {}))
+    whole, part = (one.feature_map for one in encode_items(encoder, media))
     _, height, width, _ = whole.shape
     figure = plot_nearest_patches(
         (media[0].still, media[1].still),

@@ -112,6 +112,7 @@ class Command:
 
     def calls(self) -> Calls:
         """How the encoder is called."""
+        from encoders.contract import Limits
         from encoders.streams.calls import ItemResults
         from encoders.streams.stream import StreamOptions
 
@@ -122,7 +123,7 @@ class Command:
         results = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
         progress = not options.no_progress
         stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
-        return Calls(self.limits, results, stream)
+        return Calls(Limits(**self.limits), results, stream)
 
     @property
     def limits(self) -> dict[str, int | None]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from encoders import Encoder
+from encoders.contract import Limits
 from graphwrap import GraphedEncoder
 from weights.hub.repo import HubOptions
 from weights.load import describe_encoder
@@ -57,7 +57,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
 
 
 def count_written(
-    encoder: Encoder, pool: str, fields: Sequence[str], limits: Mapping[str, Any]
+    encoder: Encoder, pool: str, fields: Sequence[str], limits: Limits
 ) -> tuple[Callable[[Tensor], int], str]:
     """Return a function that counts the numbers a job writes for an image, and their name.
 
@@ -69,7 +69,7 @@ def count_written(
 
     def count(image: Tensor) -> int:
         with torch.no_grad():
-            (output,) = encoder.encode([image], **limits)
+            (output,) = encoder.encode([image], **limits._asdict())
         found = [output._asdict()[name] for name in fields]
         tensors = [x for field in found for x in (field if isinstance(field, tuple) else [field])]
         return sum(tensor.numel() for tensor in tensors)

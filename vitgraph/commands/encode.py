@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..terminal import format_table, printable
 from .arguments import LIMITS, add_sizes, add_source, check_source, read_source
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from encoders import Encoder
-    from encoders.contract import EncoderOutput, PartialOutput
+    from encoders.contract import EncoderOutput, Limits, PartialOutput
     from encoders.streams.stream import StreamOptions
 
     from ..features import Item
@@ -203,6 +203,8 @@ def _plot_text(name: str) -> str:
     return printable(name).replace("$", r"\$")
 
 
-def _limits(options: argparse.Namespace) -> dict[str, Any]:
+def _limits(options: argparse.Namespace) -> Limits:
     """Return the keywords of ``preprocess`` that the options give."""
-    return {name: value for name in LIMITS if (value := getattr(options, name)) is not None}
+    from encoders.contract import Limits
+
+    return Limits(**{name: value for name, value in vars(options).items() if name in LIMITS})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from encoders.base.encoder import Encoder
-from encoders.contract import EncoderOutput, VisionInputs
+from encoders.contract import NO_LIMITS, EncoderOutput, Limits, VisionInputs
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.views import ViewPreprocessor
 from encoders.streams.calls import ItemResults
@@ -103,7 +103,7 @@ class Encoded(NamedTuple):
 def encode_items(
     encoder: Encoder,
     media: Iterable[Media],
-    limits: Mapping[str, Any],
+    limits: Limits = NO_LIMITS,
     wanted: ItemResults = WHOLE,
     options: StreamOptions = ONE_BY_ONE,
     graphed: GraphedEncoder | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from encoders.base.encoder import Encoder
-from encoders.contract import EncoderOutput, PartialOutput
-from encoders.streams.calls import ItemEncoder, ItemResults
+from encoders.contract import EncoderOutput, Limits, PartialOutput
+from encoders.streams.calls import EitherItemEncoder, ItemResults
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 from graphwrap import GraphedEncoder
 
@@ -33,7 +33,7 @@ SAMPLED = 16
 class Calls(NamedTuple):
     """How the encoder is called for the images of a job."""
 
-    limits: Mapping[str, Any]
+    limits: Limits
     """Keywords of ``preprocess``."""
     results: ItemResults
     """What is made of each image."""
@@ -103,7 +103,7 @@ class Job:
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
         if self.pool == "none":
             with torch.no_grad():
-                (one,) = encoder.encode([blank], **limits)
+                (one,) = encoder.encode([blank], **limits._asdict())
             self.empty = {name: array[:0] for name, array in self._arrays(one).items()}
             if not self.empty:
                 raise ValueError(
@@ -112,7 +112,7 @@ class Job:
                 )
             total, what = self._estimate(item_encoder)
         else:
-            encoder.preprocess([blank], **limits)
+            encoder.preprocess([blank], **limits._asdict())
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
             self.empty = self._arrays(torch.zeros(0, width))
             total = self.manifest.items * width * self.dtype.itemsize
@@ -142,14 +142,14 @@ class Job:
                 "--out-dtype float16"
             )
 
-    def _estimate(self, item_encoder: ItemEncoder[Any]) -> tuple[float, str]:
+    def _estimate(self, item_encoder: EitherItemEncoder) -> tuple[float, str]:
         """The size of whole outputs, from the sizes of a few images."""
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
             item = self.reader.item(self.files.file(number))
             try:
-                inputs = item_encoder.encoder.preprocess([item], **self.calls.limits)
+                inputs = item_encoder.encoder.preprocess([item], **self.calls.limits._asdict())
             except Exception:  # noqa: BLE001  # of a store or a data set, which raise any class
                 continue  # the job itself says what is wrong with it
             specs = [

@@ -10,11 +10,14 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from .reading import File
 from .storage import Storage
+
+if TYPE_CHECKING:
+    from weights.tensor_file import JsonDict
 
 NAME = "manifest.json"
 _LIST = "files."
@@ -24,13 +27,13 @@ _LIST = "files."
 class Manifest(NamedTuple):
     """All that the shards of a job have in common."""
 
-    settings: dict[str, Any]
+    settings: JsonDict
     """Plain data, all that determines a row: source, checkpoint, preprocessing, pooling, format."""
     items: int
     items_per_shard: int
     keys: str
     """Digest of all keys in order."""
-    files: dict[str, Any]
+    files: JsonDict
     """The list of files: its name, where its index begins, and what was said when it was made."""
 
     @property
@@ -48,7 +51,7 @@ class Manifest(NamedTuple):
             storage.delete(name for name in lists if name != self.files["name"])
         return created
 
-    def compare(self, settings: dict[str, Any], items_per_shard: int, folder: str) -> None:
+    def compare(self, settings: JsonDict, items_per_shard: int, folder: str) -> None:
         """Check that a command means this job.
 
         Args:
@@ -146,7 +149,7 @@ class FileList:
         return self.shard(shard)[place]
 
 
-def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> dict[str, Any]:
+def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> JsonDict:
     """Write the list of files of a job; no more than one of them is held in memory.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Array: TypeAlias = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray
 Grid: TypeAlias = tuple[int, int, int]
 VECTORS = "embeddings"
 """Name of the array of a pooled shard."""

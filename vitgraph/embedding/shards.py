@@ -38,13 +38,13 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from weights.tensor_file import file_crc32
+from weights.tensor_file import JsonDict, file_crc32
 
 from .manifest import Manifest
 from .parquet_files import VECTORS, read_arrays, write_tokens, write_vectors
 from .storage import Storage, open_storage
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
 """The statistics that are read."""
 
@@ -172,7 +172,7 @@ class Shard:
         ):
             return list(csv.DictReader(file))
 
-    def read_stats(self) -> dict[str, Any]:
+    def read_stats(self) -> JsonDict:
         """The statistics that the shard was written with.
 
         Raises:
@@ -280,7 +280,7 @@ def missing_of(shards: Sequence[Shard]) -> list[int]:
     return [shard.number for shard in shards if shard.stats_name not in names]
 
 
-def read_all_stats(shards: Sequence[Shard]) -> list[dict[str, Any]]:
+def read_all_stats(shards: Sequence[Shard]) -> list[JsonDict]:
     """Return the statistics of shards that are done, read by several threads.
 
     Raises:

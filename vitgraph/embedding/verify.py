@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from weights.tensor_file import file_crc32
+from weights.tensor_file import JsonDict, file_crc32
 
 from ..terminal import counted
 from .manifest import Manifest, digest_keys
@@ -51,7 +50,7 @@ def print_status(folder: str) -> int:
     return 1 if missing else 0
 
 
-def _print_workers(stats: list[dict[str, Any]]) -> None:
+def _print_workers(stats: list[JsonDict]) -> None:
     """Print how many shards each worker has written, and how long ago the last one."""
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()

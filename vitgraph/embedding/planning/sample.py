@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from encoders import Encoder
 from encoders.contract import Limits
 from encoders.inputs.intake import to_rgb
-from encoders.streams.calls import ItemEncoder, ItemResults
+from encoders.streams.calls import EitherItemEncoder, ItemResults
 from encoders.streams.stream import StreamOptions, stream_items
 
 from ..reading import File
@@ -69,7 +69,7 @@ def take_sample(
     files: Sequence[File],
     read: Callable[[File], bytes],
     encoder: Encoder,
-    limits: Mapping[str, Any],
+    limits: Limits,
     written_bytes: Callable[[Tensor], int],
 ) -> tuple[Sample, list[Tensor]]:
     """Read and decode some images in one thread.
@@ -90,7 +90,9 @@ def take_sample(
     measured: list[_Measured] = []
     errors: list[str] = []
     with _one_thread():
-        encoder.preprocess([torch.zeros(3, 64, 64, dtype=torch.uint8)], **limits)  # imports
+        encoder.preprocess(
+            [torch.zeros(3, 64, 64, dtype=torch.uint8)], **limits._asdict()
+        )  # imports
         for file in files:
             began = time.perf_counter()
             try:
@@ -112,18 +114,18 @@ def _measure(
     data: bytes,
     read_seconds: float,
     encoder: Encoder,
-    limits: Mapping[str, Any],
+    limits: Limits,
     written_bytes: Callable[[Tensor], int],
 ) -> _Measured:
     item_encoder = encoder.item_encoder()
     began = time.thread_time()
     if item_encoder.stager is not None:  # what threads do for a GPU, which does the rest itself
-        item_encoder.stager.stage([data], [], Limits(**limits))
+        item_encoder.stager.stage([data], [], limits)
     else:
-        encoder.preprocess([data], **limits)
+        encoder.preprocess([data], **limits._asdict())
     decode_seconds = time.thread_time() - began
     image = to_rgb(data)
-    tokens = item_encoder.tokens(encoder.preprocess([image], **limits))
+    tokens = item_encoder.tokens(encoder.preprocess([image], **limits._asdict()))
     written = written_bytes(image)
     return _Measured(image, len(data), read_seconds, decode_seconds, written, tokens)
 
@@ -143,9 +145,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def measure_rate(
-    item_encoder: ItemEncoder[Any],
+    item_encoder: EitherItemEncoder,
     images: Sequence[Tensor],
-    limits: Mapping[str, object],
+    limits: Limits,
     wanted: ItemResults,
     options: StreamOptions,
 ) -> Rate:
