@@ -22,7 +22,7 @@ from accelerated_cases import (
 from encoders import VisionEncoder
 from graph_outputs import EVERY_FIELD
 from graphwrap import GraphedEncoder
-from oracles import draw_pixels
+from oracles import FEW_FAST, draw_pixels
 
 pytestmark = [
     needs_triton,
@@ -117,7 +117,7 @@ def test_a_grid_may_be_of_any_kind_of_whole_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("grid", BAD, ids=repr)
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", FEW_FAST)
 def test_a_grid_that_is_none_is_a_value_error_in_every_form(name: str, grid: Any) -> None:
     encoder = fresh(name)
     pixels = draw_pixels(encoder, [[1, 4, 4]])

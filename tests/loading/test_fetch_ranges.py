@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import same_weights
+from checkpoints import LAYOUTS, same_weights
 from fetching import REPO, sparse_around
 from hub_server import TOKEN, HubServer
-from vitgraph.seeded import SEEDED, write_seeded_checkpoint
+from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.hub.ranges import MOST_BYTES, in_order, plan_requests
 from weights.snapshot import TowerTensor
 from weights.tensor_file import Header, TensorEntry
 
 
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_layout_comes_as_ranges_as_it_is_in_the_folder(
     hub: HubServer, tmp_path: Path, cache: Path, family: str, shards: int

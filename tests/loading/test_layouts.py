@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from checkpoints import LAYOUTS
 from oracles import BY_NAME
 from vitgraph.seeded import SEEDED, seeded_tower, small_config, write_seeded_checkpoint
 from weights import (
@@ -40,7 +41,12 @@ def find_layout(family: str, name: str) -> Layout:
 
 
 PLACED = [
-    pytest.param(name, prefix.whole, id=f"{name}-{prefix.whole or 'bare'}")
+    pytest.param(
+        name,
+        prefix.whole,
+        id=f"{name}-{prefix.whole or 'bare'}",
+        marks=() if name in LAYOUTS else pytest.mark.slow,
+    )
     for name, recipe in SEEDED.items()
     for prefix in recipe.layout.prefixes
 ]

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from checkpoints import INDEX, edit_config, edit_tensors, read_json, same_weights
-from vitgraph.seeded import SEEDED, write_seeded_checkpoint
+from checkpoints import INDEX, LAYOUTS, edit_config, edit_tensors, read_json, same_weights
+from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 
 
@@ -32,7 +32,7 @@ def chat(tmp_path: Path) -> Path:
     return write_seeded_checkpoint(tmp_path / "chat", "intern_vit_300m", width=64)
 
 
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_encoder_is_ready_to_use(tmp_path: Path, family: str) -> None:
     encoder = load_encoder(write_seeded_checkpoint(tmp_path, family, width=64))
     tensors = [*encoder.parameters(), *encoder.buffers()]

@@ -13,14 +13,21 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_tower_folder import AUTO, RENAMED, TRANSFORMERS, stored_in, transformers_class
+from test_tower_folder import (
+    AUTO,
+    RENAMED,
+    TRANSFORMERS,
+    TRANSFORMERS_TOWERS,
+    stored_in,
+    transformers_class,
+)
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from checkpoints import edit_config, same_weights
+from checkpoints import LAYOUTS, edit_config, same_weights
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from hub_server import HubServer
-from vitgraph.seeded import SEEDED, write_seeded_checkpoint
+from vitgraph.seeded import write_seeded_checkpoint
 from weights import extract_encoder, load_encoder
 
 TOWER = "model.safetensors"
@@ -51,7 +58,7 @@ def train(encoder: Encoder) -> None:
                 parameter -= 0.01 * parameter.grad.sign()
 
 
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> None:
     encoder = seeded(tmp_path / "whole", family)
     saved = encoder.save_pretrained(tmp_path / "saved")
@@ -76,7 +83,7 @@ def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> 
         pytest.param(torch.float32, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_a_fine_tuned_encoder_loads_back_to_the_bit(
     tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
@@ -95,7 +102,7 @@ def test_a_fine_tuned_encoder_loads_back_to_the_bit(
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
-@pytest.mark.parametrize("family", TRANSFORMERS)
+@pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
 def test_transformers_reads_a_fine_tuned_encoder(tmp_path: Path, family: str) -> None:
     encoder = seeded(tmp_path / "whole", family, depth=4).float()
     train(encoder)
@@ -263,7 +270,7 @@ def test_the_model_card_is_one_that_the_hub_reads(tmp_path: Path, hub: HubServer
         assert file.metadata() == {"format": "pt"}
 
 
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_the_model_card_names_what_reads_the_folder(tmp_path: Path, family: str) -> None:
     saved = seeded(tmp_path / "whole", family).save_pretrained(tmp_path / "saved")
     card = (saved / "README.md").read_text()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
 
-from checkpoints import INDEX, edit_config, read_json, same_weights
+from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, same_weights
 from encoders import PathsEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
@@ -41,6 +41,8 @@ TRANSFORMERS = {
     "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
 }
 """Recipe -> the module and class of transformers that is its tower alone."""
+TRANSFORMERS_TOWERS = first_of_each(TRANSFORMERS, lambda name: SEEDED[name].family.name)
+"""One per family runs in a plain pytest."""
 
 
 RENAMED = {"step3_vl", "step3_vl_hf"}
@@ -69,7 +71,7 @@ def transformers_class(family: str) -> Any:
     return vars(found)[name]
 
 
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_extracted_tower_loads_as_the_original(tmp_path: Path, family: str) -> None:
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)
     out = extract_encoder(folder, tmp_path / "tower")
@@ -85,7 +87,7 @@ def test_extracted_tower_loads_as_the_original(tmp_path: Path, family: str) -> N
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
-@pytest.mark.parametrize("family", TRANSFORMERS)
+@pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
 def test_transformers_class_of_the_tower_reads_it_whole(tmp_path: Path, family: str) -> None:
     """Under its outer prefix not one name matched, and the class stayed silently random."""
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
@@ -101,7 +103,7 @@ def test_transformers_class_of_the_tower_reads_it_whole(tmp_path: Path, family: 
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_automodel_builds_the_tower_or_refuses(tmp_path: Path, family: str) -> None:
     """It built the whole model with a random language model: 18 GB for a tower of 0.6."""
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
@@ -124,7 +126,7 @@ def test_automodel_builds_the_tower_or_refuses(tmp_path: Path, family: str) -> N
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
-@pytest.mark.parametrize("family", TRANSFORMERS)
+@pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
 def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str) -> None:
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
     out = extract_encoder(folder, tmp_path / "tower")
@@ -160,7 +162,7 @@ def test_timm_reads_a_tower_in_its_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
-@pytest.mark.parametrize("family", TRANSFORMERS)
+@pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
 def test_a_tower_that_transformers_saved_loads(tmp_path: Path, family: str) -> None:
     """The fields around the tower's survive; the projector's file is copied by hand."""
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
@@ -180,7 +182,7 @@ def test_a_tower_that_transformers_saved_loads(tmp_path: Path, family: str) -> N
     assert whole.preprocessor == again.preprocessor
 
 
-@pytest.mark.parametrize("family", SEEDED)
+@pytest.mark.parametrize("family", LAYOUTS)
 def test_a_folder_of_the_old_form_loads(tmp_path: Path, family: str) -> None:
     """Configs as published beside the tower's tensors without their prefix, all in one file."""
     folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)

@@ -1,4 +1,7 @@
-"""``DataParallelEncoder`` over encoders of several paths: items stay whole, on one rank each."""
+"""``DataParallelEncoder`` over encoders of several paths: items stay whole, on one rank each.
+
+What needs ranks is slow: a plain pytest starts those of ``test_parallel_encoder.py`` alone.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +142,8 @@ def test_encode_takes_images_and_gives_outputs_or_vectors(
             assert torch.equal(one, other.pooler_output.mean(0))
 
 
-@pytest.mark.parametrize("graphed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("graphed", [False, True])
 def test_without_scatter_each_rank_encodes_its_own_items(ranks: Ranks, graphed: bool) -> None:
     toy = TwoPaths()
     own = [inputs_of(CALLS[name], seed=7) for name in ("no item", "tiles of some")]
@@ -169,6 +173,7 @@ def bad_inputs() -> dict[str, tuple[Any, str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(bad_inputs()))
 def test_input_that_one_rank_refuses_is_an_error_on_all(ranks: Ranks, name: str) -> None:
     good = inputs_of(CALLS["tiles of some"])
@@ -180,6 +185,7 @@ def test_input_that_one_rank_refuses_is_an_error_on_all(ranks: Ranks, name: str)
         assert_equal(after, wanted)
 
 
+@pytest.mark.slow
 def test_ranks_of_other_encoders_are_an_error_on_all(ranks: Ranks) -> None:
     encoders = [encoder_of("step3_vl"), deepcopy(encoder_of("step3_vl")).double()]
     for raised in ranks(cases.call_each_with_its_encoder, encoders, IMAGES):

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -32,37 +33,38 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def named(paths: list[Path]) -> list[object]:
-    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def calls(path: Path, *names: str) -> list[int]:
     """Lines where one of the functions ``names`` is called by its bare name."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
     ]
 
 
-@pytest.mark.parametrize("path", named(sources(*PACKAGES, "tests", "benchmarks")))
-def test_no_file_reaches_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 400
+def test_no_file_reaches_400_lines() -> None:
+    for path in sources(*PACKAGES, "tests", "benchmarks"):
+        assert len(path.read_text().splitlines()) < 400, path
 
 
-@pytest.mark.parametrize("path", named(sources(*LIBRARY)))
-def test_library_never_prints_exits_or_probes(path: Path) -> None:
-    assert calls(path, "print", "exit", "hasattr", "breakpoint") == []
+def test_library_never_prints_exits_or_probes() -> None:
+    for path in sources(*LIBRARY):
+        assert calls(path, "print", "exit", "hasattr", "breakpoint") == [], path
 
 
-@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
-def test_no_blanket_except(path: Path) -> None:
-    blanket = []
-    for handler, function in handlers(ast.parse(path.read_text())):
-        assert handler.type, f"line {handler.lineno}: bare except"
-        if "Exception" in {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}:
-            blanket.append(function)
-    assert blanket == READS_ITEMS.get(str(path.relative_to(ROOT)), [])
+def test_no_blanket_except() -> None:
+    for path in sources(*PACKAGES):
+        blanket = []
+        for handler, function in handlers(tree_of(path)):
+            assert handler.type, f"{path}: line {handler.lineno}: bare except"
+            if "Exception" in {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}:
+                blanket.append(function)
+        assert blanket == READS_ITEMS.get(str(path.relative_to(ROOT)), []), path
 
 
 def handlers(node: ast.AST, function: str = "") -> Iterator[tuple[ast.ExceptHandler, str]]:
@@ -74,39 +76,39 @@ def handlers(node: ast.AST, function: str = "") -> Iterator[tuple[ast.ExceptHand
         yield from handlers(child, function)
 
 
-@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
-def test_weights_are_never_loaded_leniently(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) != "zip":
-            arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-            assert arguments.get("strict") != "False", f"line {node.lineno}"
+def test_weights_are_never_loaded_leniently() -> None:
+    for path in sources(*PACKAGES):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) != "zip":
+                arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert arguments.get("strict") != "False", f"{path}: line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
-def test_a_helper_lives_where_its_word_lives(path: Path) -> None:
-    assert path.stem not in ("utils", "util", "helpers", "common", "misc")
+def test_a_helper_lives_where_its_word_lives() -> None:
+    for path in sources(*PACKAGES):
+        assert path.stem not in ("utils", "util", "helpers", "common", "misc"), path
 
 
-@pytest.mark.parametrize("path", named(sources(*PACKAGES)))
-def test_public_signatures_have_no_kwargs_and_no_mutable_default(path: Path) -> None:
-    for function in public_functions(path):
-        integrated = path.parent.name == "integrations"
-        theirs = integrated and (path.stem, function.name) in THEIR_SIGNATURES
-        assert theirs or function.args.kwarg is None, f"{function.name} takes **kwargs"
-        defaults = [*function.args.defaults, *function.args.kw_defaults]
-        mutable = [d for d in defaults if isinstance(d, (ast.List, ast.Dict, ast.Set))]
-        assert not mutable, f"{function.name} has a mutable default"
+def test_public_signatures_have_no_kwargs_and_no_mutable_default() -> None:
+    for path in sources(*PACKAGES):
+        for function in public_functions(path):
+            integrated = path.parent.name == "integrations"
+            theirs = integrated and (path.stem, function.name) in THEIR_SIGNATURES
+            assert theirs or function.args.kwarg is None, f"{path}: {function.name} takes **kwargs"
+            defaults = [*function.args.defaults, *function.args.kw_defaults]
+            mutable = [d for d in defaults if isinstance(d, (ast.List, ast.Dict, ast.Set))]
+            assert not mutable, f"{path}: {function.name} has a mutable default"
 
 
 def public_functions(path: Path) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             yield node
 
 
-@pytest.mark.parametrize("path", named([p for p in sources(*PACKAGES) if p.read_text().strip()]))
-def test_every_module_begins_with_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+def test_every_module_begins_with_a_docstring() -> None:
+    for path in sources(*PACKAGES):
+        assert ast.get_docstring(tree_of(path)) or not path.read_text().strip(), path
 
 
 @pytest.mark.parametrize("package", PACKAGES)

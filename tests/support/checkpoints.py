@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vitgraph.seeded import SEEDED
+
 INDEX = "model.safetensors.index.json"
+
+
+def first_of_each(names: Collection[str], kind: Callable[[str], object]) -> list[Any]:
+    """Parameters of a test: the first name of each kind runs in a plain pytest, the others in CI.
+
+    Args:
+        names: of small checkpoints.
+        kind: what names have in common of which one is enough.
+    """
+    firsts = {kind(name): name for name in reversed([*names])}.values()
+    return [
+        name if name in firsts else pytest.param(name, marks=pytest.mark.slow) for name in names
+    ]
 
 
 def read_json(path: Path) -> Any:
@@ -44,3 +60,12 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> N
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     a, b = one.state_dict(), other.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def layout_of(name: str) -> tuple[str, str]:
+    """The family of a small checkpoint, and the layout that names its tensors."""
+    return SEEDED[name].family.name, SEEDED[name].layout.name
+
+
+LAYOUTS = first_of_each(SEEDED, layout_of)
+"""The small checkpoints, of which one per layout of a family runs in a plain pytest."""
