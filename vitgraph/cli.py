@@ -81,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_encode(commands)
     _add_embed(commands)
+    _add_search(commands)
     _add_list(commands)
     _add_inspect(commands)
     _add_extract(commands)
@@ -124,6 +125,13 @@ def _add_embed(commands: object) -> None:
 
     summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
     add_embed(_add_command(commands, "embed", embed, summary))
+
+
+def _add_search(commands: object) -> None:
+    from .search.command import add_search, search
+
+    summary = "Find the images of an embedding job that are nearest to a photograph."
+    add_search(_add_command(commands, "search", search, summary))
 
 
 def _add_list(commands: object) -> None:

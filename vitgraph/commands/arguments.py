@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _GROUPS = {
-    "features": ("encode", "embed"),
+    "features": ("encode", "embed", "search"),
     "checkpoints": ("list", "inspect", "extract", "cache"),
     "trying and measuring": ("demo", "bench"),
 }
 EXAMPLES = {
     "encode": "vitgraph encode Qwen/Qwen3-VL-2B-Instruct street.jpg --out street.safetensors",
     "embed": "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors --device auto",
+    "search": "vitgraph search vectors beach.jpg --html beach.html",
     "list": "vitgraph list 'qwen3*'",
     "inspect": "vitgraph inspect Qwen/Qwen3-VL-2B-Instruct",
     "extract": "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",

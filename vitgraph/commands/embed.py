@@ -238,7 +238,7 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
     """
     from weights import inspect_checkpoint
 
-    from ..embedding.files import FILES
+    from ..embedding.files import FILES, checkpoint_state
 
     options = command.options
     source = read_source(options)
@@ -255,7 +255,7 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
         "checkpoint": str(folder.resolve()) if is_folder else options.repo,
         "subfolder": options.subfolder,
         "revision": options.revision,
-        "commit": _state_of(options) if is_folder else info.commit,
+        "commit": checkpoint_state(options.repo, options.subfolder) if is_folder else info.commit,
         "family": options.family,
         "dtype": info.dtype if options.dtype in (None, "auto") else options.dtype,
         **command.limits,
@@ -265,16 +265,6 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
         "format": options.format,
         "out_dtype": options.out_dtype,
     }
-
-
-def _state_of(options: argparse.Namespace) -> str:
-    """The text that stands for the commit of a checkpoint on disk."""
-    from ..embedding.files import state_of
-
-    folder = Path(options.repo).expanduser() / (options.subfolder or "")
-    files = [folder] if folder.is_file() else sorted(folder.iterdir())
-    kept = [path for path in files if path.suffix in (".json", ".safetensors")]
-    return state_of(kept, folder.parent if folder.is_file() else folder)
 
 
 def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
@@ -287,7 +277,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
-    from ..embedding.files import FILES
+    from ..embedding.files import FILES, checkpoint_state
 
     options, is_folder = command.options, commit.startswith(FILES)
     source = read_source(options) | ({} if is_folder else {"revision": commit})
@@ -299,7 +289,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
             dtype=options.dtype,
             device=device if options.device else None,  # None: the log names an idle GPU
         )
-    if is_folder and _state_of(options) != commit:
+    if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:

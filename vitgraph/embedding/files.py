@@ -152,6 +152,14 @@ def state_of(files: Iterable[Path], root: Path) -> str:
     return FILES + hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
+def checkpoint_state(checkpoint: str, subfolder: str | None) -> str:
+    """Return the text that stands for the commit of a checkpoint on a disk."""
+    folder = Path(checkpoint).expanduser() / (subfolder or "")
+    files = [folder] if folder.is_file() else sorted(folder.iterdir())
+    kept = [path for path in files if path.suffix in (".json", ".safetensors")]
+    return state_of(kept, folder.parent if folder.is_file() else folder)
+
+
 def _require_regular(path: str, state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise OSError(f"{path}: is not a regular file but a folder, a pipe or a device")

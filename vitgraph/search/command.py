@@ -1,0 +1,171 @@
+"""``vitgraph search``: find the images of an embedding job that are nearest to a photograph.
+
+Torch and the packages are imported inside the functions, so that ``--help`` and mistakes are
+answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..terminal import counted, format_table, printable
+
+if TYPE_CHECKING:
+    from encoders import Encoder
+
+    from .vectors import Vectors
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to the parser of the command."""
+    parser.add_argument("vectors", metavar="VECTORS", help="folder that `vitgraph embed` wrote")
+    parser.add_argument("photograph", type=Path, metavar="PHOTO", help="image file to search for")
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="by default 20")
+    parser.add_argument(
+        "--html", type=Path, metavar="PAGE", help="also write a page of pictures, keys and cosines"
+    )
+    group = parser.add_argument_group("encoder")
+    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    group.add_argument("--cache-dir", type=Path, help="where downloads are kept")
+    group.add_argument("--token", help="access token; by default the one you are logged in with")
+    group.add_argument("--local-files-only", action="store_true", help="never touch the network")
+    group.add_argument("--no-progress", action="store_true", help="no progress bars")
+
+
+def search(options: argparse.Namespace) -> None:
+    """Check everything, encode the photograph as the job did, search, print and write the page.
+
+    Raises:
+        ValueError: arguments that make no sense, a folder without a finished job of vectors, a
+            photograph that cannot be read, or a checkpoint that has changed since.
+        OSError: the page cannot be written.
+    """
+    _check(options)
+    from .vectors import Vectors
+
+    bars = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
+    vectors = Vectors(options.vectors, bars)
+    if not vectors.manifest.items:
+        raise ValueError(f"{options.vectors}: holds no vectors")
+    settings = vectors.settings
+    limits = {
+        name: settings[name]
+        for name in ("min_pixels", "max_pixels", "max_tiles")
+        if settings.get(name) is not None
+    }
+    encoder = _load(options, settings)
+    pooled = encoder.encode(
+        images=[options.photograph],
+        pool=settings["pool"],
+        normalize=settings["normalize"],
+        **limits,
+    )
+    hits = vectors.nearest(pooled[0].detach().cpu().float().numpy(), options.top)
+    rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
+    print(format_table(("rank", "cosine", "key"), rows))
+    facts = _facts(options, vectors, limits)
+    said = "; ".join(f"{name} {value}" for name, value in facts.items() if name != "folder")
+    print(f"\n{printable(said)}")
+    if options.html:
+        _write_page(options, vectors, hits, facts)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Check everything that needs neither torch nor the folder.
+
+    Raises:
+        ValueError: a mistake in the arguments, or a file that is none of the right kind.
+    """
+    from ..commands.arguments import check_names
+    from ..commands.encode_checks import check_media
+
+    if options.top < 1:
+        raise ValueError(f"--top {options.top}: must be at least 1")
+    check_names(None, options.device)
+    if options.html:
+        _check_page(options.html, options.photograph)
+    names = {"images": [options.photograph], "video": [], "repo": "REPO_OR_FOLDER", "out": "OUT"}
+    check_media(argparse.Namespace(**names))
+
+
+def _check_page(page: Path, photograph: Path) -> None:
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--html {page}: the page is HTML; let its name end in .html")
+    if page.is_dir() or not page.parent.is_dir():
+        raise ValueError(f"--html {page}: must be a file in a folder that exists")
+    if page.exists() and page.stat().st_size:
+        _check_is_page(page)
+
+
+def _check_is_page(page: Path) -> None:
+    from .page import is_page
+
+    if not is_page(page):
+        raise ValueError(f"--html {page}: exists and is no page of a search; give another name")
+
+
+def _load(options: argparse.Namespace, settings: dict[str, Any]) -> Encoder:
+    """Load the encoder of a job, at its commit.
+
+    Raises:
+        ValueError: the files of a checkpoint on disk are not those of the job.
+    """
+    from weights import load_encoder
+
+    from ..devices import enough_memory, read_device
+    from ..embedding.files import FILES, checkpoint_state
+
+    checkpoint, commit = settings["checkpoint"], settings["commit"]
+    is_folder = commit.startswith(FILES)
+    if is_folder and not Path(checkpoint).exists():
+        raise ValueError(f"{checkpoint}: the checkpoint of the job is not there any more")
+    if is_folder and checkpoint_state(checkpoint, settings["subfolder"]) != commit:
+        raise ValueError(
+            f"{checkpoint}: has changed since the job was begun, and vectors of other weights "
+            "cannot be compared; embed the images again"
+        )
+    device = read_device(options.device)
+    with enough_memory(checkpoint, "give another --device"):
+        return load_encoder(
+            checkpoint,
+            revision=None if is_folder else commit,
+            subfolder=settings["subfolder"],
+            family=settings["family"],
+            dtype=settings["dtype"],
+            device=device,
+            cache_dir=options.cache_dir,
+            token=options.token,
+            local_files_only=options.local_files_only,
+            progress=not options.no_progress,
+        )
+
+
+def _facts(options: argparse.Namespace, vectors: Vectors, limits: dict[str, Any]) -> dict[str, str]:
+    """What is said of a search, by name."""
+    settings = vectors.settings
+    pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
+    sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in limits.items())
+    return {
+        "folder": options.vectors,
+        "checkpoint": settings["checkpoint"],
+        "commit": settings["commit"],
+        "encoder": f"{settings['dtype']}, pool {pool}" + f", {sizes}" * bool(sizes),
+        "numbers": f"cosines with {counted(vectors.count, 'vector')}; the mean of the folder was "
+        "subtracted from each of them and from the photograph's",
+    }
+
+
+def _write_page(
+    options: argparse.Namespace, vectors: Vectors, hits: list[Any], facts: dict[str, str]
+) -> None:
+    from ..embedding.reading import ImageReader, SourceOptions
+    from .page import write_page
+
+    names = [name for name in SourceOptions._fields if name in vectors.settings]
+    source = SourceOptions(**{name: vectors.settings[name] for name in names})
+    reader = ImageReader(source._replace(fetch_urls=False))
+    write_page(options.html, options.photograph, hits, facts, reader)
+    print(f"wrote {printable(str(options.html))}")

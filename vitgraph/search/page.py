@@ -1,0 +1,160 @@
+"""The result of a search as one HTML file, which asks nothing of any other file or host.
+
+Names and texts are escaped, pictures are data: URIs of JPEGs made here, and the Content-Security-
+Policy of the page allows these pictures and its own style, by its hash, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from PIL import Image
+
+from encoders.inputs.intake import to_rgb
+from weights.writing import write_whole
+
+from ..devices import enough_disk
+from ..embedding.reading import ImageReader
+from ..terminal import printable
+from .vectors import Hit
+
+THUMBNAIL = 320
+"""Longest side in pixels."""
+MARK = '<meta name="generator" content="vitgraph search">'
+"""Stands in every page, so that a page may be replaced and no other file is."""
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #d5d7dc; --soft: #5d6470; --card: #f5f6f8; }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #3a3f48; --soft: #a2a9b5; --card: #1d2026; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 76rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.4rem; margin: 0 0 .75rem; }
+header { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; margin-bottom: 1.5rem; }
+header figure { flex: 0 1 14rem; }
+dl { flex: 1 1 16rem; display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem;
+  margin: 0; align-content: start; font-size: .9rem; }
+dt { color: var(--soft); }
+dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
+ol { list-style: none; margin: 0; padding: 0; display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(9.5rem, 45%), 1fr)); }
+figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
+  overflow: hidden; height: 100%; }
+img, .none { display: block; width: 100%; aspect-ratio: 4 / 3; object-fit: contain; }
+.none { padding: .75rem; color: var(--soft); font-size: .8rem; overflow: auto; }
+figcaption { padding: .5rem .6rem; font-size: .85rem; overflow-wrap: anywhere; }
+b { font-variant-numeric: tabular-nums; }
+""".strip()
+_POLICY = (
+    "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src 'sha256-"
+    + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    + "'"
+)
+
+
+def write_page(
+    path: Path, photograph: Path, hits: Sequence[Hit], facts: Mapping[str, str], reader: ImageReader
+) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        path: the file to write or to replace.
+        photograph: what was searched for.
+        hits: what was found.
+        facts: what the page says of the job and of the search, by name.
+        reader: of the images of the job. Files that it refuses have no picture, nor have images of
+            the web.
+
+    Raises:
+        OSError: the file cannot be written, or the disk is full.
+    """
+    figures = (
+        _figure(_picture_of(hit, reader), hit.key, f"{number}. {hit.cosine:.4f}")
+        for number, hit in enumerate(hits, 1)
+    )
+    items = "\n".join(f"<li>{figure}</li>" for figure in figures)
+    lines = "\n".join(
+        f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items()
+    )
+    name = _text(photograph.name)
+    page = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+{MARK}
+<title>Nearest to {name}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>Nearest to <bdi>{name}</bdi></h1>
+<header>
+{_figure(_thumbnail(photograph.read_bytes()), photograph.name, "the photograph")}
+<dl>
+{lines}
+</dl>
+</header>
+<ol>
+{items}
+</ol>
+</body>
+</html>
+"""
+    with enough_disk(path):
+        write_whole(path, page.encode())
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file begins as a page of a search does."""
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(2048)
+
+
+def _figure(picture: str, key: str, note: str) -> str:
+    """Return a figure; ``picture`` is a data: URI, or the reason why there is none."""
+    shown = (
+        f'<img src="{picture}" alt="{_text(key)}">'
+        if picture.startswith("data:image/jpeg;base64,")
+        else f'<div class="none">no picture: {_text(picture)}</div>'
+    )
+    return (
+        f"<figure>{shown}<figcaption><b>{_text(note)}</b><br><bdi>{_text(key)}</bdi></figcaption>"
+        "</figure>"
+    )
+
+
+def _picture_of(hit: Hit, reader: ImageReader) -> str:
+    if hit.file is None:
+        return "the job does not say where it was read"
+    if hit.file.kind == "url":
+        return "it was read from the web, and nothing is fetched for a page"
+    try:
+        return _thumbnail(reader.read(hit.file))
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _thumbnail(content: bytes) -> str:
+    """Return the data: URI of a small JPEG of an image file.
+
+    Raises:
+        ValueError: the bytes are no image, or a damaged one.
+    """
+    picture = Image.fromarray(to_rgb(content).permute(1, 2, 0).contiguous().numpy())
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    jpeg = io.BytesIO()
+    picture.save(jpeg, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg.getvalue()).decode()}"
+
+
+def _text(text: str) -> str:
+    """Escape a text for HTML and attributes, control characters and bytes without meaning too."""
+    return escape(printable(text))

@@ -1,0 +1,137 @@
+"""The vectors of an embedding job, searched by cosine after the mean of all of them is subtracted.
+
+Two passes read the shards one after another, some thousand rows at a time: one for the mean, one
+for the cosines. Arrays of npy files on a disk are mapped, so a million vectors need the memory of
+their cosines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from ..embedding.manifest import FileList, Manifest
+from ..embedding.parquet_files import VECTORS
+from ..embedding.reading import File
+from ..embedding.shards import Array, Shard, missing_of, shards_of
+from ..embedding.storage import open_storage
+
+ROWS_AT_ONCE = 1 << 14
+
+
+class Hit(NamedTuple):
+    """An image of the job that is like the photograph."""
+
+    key: str
+    cosine: float
+    file: File | None
+    """Where the job has read the image; None if an early version did not write that down."""
+
+
+class Vectors:
+    """The vectors of a finished job.
+
+    Args:
+        folder: what ``embed --out`` named; may be on a store.
+        progress: whether a bar shows how many shards are read.
+
+    Raises:
+        ValueError: no job, one that is not finished, or one that holds all tokens of its images.
+    """
+
+    def __init__(self, folder: str, progress: bool = False) -> None:
+        self.storage, self.progress = open_storage(folder), progress
+        self.manifest = Manifest.read(self.storage)
+        self.settings: dict[str, Any] = self.manifest.settings
+        if self.settings["pool"] == "none":
+            raise ValueError(
+                f"{folder}: holds all tokens of every image, and a search compares one vector per "
+                "image; embed the images with --pool mean into another folder"
+            )
+        self.shards = shards_of(self.storage, self.manifest)
+        if missing := missing_of(self.shards):
+            raise ValueError(
+                f"{folder}: {len(missing)} of {len(self.shards)} shards are missing, the first is "
+                f"{missing[0]}; run the command of the job again, it goes on where it was"
+            )
+        self.count = 0
+        """Vectors of the job, known after a search."""
+
+    def nearest(self, vector: Array, top: int) -> list[Hit]:
+        """Return the images with the largest cosine, the best first.
+
+        Args:
+            vector: [D], made with the settings of the job.
+            top: most images to return.
+
+        Raises:
+            ValueError: the job holds no vectors, vectors of another width, or a damaged shard.
+        """
+        total, counts = np.zeros(len(vector)), list[int]()
+        for shard in self._bar("mean"):
+            counts.append(0)
+            for rows in self._rows(shard, len(vector)):
+                total += rows.sum(axis=0, dtype=np.float64)
+                counts[-1] += len(rows)
+        self.count = sum(counts)
+        if not self.count:
+            raise ValueError(f"{self.storage.name}: holds no vectors; see its errors.csv")
+        mean = (total / self.count).astype(np.float32)
+        query = _unit((vector - mean).astype(np.float32))
+        cosines = np.empty(self.count, np.float32)
+        start = 0
+        for shard in self._bar("search"):
+            for rows in self._rows(shard, len(vector)):
+                cosines[start : start + len(rows)] = _unit(rows - mean) @ query
+                start += len(rows)
+        return self._hits(cosines, np.cumsum([0, *counts]), top)
+
+    def _bar(self, what: str) -> Iterable[Shard]:
+        return tqdm(self.shards, desc=what, unit="shard", disable=not self.progress)
+
+    def _rows(self, shard: Shard, width: int) -> Iterator[Array]:
+        """Yield the vectors of a shard, some rows at a time, in float32."""
+        matrix = shard.read_arrays()[VECTORS]
+        if matrix.shape[1] != width:
+            raise ValueError(
+                f"{self.storage.name}: shard {shard.number} has vectors of {matrix.shape[1]} "
+                f"numbers, the photograph has one of {width}; the checkpoint is another one"
+            )
+        for start in range(0, len(matrix), ROWS_AT_ONCE):
+            yield np.asarray(matrix[start : start + ROWS_AT_ONCE], np.float32)
+
+    def _hits(self, cosines: Array, starts: Array, top: int) -> list[Hit]:
+        """Return the best rows; only the tables of their shards are read."""
+        best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
+        best = best[np.lexsort((best, -cosines[best]))]
+        homes = np.searchsorted(starts, best, side="right") - 1
+        tables = {home: self._keys_and_files(home, starts) for home in set(homes.tolist())}
+        hits = []
+        for row, home in zip(best.tolist(), homes.tolist(), strict=True):
+            keys, files = tables[home]
+            key = keys[row - starts[home]]
+            hits.append(Hit(key, float(cosines[row]), files.get(key)))
+        return hits
+
+    def _keys_and_files(self, number: int, starts: Array) -> tuple[list[str], dict[str, File]]:
+        shard = self.shards[number]
+        keys = [line["key"] for line in shard.read_table()]
+        if len(keys) != starts[number + 1] - starts[number]:
+            raise ValueError(
+                f"{self.storage.name}: shard {number} has {len(keys)} keys and "
+                f"{starts[number + 1] - starts[number]} vectors; delete {shard.stats_name} and run "
+                "the command of the job again"
+            )
+        if not self.manifest.files:
+            return keys, {}
+        files = FileList(self.storage, self.manifest).shard(number)
+        return keys, {file.key: file for file in files}
+
+
+def _unit(rows: Array) -> Array:
+    """Divide rows by their length; a row of zeros stays one."""
+    length = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return rows / np.where(length > 0, length, 1)
