@@ -158,8 +158,9 @@ def test_comparison_with_the_peers_ends_by_line_40() -> None:
     assert lines.index("", header) <= 40
 
 
-def test_install_is_two_lines_and_its_size_stands_on_a_page() -> None:
-    install = blocks("README.md", "sh")[0].splitlines()
+def test_install_clones_and_its_size_stands_on_a_page() -> None:
+    clone, *install = blocks("README.md", "sh")[0].splitlines()
+    assert clone.startswith("git clone ")
     assert [line.split()[:2] for line in install] == [["pip", "install"]] * 2
     assert "https://download.pytorch.org/whl/cpu" in install[0]
     assert "GiB" not in (ROOT / "README.md").read_text()
