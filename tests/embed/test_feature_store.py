@@ -14,8 +14,7 @@ from encoders import Encoder
 from graphwrap import GraphedEncoder
 from oracles import tiny
 from photographs import china, flower
-from vitgraph.embedding.feature_store import content_key
-from vitgraph.integrations.vllm import FeatureStore, multi_modal_data
+from vitgraph.integrations.vllm import FeatureStore, content_key, multi_modal_data
 
 IMAGE = china().resize((96, 64))
 LIMITS = {"min_pixels": 4096, "max_pixels": 16384}

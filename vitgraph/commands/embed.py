@@ -39,7 +39,6 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pool",
         choices=("mean", "max", "cls", "none"),
-        default="mean",
         help="one vector per image, over its tokens; none writes all tokens; by default mean",
     )
     parser.add_argument("--normalize", action="store_true", help="vectors of length 1")
@@ -49,13 +48,22 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         help="with --pool none: pooler_output, last_hidden_state, deepstack_features; by default "
         "pooler_output",
     )
-    parser.add_argument("--format", choices=("npy", "safetensors", "parquet"), default="npy")
-    parser.add_argument("--out-dtype", choices=("float32", "float16"), default="float32")
+    parser.add_argument(
+        "--format",
+        choices=("npy", "safetensors", "parquet", "vllm"),
+        default="npy",
+        help="vllm writes all tokens of each image to a file of its own, which vLLM reads",
+    )
+    parser.add_argument(
+        "--out-dtype",
+        choices=("float32", "float16"),
+        help="by default float32; --format vllm keeps the dtype of the weights",
+    )
     parser.add_argument(
         "--shard-items",
         type=int,
         metavar="N",
-        help="images per shard; by default 1000, and 64 with --pool none",
+        help="images per shard; by default 1000, 64 with --pool none, 16 with --format vllm",
     )
     parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
@@ -158,7 +166,8 @@ def run_worker(command: Command) -> int:
     if options.format == "parquet":
         require_parquet()
     if options.shard_items is None:
-        options.shard_items = 64 if options.pool == "none" else 1000
+        whole = 16 if options.format == "vllm" else 64
+        options.shard_items = whole if options.pool == "none" else 1000
     load = cache(partial(_load, command))
     if options.plan:
         from .embed_plan import print_plan
@@ -248,6 +257,7 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
     info = inspect_checkpoint(options.repo, **source)
     folder = Path(options.repo).expanduser()
     is_folder = info.commit is None
+    dtype = info.dtype if options.dtype in (None, "auto") else options.dtype
     return {
         "version": __version__,
         "source": command.source.identity(),
@@ -257,13 +267,13 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
         "revision": options.revision,
         "commit": checkpoint_state(options.repo, options.subfolder) if is_folder else info.commit,
         "family": options.family,
-        "dtype": info.dtype if options.dtype in (None, "auto") else options.dtype,
+        "dtype": dtype,
         **command.limits,
         "pool": options.pool,
         "normalize": options.normalize,
         "fields": list(command.fields),
         "format": options.format,
-        "out_dtype": options.out_dtype,
+        "out_dtype": options.out_dtype or dtype,
     }
 
 

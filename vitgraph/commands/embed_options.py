@@ -13,7 +13,7 @@ from ..embedding.files import entries_below
 from ..embedding.manifest import Manifest
 from ..embedding.reading import ImageReader, SourceOptions
 from ..embedding.sources import Source, suffixes
-from ..embedding.storage import open_storage
+from ..embedding.storage import STORE, local_folder, open_storage
 from ..embedding.workers import read_worker
 from .arguments import check_checkpoint, check_names, check_source, is_video
 
@@ -38,6 +38,7 @@ def check_embed(options: argparse.Namespace) -> None:
         ValueError: options that make no sense, or a checkpoint or source that is not there.
     """
     _check_plan(options)
+    _set_format(options)
     wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
     if not options.plan:
         wanted["--out"] = options.out
@@ -53,12 +54,39 @@ def check_embed(options: argparse.Namespace) -> None:
     _read_fields(options)
     read_worker(options.shard, os.environ)
     if not options.plan and "://" not in options.out:
-        Manifest.find(open_storage(options.out))
+        storage = open_storage(options.out)
+        found = Manifest.find(storage)
+        if found is None and options.format != "vllm" and storage.exists(STORE):
+            raise ValueError(
+                f"--out {options.out}: is a feature store; give --format vllm or another folder"
+            )
+    if not options.plan and options.format == "vllm":
+        local_folder(options.out)
     ending = ["--plan"] if options.plan else ["--out", options.out]
     right = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, *ending]
     check_checkpoint(options.repo, shlex.join(right))
     check_source(options)
     _check_files(options)
+
+
+def _set_format(options: argparse.Namespace) -> None:
+    """Set the options that follow from ``--format``, and those that were left out.
+
+    Raises:
+        ValueError: ``--format vllm`` beside an option that it does not take.
+    """
+    if options.format == "vllm":
+        for name in ("pool", "fields", "out_dtype"):
+            value = vars(options)[name]
+            if value not in (None, "none"):
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {value}: --format vllm writes all that a language "
+                    "model reads, in the dtype of the weights (--dtype); leave it out"
+                )
+        options.pool, options.fields = "none", "pooler_output,deepstack_features"
+        return
+    options.pool = options.pool or "mean"
+    options.out_dtype = options.out_dtype or "float32"
 
 
 def _check_plan(options: argparse.Namespace) -> None:
@@ -108,7 +136,8 @@ class Command:
         self.worker = read_worker(options.shard, os.environ)
         names = [name for name in SourceOptions._fields if vars(options).get(name) is not None]
         read = SourceOptions(**{name: vars(options)[name] for name in names})
-        self.source, self.reader = Source(options.files, read), ImageReader(read)
+        self.source = Source(options.files, read)
+        self.reader = ImageReader(read, keyed=options.format == "vllm")
 
     def calls(self) -> Calls:
         """How the encoder is called."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from encoders import Encoder
 from encoders.contract import Limits
 from graphwrap import GraphedEncoder
+from weights import inspect_checkpoint
 from weights.hub.repo import HubOptions
 from weights.load import describe_encoder
 
@@ -40,7 +42,8 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
     encoder = describe_encoder(options.repo, HubOptions(**source), family)
     encoder.item_encoder().check(wanted)
     count, what = count_written(encoder, options.pool, command.fields, limits)
-    size = DTYPES[options.out_dtype].itemsize
+    out_dtype: str = options.out_dtype or _dtype_of_weights(options)
+    size = DTYPES[out_dtype].itemsize
     total, chosen = choose(command.source)
     for line in (*command.source.notes, *command.source.describe_left_out()):
         print(line)
@@ -53,7 +56,13 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
         rate = measure_rate(load().item_encoder(), images, limits, wanted, stream)
     assert stream.workers is not None
     estimate = Estimate(total, sample, rate, stream.workers)
-    print(report(estimate, options.files, options.gpus, f"{what}, {options.out_dtype}"))
+    print(report(estimate, options.files, options.gpus, f"{what}, {out_dtype}"))
+
+
+def _dtype_of_weights(options: argparse.Namespace) -> str:
+    if options.dtype not in (None, "auto"):
+        return str(options.dtype)
+    return inspect_checkpoint(options.repo, **read_source(options)).dtype
 
 
 def count_written(

@@ -20,9 +20,11 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -34,10 +36,8 @@ from encoders.contract import EncoderOutput, PartialOutput
 from graphwrap import GraphedEncoder
 from weights.writing import flush, temporary_beside
 
-from .files import is_remote, local_path
-from .storage import LocalFolder
+from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
 
-ABOUT, FILE, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
 """How the names of the files end that a job writes into the folder."""
@@ -90,7 +90,7 @@ class FeatureStore:
         if encoder is None:
             if found is None:
                 raise ValueError(
-                    f"{self.folder}: has no {ABOUT}; pass the encoder whose features it is to hold"
+                    f"{self.folder}: has no {STORE}; pass the encoder whose features it is to hold"
                 )
             self.settings = found
             return
@@ -99,7 +99,7 @@ class FeatureStore:
         )
         if found is None:
             content = json.dumps(mine._asdict(), indent=1) + "\n"
-            LocalFolder(self.folder).create(ABOUT, content.encode())
+            LocalFolder(self.folder).create(STORE, content.encode())
             found = _read_settings(self.folder)
         assert found is not None
         _compare(found, mine, self.folder)
@@ -150,6 +150,16 @@ class FeatureStore:
                 temporary.replace(path)
         return True
 
+    def write_array(self, key: str, rows: np.ndarray[Any, Any], near: Path) -> bool:
+        """Write rows that numpy holds, in the dtype of the store; see :meth:`write`."""
+        dtype: torch.dtype = vars(torch)[self.settings.dtype]
+        return self.write(key, torch.from_numpy(rows).to(dtype), near)
+
+    def read_arrays(self, keys: Sequence[str]) -> np.ndarray[Any, Any]:
+        """Return the rows of several items one below the other, in float32."""
+        none = torch.empty(0, self.settings.width)
+        return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()
+
     def get(self, key: str) -> Tensor:
         """Return the features of one item, [tokens, (1 + L) * D], on the CPU.
 
@@ -170,16 +180,7 @@ class FeatureStore:
                 f"key {key!r}: must match {_KEY.pattern} and not end in {', '.join(_OF_JOBS)}; "
                 "content_key(bytes of the file) always does"
             )
-        return self.folder / key / FILE
-
-
-def content_key(content: bytes) -> str:
-    """Return the key of an image file: the SHA-256 of its bytes, in hexadecimal.
-
-    Args:
-        content: the bytes of the file.
-    """
-    return hashlib.sha256(content).hexdigest()
+        return self.folder / key / STORED
 
 
 def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
@@ -197,18 +198,6 @@ def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
             "('pooler_output', 'deepstack_features')"
         )
     return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
-
-
-def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the path of a store.
-
-    Raises:
-        ValueError: it is the address of a remote store.
-    """
-    text = local_path(os.fspath(folder))
-    if is_remote(text):
-        raise ValueError(f"{text}: vLLM reads features from a folder: give a local or mounted one")
-    return Path(text)
 
 
 def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
@@ -242,12 +231,12 @@ def _digest(encoder: Encoder) -> str:
 
 def _read_settings(folder: Path) -> StoreSettings | None:
     try:
-        about = json.loads((folder / ABOUT).read_bytes())
+        about = json.loads((folder / STORE).read_bytes())
         return StoreSettings(*(about[name] for name in StoreSettings._fields))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / ABOUT}: is damaged ({error!r})") from error
+        raise ValueError(f"{folder / STORE}: is damaged ({error!r})") from error
 
 
 def _compare(found: StoreSettings, mine: StoreSettings, folder: Path) -> None:

@@ -19,11 +19,12 @@ from graphwrap import GraphedEncoder
 
 from ..devices import DTYPES
 from ..terminal import counted, readable
+from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS
 from .reading import File, ImageReader
 from .shards import Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
-from .storage import JOB, Storage
+from .storage import JOB, TENSOR, Storage
 from .workers import Worker
 
 SAMPLED = 16
@@ -101,6 +102,14 @@ class Job:
         stream_items(item_encoder, [], *self.calls).close()
         limits = self.calls.limits
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
+        if self.manifest.settings["format"] == "vllm":
+            FeatureStore(
+                self.storage.name,
+                encoder,
+                min_pixels=limits.min_pixels,
+                max_pixels=limits.max_pixels,
+                max_tiles=limits.max_tiles,
+            )
         if self.pool == "none":
             with torch.no_grad():
                 (one,) = encoder.encode([blank], **limits._asdict())
@@ -160,7 +169,8 @@ class Job:
             rows = dict.fromkeys(self.empty, sum(spec.output_tokens for spec in specs))
             if "last_hidden_state" in rows:
                 rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
-            sizes.append(sum(rows[name] * _row_bytes(one) for name, one in self.empty.items()))
+            numbers = sum(rows[name] * _row_numbers(one) for name, one in self.empty.items())
+            sizes.append(numbers * self.dtype.itemsize)
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
         total = sum(sizes) / len(sizes) * count
@@ -192,7 +202,9 @@ class Job:
                 errors[place] = " ".join(str(result.value.error).split())
             else:
                 assert result.grid is not None
-                rows[place] = Row(file.key, result.grid, self._arrays(result.value))
+                arrays = self._arrays(result.value)
+                rows[place] = Row(file.key, result.grid, arrays, self.reader.keys.get(file, ""))
+            self.reader.keys.pop(file, None)
         for place, error in self.reader.changed(files).items():
             rows.pop(place, None)
             errors[place] = error
@@ -226,11 +238,14 @@ class Job:
                     f"--out-dtype float16 cannot hold {name} up to {float(tensor.abs().max()):.0f} "
                     "(65504 at most); write float32"
                 )
-            arrays[name] = written.numpy()
+            is_bf16 = written.dtype == torch.bfloat16  # which numpy lacks; float32 holds its values
+            arrays[name] = (written.float() if is_bf16 else written).numpy()
         return arrays
 
     def _fields(self, output: EncoderOutput | PartialOutput) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
+        if self.manifest.settings["format"] == "vllm":
+            return {TENSOR: language_rows(output)}
         for name in self.manifest.settings["fields"]:
             field = output._asdict()[name]
             if isinstance(field, tuple):
@@ -273,9 +288,9 @@ class Job:
         return 3 if errors else 0
 
 
-def _row_bytes(array: Array) -> int:
-    """Bytes of one row of an array, which may have none."""
-    count = array.itemsize
+def _row_numbers(array: Array) -> int:
+    """Numbers in one row of an array, which may have none."""
+    count = 1
     for side in array.shape[1:]:
         count *= side
     return count

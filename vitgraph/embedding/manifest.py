@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from .reading import File
-from .storage import Storage
+from .storage import STORE, Storage
 
 if TYPE_CHECKING:
     from weights.tensor_file import JsonDict
@@ -92,7 +92,8 @@ class Manifest(NamedTuple):
             names = storage.names()
         except NotADirectoryError:
             raise ValueError(f"--out {storage.name}: is a file; give a folder") from None
-        if any(not name.endswith(".tmp") and not name.startswith(_LIST) for name in names):
+        known = (name.endswith(".tmp") or name.startswith(_LIST) for name in names)
+        if STORE not in names and not all(known):
             raise ValueError(
                 f"--out {storage.name}: holds files, and no manifest of an embedding job; give "
                 "another folder"

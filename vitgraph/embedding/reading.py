@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -49,10 +50,16 @@ class ImageReader:
 
     Args:
         options: those that the source was listed with.
+        keyed: whether to keep the key of the content of each image that is read.
+
+    Attributes:
+        options: as given.
+        keys: of the images that were read, if ``keyed``; whoever takes one out frees its memory.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
-        self.options = options
+    def __init__(self, options: SourceOptions, keyed: bool = False) -> None:
+        self.options, self.keyed = options, keyed
+        self.keys: dict[File, str] = {}
         self._table = lru_cache(maxsize=16)(self._open_table)
 
     def item(self, file: File) -> Readable:
@@ -65,6 +72,12 @@ class ImageReader:
         Raises:
             OSError, ValueError: they cannot be read, have changed, or must not be read.
         """
+        content = self._read(file)
+        if self.keyed:
+            self.keys[file] = content_key(content)
+        return content
+
+    def _read(self, file: File) -> bytes:
         if file.kind == "url":
             return self._read_url(file.path)
         if file.kind == "row":
@@ -164,6 +177,15 @@ class Readable:
     def tell(self) -> int:
         """Return the place, as a file does."""
         return self._opened().tell()
+
+
+def content_key(content: bytes) -> str:
+    """Return the key of an image file in a feature store: the SHA-256 of its bytes, in hexadecimal.
+
+    Args:
+        content: the bytes of the file.
+    """
+    return hashlib.sha256(content).hexdigest()
 
 
 def refuse_url(url: str) -> str:

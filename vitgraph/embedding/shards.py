@@ -19,6 +19,9 @@ parquet file. The row table says which rows belong to an item, from ``offset`` o
 ``last_hidden_state``, and its grid (``t``, ``h``, ``w``). Every file is written under a temporary
 name that ends in ``.tmp``, and renamed when it is whole.
 
+With ``format="vllm"`` each item has a file of its own (:mod:`vitgraph.embedding.feature_store`);
+the row table has its key in the column ``uuid``.
+
 A shard is done when its ``_stats.json`` is there. That file holds the size and the CRC-32 of the
 others and, for each item that could not be encoded, its place in the shard.
 """
@@ -42,7 +45,7 @@ from weights.tensor_file import JsonDict, file_crc32
 
 from .manifest import Manifest
 from .parquet_files import VECTORS, read_arrays, write_tokens, write_vectors
-from .storage import Storage, open_storage
+from .storage import STORED, TENSOR, Storage, open_storage
 
 Array = np.ndarray
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
@@ -56,6 +59,8 @@ class Row(NamedTuple):
     grid: tuple[int, int, int]
     arrays: dict[str, Array]
     """By field, or the one vector [D] under :data:`VECTORS`."""
+    uuid: str = ""
+    """The key of its file in a feature store."""
 
 
 class Shard:
@@ -97,7 +102,7 @@ class Shard:
             files = self._write_files(rows, empty)
             about = {**stats, "tag": self.storage.tag, "files": files}
             text = json.dumps(about, indent=1) + "\n"
-            if self.storage.create(self.stats_name, text.encode()):
+            if self.storage.create(self.stats_name, text.encode()) and self.format != "vllm":
                 found = self.storage.names(f"{self.number:05d}.")
                 self.storage.delete(name for name in found if name not in files)
             elif self.storage.tag:
@@ -107,13 +112,16 @@ class Shard:
         self, rows: Sequence[Row], empty: Mapping[str, Array]
     ) -> dict[str, tuple[int, int]]:
         """Write arrays and row table; returns the size and the checksum of each file."""
-        join = np.stack if self.pool != "none" else np.concatenate
-        arrays = {
-            name: join([row.arrays[name] for row in rows]) if rows else none
-            for name, none in empty.items()
-        }
-        self.storage.require_space(sum(array.nbytes for array in arrays.values()))
+        size = sum(array.nbytes for row in rows for array in row.arrays.values())
+        self.storage.require_space(size)
         files: dict[str, tuple[int, int]] = {}
+        arrays: dict[str, Array] = {}
+        if self.format == "vllm":
+            files |= self._store_items(rows)
+        else:
+            join = np.stack if self.pool != "none" else np.concatenate
+            for name, none in empty.items():
+                arrays[name] = join([row.arrays[name] for row in rows]) if rows else none
         for ending, write in self._writers(rows, arrays):
             name = self._name(self.storage.tag, ending)
             with self.storage.writing(name) as temporary:
@@ -139,6 +147,17 @@ class Shard:
                 yield ("npy" if name == VECTORS else f"{name}.npy"), partial(_save_npy, array)
         yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._table(rows))))
 
+    def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Write a file per item; yields the name, the size and the checksum of each."""
+        from .feature_store import FeatureStore  # which imports torch
+
+        store = FeatureStore(self.storage.name)
+        for row in rows:
+            near = store.folder / f"{self.number:05d}.{row.uuid}"  # where tidy() finds it
+            store.write_array(row.uuid, row.arrays[TENSOR], near)
+            path = store.folder / row.uuid / STORED
+            yield f"{row.uuid}/{STORED}", (path.stat().st_size, file_crc32(path))
+
     def _name(self, tag: str, ending: str) -> str:
         return f"{self.number:05d}.{tag}{ending}"
 
@@ -152,7 +171,8 @@ class Shard:
             yield ("key",)
             yield from ((row.key,) for row in rows)
             return
-        yield "key", "t", "h", "w", "offset", "tokens", "row_offset", "rows"
+        stored = self.format == "vllm"
+        yield "key", "t", "h", "w", "offset", "tokens", "row_offset", "rows", *["uuid"] * stored
         offset = row_offset = 0
         for row in rows:
             t, h, w = row.grid
@@ -161,7 +181,7 @@ class Shard:
                 (len(a) for name, a in row.arrays.items() if name != "last_hidden_state"), default=0
             )
             count = 0 if hidden is None else len(hidden)
-            yield row.key, t, h, w, offset, tokens, row_offset, count
+            yield row.key, t, h, w, offset, tokens, row_offset, count, *[row.uuid] * stored
             offset, row_offset = offset + tokens, row_offset + count
 
     def read_table(self) -> list[dict[str, str]]:
@@ -197,6 +217,11 @@ class Shard:
         """
         if self.format == "npy":
             return self._read_npy(field)
+        if self.format == "vllm":
+            from .feature_store import FeatureStore  # which imports torch
+
+            store = FeatureStore(self.storage.name)
+            return {TENSOR: store.read_arrays([line["uuid"] for line in self.read_table()])}
         with self.storage.reading(self._name(self.tag, self.format)) as path:
             if self.format == "parquet":
                 return read_arrays(path, field)
@@ -297,6 +322,8 @@ def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
     pool = manifest.settings["pool"]
     if pool == "none":
         first: str = manifest.settings["fields"][0]
+        if manifest.settings["format"] == "vllm":
+            first = TENSOR
         field = field or ("deepstack.0" if first == "deepstack_features" else first)
     elif field is not None:
         raise ValueError(

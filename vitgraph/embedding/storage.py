@@ -26,6 +26,8 @@ from .files import explaining, is_remote, local_path, open_filesystem, protocol_
 
 JOB = "job"
 """Name of the lock under which the files of the job as a whole are written."""
+STORE, STORED, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
+"""Of a feature store: the name of its settings, of the file of an item, and of the tensor in it."""
 SPARE = 1 << 20
 """Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
 
@@ -120,6 +122,18 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
     if protocol_of(text) not in ("s3", "s3a", "gs", "gcs"):
         raise ValueError(f"{text}: cannot be written to; give a folder, s3://... or gs://...")
     return RemoteFolder(text)
+
+
+def local_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder whose files another program opens.
+
+    Raises:
+        ValueError: it is the address of a remote store.
+    """
+    text = local_path(os.fspath(folder))
+    if is_remote(text):
+        raise ValueError(f"{text}: vLLM reads features from a folder; give a local or mounted one")
+    return Path(text)
 
 
 class LocalFolder(Storage):

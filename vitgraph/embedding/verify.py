@@ -127,7 +127,7 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
             yield f"{name} is missing"
             return
         if not same:
-            yield f"{name} is not what was written"
+            yield f"{name} is not what was written" + ("; delete it" if "/" in name else "")
             whole = False
     if not whole:
         return

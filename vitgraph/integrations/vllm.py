@@ -34,7 +34,8 @@ from encoders import EncoderOutput, InternViT, PartialOutput, Qwen3VLEncoder, Vi
 from encoders.base.patch_encoder import PatchEncoder
 from graphwrap import GraphedEncoder
 
-from ..embedding.feature_store import FeatureStore, content_key, language_rows
+from ..embedding.feature_store import FeatureStore, language_rows
+from ..embedding.reading import content_key
 
 __all__ = ["FeatureStore", "content_key", "multi_modal_data"]
 
