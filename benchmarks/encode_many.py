@@ -44,7 +44,7 @@ from PIL import Image
 from torch import Tensor
 
 from encoders import VisionEncoder
-from encoders.contract import NO_LIMITS, Grid, VisionInputs
+from encoders.contract import Grid, Limits, VisionInputs
 from graphwrap import GraphedEncoder
 from vitgraph.commands.demo_pictures import sample_photographs
 from vitgraph.seeded import write_seeded_checkpoint
@@ -228,7 +228,7 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
 
         def decode(part: range) -> None:
             def one(path: Path) -> object:
-                return encoder.preprocessor.stage([path], [], NO_LIMITS)
+                return encoder.preprocessor.stage([path], [], Limits())
 
             with ThreadPoolExecutor(options.workers) as pool:
                 deque(pool.map(one, paths[part.start : part.stop]), maxlen=0)

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.encode_many import cut_photographs, ours, write_jpegs
 from encoders import VisionEncoder
-from encoders.contract import NO_LIMITS
+from encoders.contract import Limits
 from weights import FAMILIES
 
 SIZES = {
@@ -75,7 +75,7 @@ def measure_decoding(size: tuple[int, int], images: int) -> dict[str, float]:
 
             def decode(preprocessor: Any = preprocessor) -> None:
                 for path in paths:
-                    preprocessor.stage([path], [], NO_LIMITS)
+                    preprocessor.stage([path], [], Limits())
 
             rates[family] = round(images / cpu_seconds(decode), 1)
     return rates

@@ -235,9 +235,6 @@ class Limits(NamedTuple):
     num_frames: int | None = None
 
 
-NO_LIMITS = Limits()
-
-
 class Preprocessor(Protocol):
     """All that an encoder asks of its preprocessing."""
 
@@ -245,7 +242,12 @@ class Preprocessor(Protocol):
         self,
         images: Sequence[object] = (),
         videos: Sequence[object] = (),
-        limits: Limits = NO_LIMITS,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
     ) -> VisionInputs:
         """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
         ...

@@ -249,7 +249,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             ValueError: an image that cannot be encoded, or a keyword this family has no use for.
         """
         limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
-        return self.preprocessor(images, videos, limits)
+        return self.preprocessor(images, videos, **limits._asdict())
 
     @abstractmethod
     def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:

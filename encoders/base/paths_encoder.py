@@ -196,14 +196,9 @@ class TilesThenImage(PathsEncoder):
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
             first = self.paths["image"]._rows_before
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
-            joined.append(
-                output_like(
-                    ordered[0],
-                    torch.cat([x[:, first:].flatten(0, 1) for x in hidden]) if hidden else None,
-                    torch.cat(pooled) if pooled else None,
-                    ordered[0].deepstack_features,
-                )
-            )
+            rows = torch.cat([x[:, first:].flatten(0, 1) for x in hidden]) if hidden else None
+            tokens = torch.cat(pooled) if pooled else None
+            joined.append(output_like(ordered[0], rows, tokens, ordered[0].deepstack_features))
         return joined
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
@@ -221,9 +216,8 @@ class TilesThenImage(PathsEncoder):
             )
         kind = 0 if len(features) == patches else 1
         maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
-        for rows, entry in zip(
-            features.split([p.sizes[kind] for p in entries]), entries, strict=True
-        ):
+        parts = features.split([entry.sizes[kind] for entry in entries])
+        for rows, entry in zip(parts, entries, strict=True):
             part = rows.unflatten(0, (entry.grid[0], -1)) if kind == 0 else rows
             path = self.paths[entry.name]
             (maps[entry.item][entry.name],) = path.feature_maps(part, [entry.grid], [entry.tiling])

@@ -26,7 +26,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import NO_LIMITS, Grid, Limits, VisionInputs
+from ..contract import Grid, Limits, VisionInputs
 from .clips import read_videos
 from .image_files import naming
 from .images import (
@@ -129,9 +129,15 @@ class PatchPreprocessor:
         self,
         images: Sequence[object] = (),
         videos: Sequence[object] = (),
-        limits: Limits = NO_LIMITS,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
     ) -> VisionInputs:
         """Return patches [P, 3*T*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
+        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
         return self._fill(self._read(images, videos, limits))
 
     def stage(

@@ -22,7 +22,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import NO_LIMITS, Limits, VisionInputs
+from ..contract import Limits, VisionInputs
 from .clips import read_videos
 from .images import (
     StagedItem,
@@ -122,9 +122,15 @@ class TilePreprocessor:
         self,
         images: Sequence[object] = (),
         videos: Sequence[object] = (),
-        limits: Limits = NO_LIMITS,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
     ) -> VisionInputs:
         """Return tiles [n, 3, S, S] of images, then videos; see ``VisionEncoder.preprocess``."""
+        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
         items = self._read(images, videos, limits)
         counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
         size = self.image_size

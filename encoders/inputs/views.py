@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import NO_LIMITS, Limits, PathInputs, VisionInputs
+from ..contract import Limits, PathInputs, VisionInputs
 from .image_files import naming
 from .images import check_limits, folded_stats, grid_tensor, laid_over, padded, resize
 from .intake import read_images
@@ -137,11 +137,16 @@ class ViewPreprocessor(ABC):
         self,
         images: Sequence[object] = (),
         videos: Sequence[object] = (),
-        limits: Limits = NO_LIMITS,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
     ) -> VisionInputs:
         """Return the views of images by path; see ``VisionEncoder.preprocess``."""
+        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
         check_limits(limits)
-        max_tiles = limits.max_tiles
         for name, value in limits._asdict().items():
             if value is not None and name != "max_tiles":
                 raise ValueError(

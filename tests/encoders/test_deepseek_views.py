@@ -16,7 +16,6 @@ from transformers.models.deepseek_vl import DeepseekVLImageProcessor
 from transformers.models.deepseek_vl_hybrid import DeepseekVLHybridImageProcessor
 from transformers.models.unlimited_ocr import UnlimitedOcrImageProcessor
 
-from encoders.contract import Limits
 from encoders.deepseek_vl2 import DeepseekVL2Config
 from encoders.inputs.crops import CropPreprocessor
 from encoders.inputs.views import (
@@ -126,7 +125,7 @@ def test_unlimited_ocr_cuts_one_image_as_transformers_does(size: tuple[int, int]
 
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_ocr_makes_at_most_max_tiles(most: int) -> None:
-    inputs = OCR([Image.new("RGB", (2000, 2000))], limits=Limits(max_tiles=most))
+    inputs = OCR([Image.new("RGB", (2000, 2000))], max_tiles=most)
     ((columns, rows, tiled),) = inputs.tiles or []
     assert columns * rows <= most
     assert tiled == (most > 1)
@@ -135,7 +134,7 @@ def test_ocr_makes_at_most_max_tiles(most: int) -> None:
 def test_ocr_makes_the_nine_tiles_of_the_hubs_code_if_asked() -> None:
     image = Image.new("RGB", (1920, 1080))
     assert OCR([image]).tiles == [(2, 1, True)]
-    assert OCR([image], limits=Limits(max_tiles=9)).tiles == [(4, 2, True)]
+    assert OCR([image], max_tiles=9).tiles == [(4, 2, True)]
 
 
 def test_small_ocr_modes_stretch_the_image() -> None:
@@ -186,7 +185,7 @@ def test_vl2_views_are_those_of_pil_cut_to_whole_patches(size: tuple[int, int]) 
 
 
 def test_vl2_cuts_no_image_with_one_tile_at_most() -> None:
-    inputs = VL2([Image.new("RGB", (2000, 900))] * 3, limits=Limits(max_tiles=1))
+    inputs = VL2([Image.new("RGB", (2000, 900))] * 3, max_tiles=1)
     assert inputs.tiles == [(1, 1, True)] * 3
     assert inputs.grid_thw.tolist() == [[2, 27, 27]] * 3
 
@@ -347,7 +346,7 @@ def test_views_over_the_limit_of_pixels_are_refused(make: Callable[[int], object
 def test_tiles_over_the_limit_of_pixels_together_are_refused() -> None:
     image = Image.new("RGB", (660, 620))
     with pytest.raises(ValueError, match=r"1023 tiles of 640x640 pixels .* at most 268435456"):
-        OCR([image], limits=Limits(max_tiles=1024))
+        OCR([image], max_tiles=1024)
     thin = Image.new("RGB", (3000, 33))
     with pytest.raises(ValueError, match=r"91 tiles of 2000x2000 pixels .* at most 268435456"):
         CropPreprocessor(tile_size=2000)([thin])
@@ -356,9 +355,8 @@ def test_tiles_over_the_limit_of_pixels_together_are_refused() -> None:
 @pytest.mark.parametrize("ours", [VL, HYBRID, VL2, OCR], ids=lambda ours: type(ours).__name__)
 @pytest.mark.parametrize("keyword", ["min_pixels", "max_pixels", "fps", "num_frames"])
 def test_keywords_without_a_use_are_refused(ours: ViewPreprocessor, keyword: str) -> None:
-    limits = Limits(**{keyword: 3})
     with pytest.raises(ValueError, match=f"{keyword}=3: this family takes images"):
-        ours([Image.new("RGB", (8, 8))], limits=limits)
+        ours([Image.new("RGB", (8, 8))], **{keyword: 3})
 
 
 @pytest.mark.parametrize(
@@ -366,12 +364,12 @@ def test_keywords_without_a_use_are_refused(ours: ViewPreprocessor, keyword: str
 )
 def test_max_tiles_is_refused_where_nothing_is_cut(ours: ViewPreprocessor) -> None:
     with pytest.raises(ValueError, match="max_tiles=4: this family's images are cut by their size"):
-        ours([Image.new("RGB", (8, 8))], limits=Limits(max_tiles=4))
+        ours([Image.new("RGB", (8, 8))], max_tiles=4)
 
 
 def test_true_is_no_number_of_tiles() -> None:
     with pytest.raises(ValueError, match="max_tiles=True: must be a positive integer"):
-        OCR([Image.new("RGB", (8, 8))], limits=Limits(max_tiles=True))
+        OCR([Image.new("RGB", (8, 8))], max_tiles=True)
 
 
 @pytest.mark.parametrize("ours", [VL, HYBRID, VL2, OCR], ids=lambda ours: type(ours).__name__)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.contract import NO_LIMITS
+from encoders.contract import Limits
 from graphwrap import GraphedEncoder
 from photographs import panning_clip, photographs
 from stream_cases import TOWERS, prefetch_threads, tower
@@ -30,7 +30,7 @@ def test_pixels_cut_on_the_gpu_have_the_bits_of_preprocess(name: str) -> None:
     encoder = tower(name)
     preprocessor: Any = encoder.preprocessor
     images, clips = photographs()[:5], [panning_clip(5), panning_clip(1)]
-    items = preprocessor.stage(images, clips, NO_LIMITS)
+    items = preprocessor.stage(images, clips, Limits())
     moved = [item._replace(pixels=item.pixels.cuda()) for item in items]
     found, wanted = preprocessor.finish(moved), encoder.preprocess(images, clips)
     assert found.pixel_values.is_cuda
@@ -85,7 +85,7 @@ def test_memory_does_not_grow_with_the_stream() -> None:
 @pytest.mark.parametrize("name", TOWERS)
 def test_cutting_pixels_on_the_gpu_does_not_wait_for_it(name: str) -> None:
     preprocessor: Any = tower(name).preprocessor
-    items = preprocessor.stage(photographs()[:3], [panning_clip(3)], NO_LIMITS, pinned=True)
+    items = preprocessor.stage(photographs()[:3], [panning_clip(3)], Limits(), pinned=True)
     assert all(item.pixels.is_pinned() for item in items)
     torch.cuda.set_sync_debug_mode("error")
     try:

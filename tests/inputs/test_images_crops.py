@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImageProcessor
 
-from encoders.contract import Limits
 from encoders.inputs.crops import CropPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
 from photographs import china, hopper
@@ -180,7 +179,7 @@ def test_keywords_that_would_change_the_cut_are_refused(
     limits: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        OURS([blank((100, 100))], limits=Limits(**limits))
+        OURS([blank((100, 100))], **limits)
 
 
 def test_a_video_is_refused_and_the_fix_is_named() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoVideoProcessor
 
-from encoders.contract import Limits
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from encoders.inputs.tiles import TilePreprocessor
@@ -163,8 +162,8 @@ def test_published_qwen3_files_are_the_family_s_own_defaults() -> None:
 def test_frame_limits_of_the_files_bound_the_sampling() -> None:
     limits = {"min_frames": 6, "max_frames": 8}
     ours = QWEN3.with_files({"video_preprocessor_config": {**QWEN3_CLIPS, **limits}})
-    assert ours(videos=[panning_clip(48, 50, 60)], limits=Limits(fps=24)).grid_thw[0, 0] == 4
-    assert ours(videos=[panning_clip(48, 50, 60)], limits=Limits(fps=1)).grid_thw[0, 0] == 3
+    assert ours(videos=[panning_clip(48, 50, 60)], fps=24).grid_thw[0, 0] == 4
+    assert ours(videos=[panning_clip(48, 50, 60)], fps=1).grid_thw[0, 0] == 3
 
 
 CONVERTED = {
@@ -333,14 +332,7 @@ def test_a_small_max_pixels_alone_bounds_images_as_in_transformers(tmp_path: Pat
     assert torch.equal(ours([china()]).pixel_values, image["pixel_values"])
     with pytest.raises(ValueError, match="min_pixels=100352 is over max_pixels=50176: pass both"):
         ours(videos=[panning_clip(2)])
-    assert (
-        len(
-            ours(
-                videos=[panning_clip(2)], limits=Limits(min_pixels=3136, max_pixels=50176)
-            ).grid_thw
-        )
-        == 1
-    )
+    assert len(ours(videos=[panning_clip(2)], min_pixels=3136, max_pixels=50176).grid_thw) == 1
 
 
 def test_null_means_left_out() -> None:

@@ -19,7 +19,6 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
-from encoders.contract import Limits
 from encoders.inputs.images import resize
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.patches import PatchPreprocessor
@@ -315,11 +314,11 @@ def test_a_damaged_file_is_read_or_refused_but_nothing_else(suffix: str, tmp_pat
 
 @pytest.mark.parametrize("preprocess", [QWEN, TilePreprocessor(image_size=56)])
 def test_defaults_for_new_tensors_change_nothing(preprocess: Any) -> None:
-    wanted = preprocess([china()], [[hopper()] * 8], Limits(num_frames=4))
+    wanted = preprocess([china()], [[hopper()] * 8], num_frames=4)
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
-            got = preprocess([china()], [[hopper()] * 8], Limits(num_frames=4))
+            got = preprocess([china()], [[hopper()] * 8], num_frames=4)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(got.pixel_values, wanted.pixel_values)

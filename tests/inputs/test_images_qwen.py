@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 
-from encoders.contract import Limits
 from encoders.inputs.patches import PatchPreprocessor
 from photographs import china, photographs
 
@@ -61,7 +60,7 @@ def test_arrays_tensors_and_pil_images_mix_in_one_call(ours: PatchPreprocessor) 
 def test_pixel_bounds_given_are_used(ours: PatchPreprocessor) -> None:
     bounds = {"min_pixels": 70_000, "max_pixels": 90_000}
     wanted = Qwen2VLImageProcessor(**settings(ours, **bounds))([china()], return_tensors="pt")
-    got = ours([china()], limits=Limits(**bounds))
+    got = ours([china()], **bounds)
     assert torch.equal(got.grid_thw, wanted["image_grid_thw"])
     assert torch.equal(got.pixel_values, wanted["pixel_values"])
 
@@ -85,7 +84,7 @@ def test_grids_and_pixels_of_500_random_sizes_are_the_reference_s(ours: PatchPre
     for width, height in random_sizes(500, 900):
         image = china().resize((width, height))
         wanted = reference([image], return_tensors="pt")
-        got = ours([image], limits=Limits(**bounds))
+        got = ours([image], **bounds)
         assert torch.equal(got.grid_thw, wanted["image_grid_thw"]), (width, height)
         assert torch.equal(got.pixel_values, wanted["pixel_values"]), (width, height)
 
@@ -116,7 +115,7 @@ def test_patches_run_block_by_block_and_pixels_channel_frame_row_column(
     image = np.zeros((4 * p, 4 * p, 3), dtype=np.uint8)
     image[:p, p : 2 * p] = 51  # patch 1: row 0, column 1 of the first block
     image[2 * p, 3, 1] = 102  # patch 8: first of the third block; row 0, column 3, green
-    got = ours([image], limits=Limits(min_pixels=1)).pixel_values
+    got = ours([image], min_pixels=1).pixel_values
     stats = (ours.images.mean, ours.images.std)
     mean, std = (torch.tensor(values)[:, None, None, None] for values in stats)
     pixels = (got.view(16, 3, 2, p, p) * std + mean) * 255
@@ -171,12 +170,12 @@ def test_an_image_does_not_depend_on_its_neighbours(ours: PatchPreprocessor) -> 
 )
 def test_keywords_that_make_no_sense_are_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        QWEN2([china()], limits=Limits(**keywords))
+        QWEN2([china()], **keywords)
 
 
 def test_numpy_integers_are_integers() -> None:
-    got = QWEN2([china()], limits=Limits(max_pixels=np.int64(50_000))).grid_thw
-    assert torch.equal(got, QWEN2([china()], limits=Limits(max_pixels=50_000)).grid_thw)
+    got = QWEN2([china()], max_pixels=np.int64(50_000)).grid_thw
+    assert torch.equal(got, QWEN2([china()], max_pixels=50_000).grid_thw)
 
 
 def test_an_extreme_shape_names_its_item() -> None:

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, InternVLVideoProcessor
 
-from encoders.contract import Limits
 from encoders.inputs.sizes import best_tiling
 from encoders.inputs.tiles import TilePreprocessor
 from photographs import china, hopper, panning_clip, photographs
@@ -55,7 +54,7 @@ def test_tiles_run_row_by_row_and_the_thumbnail_comes_last() -> None:
 def test_max_tiles_bounds_the_tiles(most: int) -> None:
     image = china().resize((1000, 520))
     wanted = REFERENCE([image], return_tensors="pt", max_patches=most)
-    got = OURS([image], limits=Limits(max_tiles=most))
+    got = OURS([image], max_tiles=most)
     assert torch.equal(got.pixel_values, wanted["pixel_values"])
     assert got.tiles is not None
     assert got.tiles[0][0] * got.tiles[0][1] <= most
@@ -70,7 +69,7 @@ def test_without_tiling_every_image_is_one_tile() -> None:
 
 
 def test_max_tiles_turns_tiling_on() -> None:
-    got = TilePreprocessor(dynamic=False)([china()], limits=Limits(max_tiles=12))
+    got = TilePreprocessor(dynamic=False)([china()], max_tiles=12)
     assert got.tiles == OURS([china()]).tiles == [(3, 2, True)]
 
 
@@ -116,7 +115,7 @@ def test_sampling_takes_the_reference_s_frames() -> None:
     clip = panning_clip(20)
     reference = InternVLVideoProcessor(**SETTINGS)
     wanted = reference([clip], return_tensors="pt", do_sample_frames=True, num_frames=6)
-    got = OURS(videos=[clip], limits=Limits(num_frames=6))
+    got = OURS(videos=[clip], num_frames=6)
     assert torch.equal(got.pixel_values, wanted["pixel_values_videos"][0])
 
 
@@ -173,12 +172,12 @@ def test_tile_counts_of_600_random_sizes_are_the_reference_s() -> None:
 )
 def test_keywords_that_make_no_sense_are_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OURS([china()], limits=Limits(**keywords))
+        OURS([china()], **keywords)
 
 
 def test_fewer_tiles_than_the_checkpoint_s_least_are_refused() -> None:
     with pytest.raises(ValueError, match=r"max_tiles=1: it must be at least .* min_tiles=2"):
-        TilePreprocessor(min_tiles=2)([china()], limits=Limits(max_tiles=1))
+        TilePreprocessor(min_tiles=2)([china()], max_tiles=1)
 
 
 def test_contradicting_bounds_cannot_be_constructed() -> None:
@@ -192,4 +191,4 @@ def test_tiles_whose_area_is_over_the_limit_are_refused() -> None:
     with pytest.raises(ValueError, match="5 tiles of 8192x8192 pixels are 335544320 pixels"):
         TilePreprocessor(image_size=8192, max_tiles=5)
     with pytest.raises(ValueError, match="an image may be resized to at most 268435456"):
-        tower([china().resize((70, 10))], limits=Limits(max_tiles=7))
+        tower([china().resize((70, 10))], max_tiles=7)

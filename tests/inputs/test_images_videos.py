@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 
-from encoders.contract import Limits
 from encoders.inputs.intake import Video
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.tiles import TilePreprocessor
@@ -72,7 +71,7 @@ def test_grids_and_pixels_of_500_random_clips_are_the_reference_s(
         frames = rng.randint(2, 5)
         clip = np.stack([array[n : n + height, n : n + width] for n in range(frames)])
         pixels, grid = process(clip, input_data_format="channels_last")
-        got = ours(videos=[clip], limits=Limits(**bounds))
+        got = ours(videos=[clip], **bounds)
         assert torch.equal(got.grid_thw, grid), clip.shape
         assert torch.equal(got.pixel_values, pixels), clip.shape
 
@@ -85,7 +84,7 @@ def test_sampling_takes_the_reference_s_frames(
     clip = panning_clip(30, 60, 80)
     request = {"num_frames": frames, "fps": None, "do_sample_frames": True}
     pixels, grid = reference(ours, processor)(clip, **request)
-    got = ours(videos=[clip], limits=Limits(num_frames=frames))
+    got = ours(videos=[clip], num_frames=frames)
     assert torch.equal(got.grid_thw, grid)
     assert torch.equal(got.pixel_values, pixels)
 
@@ -98,7 +97,7 @@ def test_fps_goes_by_the_rate_of_the_source(ours: PatchPreprocessor, processor: 
         pixels, grid = reference(ours, processor)(
             clip, fps=5, do_sample_frames=True, video_metadata=[metadata]
         )
-        got = ours(videos=[Video(clip, source)], limits=Limits(fps=5))
+        got = ours(videos=[Video(clip, source)], fps=5)
         assert torch.equal(got.grid_thw, grid)
         assert torch.equal(got.pixel_values, pixels)
 
@@ -108,8 +107,8 @@ def test_areas_are_per_frame_in_qwen2_and_per_clip_in_qwen3() -> None:
     eight = frame.expand(8, -1, -1, -1)
     assert QWEN2(videos=[eight]).grid_thw.tolist() == [[4, 40, 72]]
     assert QWEN3(videos=[eight]).grid_thw.tolist() == [[4, 44, 80]]
-    half = Limits(max_pixels=8 * 360 * 640)
-    assert QWEN3(videos=[eight], limits=half).grid_thw.tolist() == [[4, 22, 40]]
+    half = QWEN3(videos=[eight], max_pixels=8 * 360 * 640)
+    assert half.grid_thw.tolist() == [[4, 22, 40]]
 
 
 @pytest.mark.parametrize("ours", [QWEN2, QWEN3])
@@ -176,18 +175,18 @@ def test_what_is_no_video_is_refused(ours: Any, videos: Any, message: str) -> No
 
 def test_sampling_that_cannot_be_names_the_video() -> None:
     with pytest.raises(ValueError, match=r"video 0: .*asks for 12 frames, the video has 4"):
-        QWEN2(videos=[panning_clip(4)], limits=Limits(num_frames=12))
+        QWEN2(videos=[panning_clip(4)], num_frames=12)
     with pytest.raises(ValueError, match="give one of them"):
-        QWEN3(videos=[panning_clip(4)], limits=Limits(num_frames=2, fps=1))
+        QWEN3(videos=[panning_clip(4)], num_frames=2, fps=1)
 
 
 @pytest.mark.parametrize("number", [Decimal, Fraction, np.float32])
 def test_rates_may_be_numbers_of_any_type(number: Any) -> None:
     array = panning_clip(30, 60, 80)
     for ours in (QWEN2, QWEN3, TilePreprocessor(image_size=56)):
-        wanted = ours(videos=[Video(array, 12.0)], limits=Limits(fps=2.5)).pixel_values
+        wanted = ours(videos=[Video(array, 12.0)], fps=2.5).pixel_values
         for source, sampled in ((number(12), 2.5), (12.0, number(2.5)), (number(12), number(2.5))):
-            got = ours(videos=[Video(array, source)], limits=Limits(fps=sampled)).pixel_values
+            got = ours(videos=[Video(array, source)], fps=sampled).pixel_values
             assert torch.equal(got, wanted)
 
 
@@ -195,7 +194,7 @@ def test_rates_may_be_numbers_of_any_type(number: Any) -> None:
 def test_a_rate_that_is_no_number_is_refused_as_a_keyword(rate: Any) -> None:
     for ours in (QWEN2, QWEN3, TilePreprocessor()):
         with pytest.raises(ValueError, match=r"fps=.*: must be a positive number of frames"):
-            ours(videos=[panning_clip(4)], limits=Limits(fps=rate))
+            ours(videos=[panning_clip(4)], fps=rate)
 
 
 @pytest.mark.parametrize("kind", ["meta", "sparse"])
@@ -212,13 +211,13 @@ def test_a_bad_source_rate_is_refused_when_sampling_by_fps(rate: Any) -> None:
     clip = Video(panning_clip(4), rate)
     for ours in (QWEN2, QWEN3, TilePreprocessor()):
         with pytest.raises(ValueError, match=rf"video 0: .*fps={rate}: must be .*leave it out"):
-            ours(videos=[clip], limits=Limits(fps=2))
+            ours(videos=[clip], fps=2)
         assert len(ours(videos=[clip]).grid_thw) == 1
 
 
 def test_only_the_sampled_frames_are_read() -> None:
     frames = [china(), "not there.png", "nor there.png", flower()]
-    assert QWEN3(videos=[frames], limits=Limits(num_frames=2)).grid_thw[0, 0] == 1
+    assert QWEN3(videos=[frames], num_frames=2).grid_thw[0, 0] == 1
 
 
 @pytest.mark.parametrize("ours", [QWEN2, QWEN3, TilePreprocessor()])

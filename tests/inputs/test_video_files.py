@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 import encoders.inputs.video_files
-from encoders.contract import Limits
 from encoders.inputs.patches import PatchPreprocessor
 from vitgraph.video import read_video, write_video
 
@@ -64,7 +63,7 @@ def test_sampling_a_file_keeps_only_the_sampled_frames(
     monkeypatch.setattr(
         "encoders.inputs.video_files._upright", lambda f: converted.append(f) or to_rgb(f)
     )
-    inputs = QWEN3(videos=[read_video(tmp_path / "clip.mp4")], limits=Limits(num_frames=4))
+    inputs = QWEN3(videos=[read_video(tmp_path / "clip.mp4")], num_frames=4)
     assert inputs.grid_thw[0, 0] == 2
     assert len(converted) == 4
 

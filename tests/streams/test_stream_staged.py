@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from encoders import Video
-from encoders.contract import NO_LIMITS, Limits
+from encoders.contract import Limits
 from encoders.inputs.images import StagedPreprocessor
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.tiles import TilePreprocessor
@@ -55,7 +55,7 @@ def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
         [panning_clip(5), Video(panning_clip(4), fps=8.0)],
     ):
         limits = Limits(num_frames=4 if clips and isinstance(clips[-1], Video) else None)
-        wanted = preprocessor(images, clips, limits)
+        wanted = preprocessor(images, clips, **limits._asdict())
         items = preprocessor.stage(images, clips, limits)
         assert all(item.pixels.dtype == torch.uint8 for item in items)
         assert all(item.pixels.is_contiguous() for item in items)
@@ -69,7 +69,7 @@ def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
 @pytest.mark.parametrize("name", PREPROCESSORS)
 def test_staged_pixels_take_less_than_a_quarter_of_the_bytes(name: str) -> None:
     preprocessor: Any = PREPROCESSORS[name]
-    (item,) = preprocessor.stage([china()], [], NO_LIMITS)
+    (item,) = preprocessor.stage([china()], [], Limits())
     assert 4 * item.pixels.nbytes <= preprocessor([china()]).pixel_values.nbytes
 
 
@@ -79,7 +79,7 @@ def test_staging_starts_no_further_threads_in_a_thread() -> None:
     threads = []
 
     def stage() -> None:
-        preprocessor.stage([np.asarray(china().resize((1280, 704)))], [], NO_LIMITS)
+        preprocessor.stage([np.asarray(china().resize((1280, 704)))], [], Limits())
         threads.append(len(os.listdir("/proc/self/task")))
 
     worker = threading.Thread(target=stage)
@@ -92,7 +92,7 @@ def test_staging_starts_no_further_threads_in_a_thread() -> None:
 @pytest.mark.parametrize("name", PREPROCESSORS)
 def test_nothing_staged_is_nothing(name: str) -> None:
     preprocessor: Any = PREPROCESSORS[name]
-    found, wanted = preprocessor.finish(preprocessor.stage([], [], NO_LIMITS)), preprocessor()
+    found, wanted = preprocessor.finish(preprocessor.stage([], [], Limits())), preprocessor()
     assert found.pixel_values.shape == wanted.pixel_values.shape
     assert torch.equal(found.grid_thw, wanted.grid_thw)
 

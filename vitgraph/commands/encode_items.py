@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from encoders.base.encoder import Encoder
-from encoders.contract import NO_LIMITS, EncoderOutput, Limits, VisionInputs
+from encoders.contract import EncoderOutput, Limits, VisionInputs
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.views import ViewPreprocessor
 from encoders.streams.calls import ItemResults
@@ -25,6 +25,8 @@ from ..plots import crop_padding
 from ..video import read_video
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
+NO_LIMITS = Limits()
+"""The limits of the checkpoint itself."""
 WHOLE = ItemResults()
 """Whole outputs, no vectors."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
