@@ -29,6 +29,8 @@ from .deepseek_vl import (
     DeepseekVLHybridEncoder,
 )
 from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
+from .glm4v import Glm4VConfig, Glm4VEncoder
+from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .intern_vit import InternViT, InternViTConfig
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
@@ -53,6 +55,10 @@ __all__ = [
     "Encoder",
     "EncoderItemSpec",
     "EncoderOutput",
+    "Glm4VConfig",
+    "Glm4VEncoder",
+    "GlmOCRConfig",
+    "GlmOCREncoder",
     "GraphableEncoder",
     "InternViT",
     "InternViTConfig",

@@ -20,20 +20,16 @@ class RelativePositions(NamedTuple):
     """Takes height and width of what attends to itself; returns the tables [2*height - 1, K] and
     [2*width - 1, K] for the distances ``1 - size`` to ``size - 1`` between query and key."""
     window: int
-    """Side of the windows that attention stays inside of; 0: it covers the whole view.
-
-    Windows at the right and lower edges reach beyond the view. The rows that they miss are zeros
-    before ``qkv``, and take part in the softmax."""
+    """Side of the windows of attention, or 0 for the whole view. Rows that the windows at the right
+    and lower edges have beyond the view are zeros before ``qkv``, and take part in the softmax."""
 
 
 class BlockParts(NamedTuple):
     """The layers of one pre-norm block by role, for code that runs its steps in another way.
 
-    Each layer has the type given here, or is a module that replaces it (LoRA, quantised).
-
-    A block computes ``x += scale1 * proj(attention(qkv(norm1(x))))`` and then
-    ``x += scale2 * down(activation(up(norm2(x))))``, the activation of ``gate`` times ``up`` where
-    there is a gate.
+    Each layer has the type given here, or is a module that replaces it (LoRA, quantised). A block
+    computes ``x += scale1 * proj(attention(qkv(norm1(x))))`` and ``x += scale2 *
+    down(activation(up(norm2(x))))``, the activation of ``gate`` times ``up`` if there is a gate.
     """
 
     containers: tuple[nn.Module, ...]
@@ -52,9 +48,13 @@ class BlockParts(NamedTuple):
     scale1: Tensor | None = None
     """[D], multiplies the attention branch (layer scale)."""
     scale2: Tensor | None = None
+    limit: float | None = None
+    """Largest input of the activation of ``gate``, and largest factor ``up`` of either sign."""
     q_norm: PartNorm | None = None
-    """Norm over the query rows, all heads together."""
+    """Norm over the query rows, all heads together or each by itself (``head_norms``)."""
     k_norm: PartNorm | None = None
+    head_norms: bool = False
+    """Whether ``q_norm`` and ``k_norm`` are over the rows of one head, with one weight for all."""
     num_key_value_heads: int | None = None
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windows: bool = False

@@ -85,7 +85,7 @@ def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> 
 
 
 def read_ratio(section: Mapping[str, object], *names: str, default: float) -> float:
-    """Return the width of an MLP over that of its tower, above 0 and at most 64."""
+    """Return a number above 0 and at most 64, as the width of an MLP over that of its tower is."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 64:
         raise ValueError(

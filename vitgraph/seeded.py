@@ -184,6 +184,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "width": width,
         own: width,
         "mlp_dim": round(ratio) * width,
+        "projection_intermediate_size": 2 * width,  # of GLM-5's merger
         "neck_channels": width // 4,
         "output_channels": width // 4,  # transformers' name for those of the neck
         "downsample_channels": [width // 2, width],

@@ -20,6 +20,8 @@ def _activation_kernel(
     x_stride,
     up_stride,
     out_stride,
+    limit,
+    LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -28,6 +30,8 @@ def _activation_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     a = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if LIMITED:  # a comparison with NaN is false, so NaN stays
+        a = tl.where(a > limit, limit, a)
     if KIND == 0:  # GELU, with erfc of |a| as a polynomial times exp(-a^2/2): off by 1.5e-7
         t = 1.0 / (1.0 + 0.2316418882663604 * tl.abs(a))
         series = t * (
@@ -43,7 +47,10 @@ def _activation_kernel(
     else:  # SiLU
         a = a / (1.0 + tl.exp(-a))
     if GATED:
-        a *= tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if LIMITED:
+            factor = tl.where(factor > limit, limit, tl.where(factor < -limit, -limit, factor))
+        a *= factor
     tl.store(out + row * out_stride + column, a.to(out.dtype.element_ty), mask=inside)
 
 
@@ -52,12 +59,20 @@ BLOCK = 2048
 """283 us for the GELU of 65,600 x 4,096 on an H200, where torch's own takes 337."""
 
 
-def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool = False) -> Tensor:
+def activate(
+    x: Tensor,
+    kind: str,
+    up: Tensor | None = None,
+    *,
+    limit: float | None = None,
+    in_place: bool = False,
+) -> Tensor:
     """Apply an activation to ``x`` [T, W], and multiply by ``up`` [T, W] if it is given.
 
     Args:
         x, up: any row stride.
         kind: a key of :data:`KINDS`.
+        limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
         in_place: whether the result may be written over ``x``.
 
     Returns:
@@ -74,6 +89,8 @@ def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool =
             x.stride(0),
             0 if up is None else up.stride(0),
             out.stride(0),
+            0.0 if limit is None else limit,
+            LIMITED=limit is not None,
             GATED=up is not None,
             KIND=KINDS[kind],
             BLOCK=BLOCK,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING
@@ -197,7 +198,7 @@ class FusedForward:
         q, k, v = qkv.split((heads, shared, shared), 1)
         for norm, part in ((parts.q_norm, q), (parts.k_norm, k)):
             if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
-                self._norm_in_place(norm, part.flatten(1))
+                self._norm_in_place(norm, part if parts.head_norms else part.flatten(1))
         cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
         if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -250,11 +251,14 @@ class FusedForward:
         return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
 
     def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
-        if is_norm(norm):
-            self.norms.normalise(self.norms.Sum(rows), self._kernel_norm(norm), out=rows)
-        else:
+        """Normalise queries or keys: rows of all heads [T, D], or of each head [T, H, K]."""
+        if not is_norm(norm):
             self.ran.called += 1
             rows.copy_(norm(rows))
+        elif rows.ndim == 3:
+            self.norms.normalise_heads(rows, self._kernel_norm(norm))
+        else:
+            self.norms.normalise(self.norms.Sum(rows), self._kernel_norm(norm), out=rows)
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The input of the last product of the MLP, and its derived weight if there is one."""
@@ -271,13 +275,14 @@ class FusedForward:
     def _gated(
         self, parts: BlockParts, gate: nn.Linear, rows: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        up, down, kind = parts.up, parts.down, parts.activation
+        up, down = parts.up, parts.down
+        activate = partial(self.activations.activate, kind=parts.activation, limit=parts.limit)
         if is_plain(gate, up, down) and down.weight.shape[1] % 8:
             both, bias, weight = self._aligned(parts.containers[-1], gate, up, down)
             gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)
-            return self.activations.activate(gated, kind, upped, in_place=True), weight
+            return activate(gated, up=upped, in_place=True), weight
         gated, upped = self._linear(gate, rows), self._linear(up, rows)
-        return self.activations.activate(gated, kind, upped, in_place=is_plain(gate)), None
+        return activate(gated, up=upped, in_place=is_plain(gate)), None
 
     def _aligned(
         self, owner: nn.Module, gate: nn.Linear, up: nn.Linear, down: nn.Linear

@@ -4,7 +4,7 @@ A pre-norm block adds a branch to the residual stream and normalises the sum. Se
 and write every row two or three times; this kernel reads each row once. Sums and moments are
 float32, and each result is rounded to its dtype once.
 
-Shapes: T rows, D columns.
+Shapes: T rows, D columns, H heads, K head size.
 """
 
 from __future__ import annotations
@@ -78,6 +78,35 @@ def _add_norm_kernel(
         tl.store(place, out.to(normed.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _head_norm_kernel(
+    rows,
+    weight,
+    bias,
+    stride,
+    heads,
+    columns,
+    eps,
+    RMS: tl.constexpr,
+    BIAS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None]
+    inside = (head < heads) & (column < columns)
+    place = rows + row * stride + head * columns + column
+    x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if not RMS:
+        x = tl.where(inside, x - (tl.sum(x, axis=1) / columns)[:, None], 0.0)
+    moment = (tl.sum(x * x, axis=1) / columns)[:, None]
+    gain = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
+    out = x * (1.0 / tl.sqrt(moment + eps)) * gain
+    if BIAS:
+        out += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    tl.store(place, out.to(rows.dtype.element_ty), mask=inside)
+
+
 class Norm(NamedTuple):
     """A layer norm, or an RMS norm (``rms``), over rows of D columns."""
 
@@ -127,6 +156,28 @@ def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
     normed = stream.hidden.new_empty(rows, columns) if out is None else out
     _launch(stream, norm, None, normed)
     return normed
+
+
+def normalise_heads(rows: Tensor, norm: Norm) -> None:
+    """Normalise each head of rows [T, H, K] in place; K entries and H heads lie side by side."""
+    count, heads, columns = rows.shape
+    if not count:
+        return
+    assert rows.stride()[1:] == (columns, 1)
+    _head_norm_kernel[(count,)](
+        rows,
+        norm.weight.contiguous(),
+        None if norm.bias is None else norm.bias.contiguous(),
+        rows.stride(0),
+        heads,
+        columns,
+        norm.eps,
+        RMS=norm.rms,
+        BIAS=norm.bias is not None,
+        HEADS=triton.next_power_of_2(heads),
+        BLOCK=triton.next_power_of_2(columns),
+        num_warps=4,
+    )
 
 
 def add(stream: Sum) -> Tensor:

@@ -3,12 +3,12 @@
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
 - ``image_files``: image files opened and turned upright
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
-- ``sizes``: the size an image is resized to, its tiling, and the frames sampled from a video
-- ``patches``, ``tiles``, ``crops``, ``views``: the preprocessing of the Qwen, InternViT, Step and
-  DeepSeek towers
+- ``sizes``: the size an image is resized to, and its tiling; ``sampling``: the frames of a video
+- ``patches``, ``tiles``, ``crops``, ``views``: the preprocessing of the Qwen and GLM, InternViT,
+  Step and DeepSeek towers
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
-  the Qwen repos
+  the repos of towers over patches
 """
 
 from .clips import read_item, read_video
@@ -19,7 +19,8 @@ from .intake import Video, is_one_item, read_images, to_rgb
 from .patches import PatchPreprocessor
 from .pixel_rules import PixelRules
 from .processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
-from .sizes import best_tiling, read_candidates, sample_frames, smart_resize, smart_resize_video
+from .sampling import sample_frames
+from .sizes import best_tiling, read_candidates, smart_resize, smart_resize_video
 from .tiles import TilePreprocessor
 from .video_files import VideoFrames, require_av
 from .views import (

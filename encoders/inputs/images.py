@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..contract import Grid, Limits, VisionInputs
 from .processor_files import Stats
-from .sizes import MOST_PIXELS, read_rate
+from .sampling import read_rate
+from .sizes import MOST_PIXELS
 
 
 class StagedItem(NamedTuple):

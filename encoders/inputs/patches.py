@@ -1,7 +1,7 @@
-"""Images and videos to the patches of a Qwen tower.
+"""Images and videos to the patches of a tower that takes any size: Qwen and GLM.
 
-Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor`` and ``Qwen3VLVideoProcessor`` of
-transformers 5.23.0.
+Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``, and the
+image and video processors of GLM-4.1V, GLM-4.6V and GLM-5 of transformers 5.23.0.
 
 Shapes: T frames per patch, p patch size, m merge size, P patches.
 
@@ -9,8 +9,8 @@ Deliberate differences:
 
 - Frames are sampled only on request (``fps=``, ``num_frames=``); ``do_sample_frames``, ``fps`` and
   ``num_frames`` in a repo's files are not read.
-- A video of one frame is encoded as a pair of equal frames for Qwen3-VL too, where transformers
-  raises.
+- A video of one frame is encoded as a pair of equal frames for Qwen3-VL and GLM too, where
+  transformers raises.
 - Results are written into one array as they are made, in strips that fit the processor's cache.
 """
 
@@ -34,30 +34,37 @@ from .images import (
     check_limits,
     folded_stats,
     grid_tensor,
+    laid_over,
     normalize,
     resize,
     stack_frames,
 )
 from .intake import read_images
 from .pixel_rules import (
+    GLM_IMAGES,
+    GLM_VIDEOS,
     QWEN2_IMAGES,
     QWEN2_VIDEOS,
     QWEN3_PUBLISHED_IMAGES,
     QWEN3_PUBLISHED_VIDEOS,
+    GlmRule,
     PixelRules,
     patch_image_rules,
     patch_video_rules,
 )
 from .processor_files import ProcessorFiles
-from .sizes import sample_frames, smart_resize, smart_resize_video
+from .sampling import sample_frames
+from .sizes import canvas_size, content_size, smart_resize, smart_resize_video
 
+BLACK = (0.0, 0.0, 0.0)
+"""The colour around frames that do not fill their canvas."""
 _STRIP = 1 << 16
 """Pixels that are normalised at a time: 768 KiB of float32, which fit the second-level cache."""
 
 
 @dataclass(frozen=True)
 class PatchPreprocessor:
-    """Resizes to multiples of p*m within bounds on the area, and cuts into patches (Qwen towers).
+    """Resizes to multiples of p*m within bounds on the area, and cuts into patches.
 
     Rows of ``pixel_values`` lie in merge-block order (drawn at ``grids.raster_maps``); inside a
     row the order is channel, frame, row, column.
@@ -85,6 +92,17 @@ class PatchPreprocessor:
         """Return the values published with Qwen3-VL, 3.5 and 3.6; areas are per whole video."""
         images, videos = QWEN3_PUBLISHED_IMAGES, QWEN3_PUBLISHED_VIDEOS
         return cls(patch_size, temporal_patch_size, merge_size, images, videos)
+
+    @classmethod
+    def glm(
+        cls, rule: GlmRule, *, patch_size: int, temporal_patch_size: int, merge_size: int
+    ) -> PatchPreprocessor:
+        """Return transformers' class defaults of GLM-4.1V, GLM-4.6V or GLM-5.
+
+        Areas are those of all frames together, so an image, which counts as a pair of frames, has
+        at most half of ``max_pixels``.
+        """
+        return cls(patch_size, temporal_patch_size, merge_size, GLM_IMAGES[rule], GLM_VIDEOS[rule])
 
     def with_files(
         self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
@@ -163,7 +181,8 @@ class PatchPreprocessor:
         """
         p, staged = self.patch_size, []
         for frames, rules, (t, h, w) in self._read(images, videos, limits):
-            pixels = stack_frames([resize(frame, h * p, w * p) for frame in frames], pinned)
+            resized = self._resized(frames, rules, len(frames), h * p, w * p)
+            pixels = stack_frames(resized, pinned)
             staged.append(StagedItem(pixels, (t, h, w), rules.mean, rules.std))
         return staged
 
@@ -209,17 +228,18 @@ class PatchPreprocessor:
         """Return the frames of each item, the rules for it, and its grid."""
         if limits.max_tiles is not None:
             raise ValueError(
-                f"max_tiles={limits.max_tiles}: a Qwen tower has no tiles; bound the size with "
+                f"max_tiles={limits.max_tiles}: this tower has no tiles; bound the size with "
                 "max_pixels"
             )
         check_limits(limits)
         choose = partial(
             sample_frames,
-            rule="qwen3_vl" if self.videos.whole_clip else "qwen2_vl",
+            rule=self.videos.sampling,
             fps=limits.fps,
             num_frames=limits.num_frames,
             min_frames=self.videos.min_frames,
             max_frames=self.videos.max_frames,
+            max_duration=self.videos.max_duration,
             temporal_patch_size=self.temporal_patch_size,
         )
         stills = [[image] for image in read_images(images)]
@@ -240,11 +260,24 @@ class PatchPreprocessor:
         factor, pair = self.patch_size * self.merge_size, self.temporal_patch_size
         low, high = rules.min_pixels, rules.max_pixels
         if rules.whole_clip:
+            fit = canvas_size if rules.canvas else smart_resize_video
             count = max(len(frames), pair)
-            height, width = smart_resize_video(count, height, width, factor, low, high, pair)
+            height, width = fit(count, height, width, factor, low, high, pair)
         else:
             height, width = smart_resize(height, width, factor, low, high)
         return -(-len(frames) // pair), height // self.patch_size, width // self.patch_size
+
+    def _resized(
+        self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
+    ) -> list[Tensor]:
+        """Resize some of the ``count`` frames of an item, or lay them on a black canvas."""
+        if not rules.canvas:
+            return [resize(frame, height, width) for frame in frames]
+        count = max(count, self.temporal_patch_size)
+        tall, wide = frames[0].shape[1:]
+        content = content_size(count, tall, wide, height, width, rules.min_pixels)
+        contents = [resize(frame, *content) for frame in frames]
+        return [laid_over(frame, height, width, 0, 0, BLACK) for frame in contents]
 
     def _fill(self, items: Sequence[tuple[list[Tensor], PixelRules, Grid]]) -> VisionInputs:
         grids = [grid for _, _, grid in items]
@@ -262,10 +295,8 @@ class PatchPreprocessor:
         strip = max(1, _STRIP // (columns * side**2))
         mean, std = folded_stats(rules.mean, rules.std)
         for step, target in enumerate(out):
-            group = [
-                resize(frame, rows * side, columns * side)
-                for frame in frames[step * pair : (step + 1) * pair]
-            ]
+            group = frames[step * pair : (step + 1) * pair]
+            group = self._resized(group, rules, len(frames), rows * side, columns * side)
             if len(group) > 1:  # a single frame is repeated by expand_as below
                 group += group[-1:] * (pair - len(group))
             for row in range(0, rows, strip):

@@ -1,4 +1,4 @@
-"""How Qwen repos resize, sample and normalise images and videos, and where their files say it.
+"""How Qwen and GLM repos resize, sample and normalise images and videos, and where files say it.
 
 The class defaults are those of transformers 5.23.0. A repo's processor files replace them; a value
 that a file leaves out comes from the class that the file names.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from .processor_files import (
     CLIP_MEAN,
@@ -22,21 +23,29 @@ from .processor_files import (
     require_supported,
     video_section,
 )
+from .sampling import SamplingRule
 from .sizes import MOST_PIXELS
 
 
 @dataclass(frozen=True)
 class PixelRules:
-    """The values by which a Qwen repo resizes, samples and normalises its images, or its videos."""
+    """The values by which a repo resizes, samples and normalises its images, or its videos."""
 
     min_pixels: int
     max_pixels: int
     mean: Stats = CLIP_MEAN
     std: Stats = CLIP_STD
     whole_clip: bool = False
-    """The bounds on the area hold for all frames of a video together (Qwen3-VL), not per frame."""
+    """The bounds on the area hold for all frames together (Qwen3-VL, GLM), not per frame; an image
+    counts as two."""
     min_frames: int = 4
     max_frames: int = 768
+    sampling: SamplingRule = "qwen2_vl"
+    """The rule by which frames are sampled on request."""
+    max_duration: int = 0
+    """Seconds of a video beyond which it is sampled more thinly (GLM); 0: none."""
+    canvas: bool = False
+    """Frames are laid on a black canvas (GLM-5) instead of stretched to its size."""
 
     def bounded(self, min_pixels: int | None, max_pixels: int | None) -> PixelRules:
         """Return a copy with these bounds on the area in place of its own.
@@ -62,15 +71,46 @@ class PixelRules:
 # Qwen3VLVideoProcessor; and the values published with Qwen3-VL, which differ from its class's.
 QWEN2_IMAGES = PixelRules(56 * 56, 1280 * 28**2)
 QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
-QWEN3_VIDEOS = PixelRules(128 * 32**2, 768 * 32**2, HALF, HALF, whole_clip=True)
+QWEN3_VIDEOS = PixelRules(
+    128 * 32**2, 768 * 32**2, HALF, HALF, whole_clip=True, sampling="qwen3_vl"
+)
 QWEN3_PUBLISHED_IMAGES = PixelRules(256**2, 4096**2, HALF, HALF)
-QWEN3_PUBLISHED_VIDEOS = PixelRules(4096, 25_165_824, HALF, HALF, whole_clip=True)
+QWEN3_PUBLISHED_VIDEOS = replace(QWEN3_VIDEOS, min_pixels=4096, max_pixels=25_165_824)
+
+# Class defaults of the GLM processors of transformers 5.23.0. GLM-5's are numbers of tokens.
+GlmRule: TypeAlias = Literal["glm4v", "glm46v", "glm5_next"]
+_TOKEN = 2 * 28**2
+_GLM4V = PixelRules(112**2, 15_000 * 28**2, whole_clip=True, sampling="glm4v")
+_GLM5 = PixelRules(16 * _TOKEN, 8_000 * _TOKEN, whole_clip=True, sampling="glm5_next", canvas=True)
+GLM_IMAGES: Mapping[GlmRule, PixelRules] = {
+    "glm4v": _GLM4V,
+    "glm46v": replace(_GLM4V, sampling="glm46v"),
+    "glm5_next": _GLM5,
+}
+GLM_VIDEOS: Mapping[GlmRule, PixelRules] = {
+    "glm4v": replace(_GLM4V, max_pixels=30_000 * _TOKEN, max_duration=300),
+    "glm46v": replace(_GLM4V, max_pixels=30_000 * _TOKEN, sampling="glm46v"),
+    "glm5_next": replace(_GLM5, max_pixels=240_000 * _TOKEN, max_frames=2048),
+}
+_IMAGE_CLASSES = {
+    "Qwen2VLImageProcessor": QWEN2_IMAGES,
+    "Glm4vImageProcessor": GLM_IMAGES["glm4v"],
+    "Glm46VImageProcessor": GLM_IMAGES["glm46v"],
+    "Glm5NextImageProcessor": GLM_IMAGES["glm5_next"],
+}
+_VIDEO_CLASSES = {
+    "Qwen2VLVideoProcessor": QWEN2_VIDEOS,
+    "Qwen3VLVideoProcessor": QWEN3_VIDEOS,
+    "Glm4vVideoProcessor": GLM_VIDEOS["glm4v"],
+    "Glm46VVideoProcessor": GLM_VIDEOS["glm46v"],
+    "Glm5NextVideoProcessor": GLM_VIDEOS["glm5_next"],
+}
 
 
 def patch_image_rules(
     files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    """Read how a Qwen repo prepares images.
+    """Read how a repo prepares images.
 
     Args:
         files: parsed JSON per file name without ``.json``.
@@ -84,7 +124,9 @@ def patch_image_rules(
     found = image_section(files)
     if found is None:
         return family
-    rules = _read_pixel_rules(*found, QWEN2_IMAGES, sizes)
+    name = str(found[1].get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
+    defaults = _named_or_own(_IMAGE_CLASSES, name, family)
+    rules = _read_pixel_rules(*found, defaults, sizes)
     try:
         return rules.bounded(None, None)
     except ValueError as error:
@@ -94,7 +136,7 @@ def patch_image_rules(
 def patch_video_rules(
     files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    """Read how a Qwen repo prepares videos.
+    """Read how a repo prepares videos.
 
     A smallest area above the largest one is not refused: a file for images that sets
     ``max_pixels`` alone may lie below the video class's default of ``min_pixels``. The
@@ -111,10 +153,10 @@ def patch_video_rules(
     found = video_section(files)
     if found is None:
         return family
-    return _read_pixel_rules(*found, _qwen_video_defaults(found[1], family), sizes)
+    return _read_pixel_rules(*found, _video_defaults(found[1], family), sizes)
 
 
-def _qwen_video_defaults(section: Section, family: PixelRules) -> PixelRules:
+def _video_defaults(section: Section, family: PixelRules) -> PixelRules:
     """Return the class defaults of the video processor that transformers picks for ``section``.
 
     The class is ``video_processor_type``, else ``image_processor_type`` with "Video" for "Image"
@@ -123,21 +165,29 @@ def _qwen_video_defaults(section: Section, family: PixelRules) -> PixelRules:
     """
     image_class = str(section.get("image_processor_type") or "")
     name = str(section.get("video_processor_type") or image_class.replace("Image", "Video"))
-    named = {"Qwen2VLVideoProcessor": QWEN2_VIDEOS, "Qwen3VLVideoProcessor": QWEN3_VIDEOS}
-    return named.get(name, QWEN3_VIDEOS if family.whole_clip else QWEN2_VIDEOS)
+    return _named_or_own(_VIDEO_CLASSES, name, family)
+
+
+def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRules) -> PixelRules:
+    """Return the class defaults under ``name``, else those of the class that the family has."""
+    own = next(rules for rules in classes.values() if rules.sampling == family.sampling)
+    return classes.get(name, own)
 
 
 def _read_pixel_rules(
     where: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    require_supported(where, section, {"cap_pixels_per_frame": False})
+    require_supported(where, section, {"cap_pixels_per_frame": False, "patch_expand_factor": 1})
     for key, tower in sizes.items():
         if section.get(key) not in (None, tower):
             raise ValueError(
                 f"{where}: {key}={section[key]!r} but the tower has {tower}: use the processor "
                 "files of the checkpoint's own repo"
             )
-    lowest, highest = _pixel_bounds(where, section, defaults)
+    if defaults.canvas:
+        lowest, highest = _token_bounds(where, section, defaults)
+    else:
+        lowest, highest = _pixel_bounds(where, section, defaults)
     mean, std = read_stats(where, section, defaults.mean, defaults.std)
     return replace(
         defaults,
@@ -151,7 +201,27 @@ def _read_pixel_rules(
         max_frames=read_positive(
             where, "max_frames", section.get("max_frames"), defaults.max_frames
         ),
+        max_duration=_read_duration(where, section, defaults),
     )
+
+
+def _read_duration(where: str, section: Section, defaults: PixelRules) -> int:
+    value = section.get("max_duration")
+    if value == 0:  # no bound
+        return 0
+    return read_positive(where, "max_duration", value, defaults.max_duration)
+
+
+def _token_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
+    """Read bounds in tokens of 28x28 pixels in two frames, as the GLM-5 processors have them."""
+    lowest, highest = (
+        read_positive(where, name, section.get(name), area // _TOKEN, MOST_PIXELS)
+        for name, area in (
+            ("min_image_tokens", defaults.min_pixels),
+            ("max_image_tokens", defaults.max_pixels),
+        )
+    )
+    return lowest * _TOKEN, highest * _TOKEN
 
 
 def _pixel_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[int, int]:

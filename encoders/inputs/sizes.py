@@ -1,8 +1,7 @@
-"""The size an image is resized to, how it is tiled, and which frames are sampled from a video.
+"""The size an image is resized to, and how it is tiled.
 
-Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image and Qwen3-VL video processors,
-``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), the
-``sample_frames`` of its Qwen2-VL, Qwen3-VL and InternVL video processors, and
+Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image, Qwen3-VL video and GLM processors,
+``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), and
 ``select_best_resolution`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e. Python's ``round`` (half
 to even) is part of the definitions.
 """
@@ -10,13 +9,9 @@ to even) is part of the definitions.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, SupportsFloat, TypeAlias
-
-import torch
-
-SamplingRule: TypeAlias = Literal["qwen2_vl", "qwen3_vl", "internvl"]
 
 MOST_TILES = 1024
 """Tiles of one image. Published checkpoints make at most 40; choosing among more takes longer."""
@@ -56,7 +51,7 @@ def smart_resize_video(
     max_pixels: int,
     temporal_factor: int = 2,
 ) -> tuple[int, int]:
-    """Return the size that Qwen3-VL resizes the frames of a video to.
+    """Return the size that Qwen3-VL resizes the frames of a video to, and GLM-4V images, too.
 
     Frames smaller than ``factor`` on a side are first scaled up to it, keeping their shape.
 
@@ -116,9 +111,86 @@ def _check_shape(height: int, width: int) -> None:
     if max(height, width) > _MAX_ASPECT * min(height, width):
         aspect = max(height, width) / min(height, width)
         raise ValueError(
-            f"is {width}x{height} pixels, aspect ratio {aspect:.0f}: Qwen towers take at most "
+            f"is {width}x{height} pixels, aspect ratio {aspect:.0f}: this tower takes at most "
             f"{_MAX_ASPECT}; crop the image or pad it"
         )
+
+
+def canvas_size(
+    frames: int,
+    height: int,
+    width: int,
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+    temporal_factor: int = 2,
+) -> tuple[int, int]:
+    """Return the size of the canvas that GLM-5 lays the frames of an image or a video on.
+
+    Args:
+        frames: number of frames; an image counts as ``temporal_factor``.
+        height: of a frame in pixels.
+        width: of a frame in pixels.
+        factor: height and width of the result are multiples of it.
+        min_pixels: smallest area of all frames of the result together.
+        max_pixels: largest area of all frames of the result together.
+        temporal_factor: the number of frames is rounded to a multiple of it for the bounds.
+
+    Returns:
+        The next multiples of ``factor`` around a frame, or around the frame in another scale if
+        their area is out of bounds.
+
+    Raises:
+        ValueError: bounds under the area of a single token per pair of frames.
+    """
+    rounded = max(temporal_factor, round(frames / temporal_factor) * temporal_factor)
+    if rounded * factor**2 > max_pixels:
+        raise ValueError(
+            f"max_pixels={max_pixels}: {frames} frames have at least {rounded * factor**2} pixels, "
+            f"{factor}x{factor} each: raise max_pixels or pass fewer frames"
+        )
+    tall, wide = _up(height, factor), _up(width, factor)
+    if rounded * tall * wide < min_pixels:
+        grow = math.sqrt(min_pixels / (frames * height * width))
+        tall = _up(math.ceil(height * grow), factor)
+        wide = _up(math.ceil(width * grow), factor)
+    if rounded * tall * wide <= max_pixels:
+        return tall, wide
+
+    def around(content: int) -> tuple[int, int]:
+        across = max(1, math.floor(width * content / height))
+        return _up(content, factor), _up(across, factor)
+
+    heights = range(1, height + 1)
+    fitting = bisect_right(heights, max_pixels, key=lambda n: rounded * math.prod(around(n)))
+    return around(fitting) if fitting else (factor, factor)
+
+
+def content_size(
+    frames: int, height: int, width: int, tall: int, wide: int, min_pixels: int
+) -> tuple[int, int]:
+    """Return the size in which GLM-5 lays a frame on the top left of its canvas.
+
+    Args:
+        frames: number of frames, as :func:`canvas_size` takes it.
+        height: of a frame in pixels.
+        width: of a frame in pixels.
+        tall: height of the canvas.
+        wide: width of the canvas.
+        min_pixels: as :func:`canvas_size` takes it; frames of at least as many pixels together are
+            never enlarged.
+    """
+    scale = min(tall / height, wide / width)
+    if frames * height * width >= min_pixels:
+        scale = min(1.0, scale)
+    return (
+        max(1, min(tall, math.floor(height * scale))),
+        max(1, min(wide, math.floor(width * scale))),
+    )
+
+
+def _up(length: int, factor: int) -> int:
+    return -(-length // factor) * factor
 
 
 @lru_cache(maxsize=1024)
@@ -230,112 +302,3 @@ def read_candidates(where: str, sizes: object, side: int) -> tuple[tuple[int, in
             f"{MOST_PIXELS} pixels)"
         )
     return tuple((width, height) for width, height in sizes)
-
-
-def sample_frames(
-    total: int,
-    rule: SamplingRule,
-    *,
-    fps: float | None = None,
-    num_frames: int | None = None,
-    source_fps: float | None = None,
-    min_frames: int = 4,
-    max_frames: int = 768,
-    temporal_patch_size: int = 2,
-    initial_shift: bool | float = True,
-) -> list[int]:
-    """Return the indices of the frames that a family's video processor samples.
-
-    Args:
-        total: number of frames of the video.
-        rule: the family whose video processor is followed.
-        fps: frames per second to sample; the Qwen rules keep the number of frames between
-            ``min_frames`` and ``max_frames``.
-        num_frames: number of frames to sample. Without ``fps`` and ``num_frames``, all frames.
-        source_fps: frames per second of the video, 24 if None.
-        min_frames: smallest number of frames with ``fps``.
-        max_frames: largest number of frames with ``fps``.
-        temporal_patch_size: the qwen2_vl rule samples a multiple of it.
-        initial_shift: where the internvl rule starts: True is half a step, a number is a frame.
-
-    Returns:
-        Indices in ascending order; the qwen3_vl rule may repeat some.
-
-    Raises:
-        ValueError: both ``fps`` and ``num_frames``, more frames than the video has (except by the
-            qwen3_vl rule), no frame at all, or a rate that is not a positive number.
-    """
-    if fps is None and num_frames is None:
-        return list(range(total))
-    if fps is not None and num_frames is not None:
-        raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
-    wanted = (
-        float(num_frames or 0) if fps is None else total / _source_rate(source_fps) * _rate(fps)
-    )
-    if rule == "qwen3_vl":
-        count = int(wanted)
-        if fps is not None:
-            count = min(max(count, min_frames), max_frames, total)
-        return _spread_to_the_end(total, count)
-    if rule == "internvl":
-        count = _check_count(int(wanted), total, fps, 1)
-        start = total / count / 2 if initial_shift is True else float(initial_shift)
-        return _steps(start, total, count)
-    pair = temporal_patch_size
-    if fps is None:
-        return _steps(0, total, _check_count(round(wanted / pair) * pair, total, fps, pair))
-    most = min(max_frames, total) // pair * pair
-    count = math.floor(min(max(wanted, min_frames), most) / pair) * pair
-    return _steps(0, total, count or total)  # a video shorter than a pair: all its frames
-
-
-def read_rate(fps: object) -> float | None:
-    """Return a positive finite number of any type (Fraction, Decimal, ...) as float, else None."""
-    try:
-        rate = float(fps) if isinstance(fps, SupportsFloat) else 0.0
-    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or several numbers
-        return None
-    return rate if 0 < rate < math.inf else None
-
-
-def _source_rate(fps: float | None) -> float:
-    rate = 24.0 if fps is None else read_rate(fps)
-    if rate is None:
-        raise ValueError(
-            f"the video's own fps={fps}: must be a positive number of frames per second; leave it "
-            "out where it is unknown"
-        )
-    return rate
-
-
-def _rate(fps: float) -> float:
-    rate = read_rate(fps)
-    if rate is None:
-        raise ValueError(f"fps={fps}: must be a positive number of frames per second")
-    return rate
-
-
-def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:
-    asked = f"fps={fps}" if fps is not None else "num_frames"
-    if count < 1:
-        raise ValueError(f"{asked} makes none of {total} frames: ask for at least {multiple}")
-    if count > total:
-        frames = f"{count} frame{'s' * (count != 1)}"
-        raise ValueError(f"{asked} asks for {frames}, the video has {total}: ask for fewer")
-    return count
-
-
-def _steps(start: float, total: int, count: int) -> list[int]:
-    # The reference takes float32 steps too; it may make one index too many, which is out of range.
-    indices: list[int] = (
-        torch.arange(start, total, total / count, dtype=torch.float32, device="cpu").int().tolist()
-    )
-    return indices[:count]
-
-
-def _spread_to_the_end(total: int, count: int) -> list[int]:
-    # numpy.linspace(0, total - 1, count), rounded half to even.
-    if count == 1:
-        return [0]
-    step = (total - 1) / (count - 1)
-    return [round(index * step) for index in range(count - 1)] + [total - 1]

@@ -42,7 +42,8 @@ from .processor_files import (
     tile_image_rules,
     tile_video_rules,
 )
-from .sizes import MOST_TILES, best_tiling, check_area, sample_frames
+from .sampling import sample_frames
+from .sizes import MOST_TILES, best_tiling, check_area
 
 
 @dataclass(frozen=True)

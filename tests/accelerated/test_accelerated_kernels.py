@@ -16,6 +16,7 @@ from accelerated_cases import (
     ACTIVATIONS,
     DEVICE,
     DTYPES,
+    activated,
     drawn,
     needs_triton,
     normed,
@@ -127,6 +128,23 @@ def test_a_norm_may_write_over_strided_rows() -> None:
     assert torch.equal(fused[:, ::2], before[:, ::2])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["layer norm", "layer norm without bias", "RMS norm"])
+@pytest.mark.parametrize(("heads", "size"), [(16, 64), (3, 72)])
+def test_norms_of_heads_match_torch_inside_the_fused_projection(
+    heads: int, size: int, kind: str, dtype: torch.dtype
+) -> None:
+    from encoders.accelerated.norms import normalise_heads
+
+    qkv, norm = drawn(5, 3 * heads, size, dtype=dtype), norm_of(size, dtype, kind)
+    before = qkv.clone()
+    normalise_heads(qkv[:, heads : 2 * heads], norm)
+    truth = normed(before[:, heads : 2 * heads].double(), norm)
+    assert relative(qkv[:, heads : 2 * heads], truth) <= ROUNDING[dtype]
+    assert torch.equal(qkv[:, :heads], before[:, :heads])
+    assert torch.equal(qkv[:, 2 * heads :], before[:, 2 * heads :])
+
+
 def test_nan_in_one_row_stays_in_that_row() -> None:
     from encoders.accelerated.norms import add_normalise
 
@@ -229,6 +247,17 @@ def test_activations_match_torch_at_every_width(kind: str, gated: bool, dtype: t
         assert relative(out, truth) <= ROUNDING[dtype]
         assert (out.data_ptr() == given.data_ptr()) == in_place
         assert in_place or torch.equal(given, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_limit_holds_before_the_activation_and_on_both_sides_of_up(dtype: torch.dtype) -> None:
+    from encoders.accelerated.activations import activate
+
+    x, up = (3 * drawn(3, 140, dtype=dtype, seed=seed) for seed in range(2))
+    x[0, 0] = up[1, 1] = float("nan")
+    out, truth = activate(x, "silu", up, limit=1.5), activated(x, "silu", up, 1.5)
+    assert torch.equal(out.isnan(), truth.isnan())
+    assert relative(out.nan_to_num(), truth.nan_to_num()) <= ROUNDING[dtype]
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)

@@ -27,6 +27,8 @@ OFFERED = {
     "qwen2_vl": ONE_PATH,
     "qwen2_5_vl": ONE_PATH,
     "qwen3_vl": ONE_PATH,
+    "glm4v": ONE_PATH,
+    "glm_ocr": ONE_PATH,
     "intern_vit": ONE_PATH | {"at", "side"},
     "deepseek_vl": ONE_PATH | {"at", "side"},
     "deepseek_vl_hybrid": SEVERAL_PATHS,

@@ -152,7 +152,7 @@ def test_an_image_does_not_depend_on_its_neighbours(ours: PatchPreprocessor) -> 
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"max_tiles": 6}, "max_tiles=6: a Qwen tower has no tiles; .*max_pixels"),
+        ({"max_tiles": 6}, "max_tiles=6: this tower has no tiles; .*max_pixels"),
         (
             {"min_pixels": 10**14, "max_pixels": 10**15},
             "min_pixels=10{14}: must be at most 26843545",

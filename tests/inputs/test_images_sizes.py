@@ -14,7 +14,8 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize 
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as qwen3_reference
 from transformers.video_utils import VideoMetadata
 
-from encoders.inputs.sizes import best_tiling, sample_frames, smart_resize, smart_resize_video
+from encoders.inputs.sampling import sample_frames
+from encoders.inputs.sizes import best_tiling, smart_resize, smart_resize_video
 
 BUDGETS = {"small": (28, 3136, 1003520), "hub": (28, 3136, 12845056), "qwen3": (32, 65536, 4096**2)}
 GOLDEN_SIZES = {

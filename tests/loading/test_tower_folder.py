@@ -16,6 +16,7 @@ from transformers import AutoModel
 
 from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, same_weights
 from encoders import PathsEncoder
+from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
@@ -35,6 +36,10 @@ TRANSFORMERS = {
     "qwen_drive": ("qwen3_5", "Qwen3_5VisionModel"),
     "cohere_compass": ("cohere_compass", "CohereCompassVisionModel"),
     "exaone4_5": ("exaone4_5", "Exaone4_5_VisionModel"),
+    "glm4v": ("glm4v", "Glm4vVisionModel"),
+    "glm4v_moe": ("glm4v_moe", "Glm4vMoeVisionModel"),
+    "glm_ocr": ("glm_ocr", "GlmOcrVisionModel"),
+    "glm5_next": ("glm5_next", "Glm5NextVisionModel"),
     "intern_vit_hf": ("internvl", "InternVLVisionModel"),
     "deepseek_vl_hf": ("siglip", "SiglipVisionModel"),
     "step3_vl": ("step3p7", "Step3p7VisionModel"),
@@ -50,6 +55,7 @@ RENAMED = {"step3_vl", "step3_vl_hf"}
 AUTO = {
     *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
+    *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 
@@ -139,7 +145,7 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
     pixels = torch.randn(rows, *image.row_shape, generator=torch.Generator().manual_seed(0))
     hidden, pooled, _ = image(pixels, grid)
     with torch.no_grad():
-        if "qwen" in family or family in ("cohere_compass", "exaone4_5"):
+        if isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:
             found = load_file(out / PROJECTOR).popitem()[1].float()

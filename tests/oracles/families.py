@@ -14,6 +14,14 @@ import pytest
 from torch import Tensor, nn
 from transformers.models.exaone4_5 import configuration_exaone4_5 as exaone_config
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
+from transformers.models.glm4v import configuration_glm4v as glm4v_config
+from transformers.models.glm4v import modeling_glm4v as glm4v
+from transformers.models.glm4v_moe import configuration_glm4v_moe as glm4v_moe_config
+from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
+from transformers.models.glm5_next import configuration_glm5_next as glm5_config
+from transformers.models.glm5_next import modeling_glm5_next as glm5
+from transformers.models.glm_ocr import configuration_glm_ocr as glm_ocr_config
+from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni2_config
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni2
 from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as qwen2_5_config
@@ -58,9 +66,10 @@ from .deepseek import (
     vl_reference,
 )
 from .deepseek_vl2 import VL2Twin, vl2_output
-from .keys import State, intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .keys import State, glm4v_keys, intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .references import (
     Grids,
+    glm_output,
     intern_output,
     intern_reference,
     qwen2_5_output,
@@ -176,6 +185,13 @@ QWEN3_NARROW = {
     "num_heads": 3,
     "out_hidden_size": 48,
 }
+GLM4V_NARROW = {
+    "hidden_size": 64,
+    "intermediate_size": 92,
+    "num_heads": 4,
+    "out_hidden_size": 48,
+}
+GLM5_NARROW = {**GLM4V_NARROW, "projection_intermediate_size": 80, "swiglu_limit": 2.0}
 QWEN3_SHALLOW = {"depth": 3, "deepstack_visual_indexes": [0, 2]}
 QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
 
@@ -259,6 +275,40 @@ FAMILIES = [
         narrow=QWEN3_NARROW,
         tiny={**QWEN3_NARROW, "depth": 3},
         twin=True,
+    ),
+    _tower(
+        "glm4v", "zai-org/GLM-4.1V-9B-Thinking",
+        qwen_reference(glm4v_config.Glm4vVisionConfig, glm4v.Glm4vVisionModel),
+        glm4v_keys, glm_output,
+        shallow={"depth": 2},
+        narrow=GLM4V_NARROW,
+        tiny={**GLM4V_NARROW, "depth": 3},
+    ),
+    _tower(
+        "glm4v_moe", "zai-org/GLM-4.5V",
+        qwen_reference(glm4v_moe_config.Glm4vMoeVisionConfig, glm4v_moe.Glm4vMoeVisionModel),
+        glm4v_keys, glm_output,
+        shallow={"depth": 2},
+        narrow=GLM4V_NARROW,
+        tiny={**GLM4V_NARROW, "depth": 3},
+        twin=True,
+    ),
+    _tower(
+        "glm_ocr", "zai-org/GLM-OCR",
+        qwen_reference(glm_ocr_config.GlmOcrVisionConfig, glm_ocr.GlmOcrVisionModel),
+        same_keys, glm_output,
+        shallow={"depth": 2},
+        narrow=GLM4V_NARROW,
+        tiny={**GLM4V_NARROW, "depth": 3},
+        twin=True,
+    ),
+    _tower(
+        "glm5_next", "zai-org/GLM-5.3-Flash",
+        qwen_reference(glm5_config.Glm5NextVisionConfig, glm5.Glm5NextVisionModel),
+        same_keys, glm_output,
+        shallow={"depth": 2},
+        narrow=GLM5_NARROW,
+        tiny={**GLM5_NARROW, "depth": 3},
     ),
     _tower(
         "step3_vl", "stepfun-ai/Step3-VL-10B", Step3VLReference, step3_vl_keys, step3_vl_output,

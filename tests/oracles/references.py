@@ -77,6 +77,20 @@ def qwen_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> Encod
     )
 
 
+def glm_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run a GLM reference on one row (1, h, w) per frame pair, as its model does for videos.
+
+    Its own last hidden state are the tokens between convolution and merger, so that of the last
+    block is read where it leaves the block.
+    """
+    states: list[Tensor] = []
+    hook = reference.blocks[-1].register_forward_hook(lambda *args: states.append(args[2]))
+    rows = [[1, h, w] for t, h, w in grid_thw.tolist() for _ in range(t)]
+    out = reference(pixels, torch.tensor(rows, device=pixels.device))
+    hook.remove()
+    return EncoderOutput(states[0], out.pooler_output, ())
+
+
 def qwen2_5_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run a Qwen2.5 reference and bring its hidden state from window order to input order."""
     out = qwen_output(reference, pixels, grid_thw)

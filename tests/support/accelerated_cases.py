@@ -120,6 +120,13 @@ ACTIVATIONS = {
 }
 
 
+def activated(x: Tensor, kind: str, up: Tensor | None, limit: float | None) -> Tensor:
+    """Return an activation in float64, times ``up`` if it is given, both within ``limit``."""
+    most = float("inf") if limit is None else limit
+    out = ACTIVATIONS[kind](x.double().clamp(max=most))
+    return out if up is None else out * up.double().clamp(-most, most)
+
+
 def summed(stream: Any) -> Tensor:
     """Return the sum of a stream's terms, and note the sum of its biases as the kernel does."""
     hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
@@ -131,11 +138,11 @@ def summed(stream: Any) -> Tensor:
 
 
 def normed(rows: Tensor, norm: Any) -> Tensor:
-    """Return the layer norm or RMS norm of float64 rows."""
+    """Return the layer norm or RMS norm of float64 rows, or of each head [T, H, K]."""
     weight, bias = (None if x is None else x.double() for x in norm[:2])
     if norm.rms:
-        return F.rms_norm(rows, rows.shape[1:], weight, norm.eps)
-    return F.layer_norm(rows, rows.shape[1:], weight, bias, norm.eps)
+        return F.rms_norm(rows, rows.shape[-1:], weight, norm.eps)
+    return F.layer_norm(rows, rows.shape[-1:], weight, bias, norm.eps)
 
 
 def rotated(
@@ -187,8 +194,18 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def clear_rows(x: Tensor, offsets: Tensor, count: int) -> None:
         x[int(offsets[-1]) :][:count] = 0.0
 
-    def activate(x: Tensor, kind: str, up: Tensor | None = None, *, in_place: bool = False) -> Any:
-        out = ACTIVATIONS[kind](x.double()) * (1.0 if up is None else up.double())
+    def normalise_heads(rows: Tensor, norm: Any) -> None:
+        rows.copy_(normed(rows.double(), norm))
+
+    def activate(
+        x: Tensor,
+        kind: str,
+        up: Tensor | None = None,
+        *,
+        limit: float | None = None,
+        in_place: bool = False,
+    ) -> Tensor:
+        out = activated(x, kind, up, limit)
         return x.copy_(out) if in_place else out.to(x.dtype)
 
     def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
@@ -196,6 +213,7 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(norms, "add", add)
     monkeypatch.setattr(norms, "normalise", normalise)
+    monkeypatch.setattr(norms, "normalise_heads", normalise_heads)
     monkeypatch.setattr(norms, "add_normalise", lambda s, norm: (add(s), normalise(s, norm)))
     monkeypatch.setattr(rotary, "rotate_in_place", rotate)
     monkeypatch.setattr(rotary, "clear_rows", clear_rows)

@@ -14,6 +14,7 @@ from ..tensor_file import JsonDict, JsonObject
 from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .family import Family, Fields, Shapes
+from .glm import GLM4V, GLM_OCR
 from .intern_vit import INTERN_VIT
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .step import STEP3, STEP3_VL
@@ -31,6 +32,8 @@ FAMILIES: Mapping[str, Family] = {
         DEEPSEEK_VL,
         DEEPSEEK_VL_HYBRID,
         DEEPSEEK_VL2,
+        GLM4V,
+        GLM_OCR,
     )
 }
 """Every family by name."""

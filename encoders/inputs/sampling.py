@@ -1,0 +1,206 @@
+"""Which frames are sampled from a video.
+
+Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V and GLM-5 video
+processors of transformers 5.23.0.
+
+Deliberate differences:
+
+- The duration of a video is its number of frames over its frames per second, which is what the
+  readers of transformers report.
+- At least one frame is sampled; the GLM-4.6V and GLM-5 rules of transformers take none of a clip
+  that is shorter than the step between two frames.
+- With ``num_frames``, which the GLM rules of transformers do not read, frames are evenly spaced.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, SupportsFloat, TypeAlias
+
+import torch
+
+SamplingRule: TypeAlias = Literal[
+    "qwen2_vl", "qwen3_vl", "internvl", "glm4v", "glm46v", "glm5_next"
+]
+
+
+def sample_frames(
+    total: int,
+    rule: SamplingRule,
+    *,
+    fps: float | None = None,
+    num_frames: int | None = None,
+    source_fps: float | None = None,
+    min_frames: int = 4,
+    max_frames: int = 768,
+    temporal_patch_size: int = 2,
+    initial_shift: bool | float = True,
+    max_duration: float = 0,
+) -> list[int]:
+    """Return the indices of the frames that a family's video processor samples.
+
+    Args:
+        total: number of frames of the video.
+        rule: the family whose video processor is followed.
+        fps: frames per second to sample; the Qwen rules keep the number of frames between
+            ``min_frames`` and ``max_frames``. The glm46v rule does not read the number: it takes 6,
+            2 or 1 per second, the fewer the longer the video is.
+        num_frames: number of frames to sample. Without ``fps`` and ``num_frames``, all frames.
+        source_fps: frames per second of the video, 24 if None; the GLM rules need it with ``fps``.
+        min_frames: smallest number of frames with ``fps``.
+        max_frames: largest number of frames with ``fps``.
+        temporal_patch_size: the qwen2_vl rule samples a multiple of it, the GLM rules too by
+            repeating the last frame.
+        initial_shift: where the internvl rule starts: True is half a step, a number is a frame.
+        max_duration: seconds from which the glm4v and glm5_next rules sample fewer; 0: no bound.
+
+    Returns:
+        Indices in ascending order; the qwen3_vl rule may repeat some, the GLM rules the last one.
+
+    Raises:
+        ValueError: both ``fps`` and ``num_frames``, more frames than the video has (except by the
+            qwen3_vl rule), no frame at all, or a rate that is not a positive number.
+    """
+    if fps is None and num_frames is None:
+        return list(range(total))
+    if fps is not None and num_frames is not None:
+        raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
+    if rule in ("glm4v", "glm46v", "glm5_next"):
+        return _sample_glm(
+            total, rule, fps, num_frames, source_fps, max_frames, max_duration, temporal_patch_size
+        )
+    wanted = (
+        float(num_frames or 0) if fps is None else total / _source_rate(source_fps) * _rate(fps)
+    )
+    if rule == "qwen3_vl":
+        count = int(wanted)
+        if fps is not None:
+            count = min(max(count, min_frames), max_frames, total)
+        return list(map(round, _evenly(0, total - 1, count)))
+    if rule == "internvl":
+        count = _check_count(int(wanted), total, fps, 1)
+        start = total / count / 2 if initial_shift is True else float(initial_shift)
+        return _steps(start, total, count)
+    pair = temporal_patch_size
+    if fps is None:
+        return _steps(0, total, _check_count(round(wanted / pair) * pair, total, fps, pair))
+    most = min(max_frames, total) // pair * pair
+    count = math.floor(min(max(wanted, min_frames), most) / pair) * pair
+    return _steps(0, total, count or total)  # a video shorter than a pair: all its frames
+
+
+def read_rate(fps: object) -> float | None:
+    """Return a positive finite number of any type (Fraction, Decimal, ...) as float, else None."""
+    try:
+        rate = float(fps) if isinstance(fps, SupportsFloat) else 0.0
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or several numbers
+        return None
+    return rate if 0 < rate < math.inf else None
+
+
+def _source_rate(fps: float | None) -> float:
+    rate = 24.0 if fps is None else read_rate(fps)
+    if rate is None:
+        raise ValueError(
+            f"the video's own fps={fps}: must be a positive number of frames per second; leave it "
+            "out where it is unknown"
+        )
+    return rate
+
+
+def _rate(fps: float) -> float:
+    rate = read_rate(fps)
+    if rate is None:
+        raise ValueError(f"fps={fps}: must be a positive number of frames per second")
+    return rate
+
+
+def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:
+    asked = f"fps={fps}" if fps is not None else "num_frames"
+    if count < 1:
+        raise ValueError(f"{asked} makes none of {total} frames: ask for at least {multiple}")
+    if count > total:
+        frames = f"{count} frame{'s' * (count != 1)}"
+        raise ValueError(f"{asked} asks for {frames}, the video has {total}: ask for fewer")
+    return count
+
+
+def _steps(start: float, total: int, count: int) -> list[int]:
+    # The reference takes float32 steps too; it may make one index too many, which is out of range.
+    indices: list[int] = (
+        torch.arange(start, total, total / count, dtype=torch.float32, device="cpu").int().tolist()
+    )
+    return indices[:count]
+
+
+def _evenly(first: float, last: float, count: int) -> list[float]:
+    """Return ``count`` numbers from ``first`` to ``last``, as numpy.linspace does."""
+    if count == 1:
+        return [first]
+    step = (last - first) / (count - 1)
+    return [first + number * step for number in range(count - 1)] + [last]
+
+
+def _sample_glm(
+    total: int,
+    rule: str,
+    fps: float | None,
+    num_frames: int | None,
+    source_fps: float | None,
+    max_frames: int,
+    max_duration: float,
+    pair: int,
+) -> list[int]:
+    """Sample by one of the GLM rules: indices without repetition, the last one to fill a pair."""
+    if fps is None:
+        chosen = _steps(0, total, _check_count(num_frames or 0, total, None, 1))
+    elif source_fps is None:
+        raise ValueError(
+            f"fps={fps}: this checkpoint samples by time, so the video needs its own frames per "
+            "second: pass a file or Video(frames, fps), or num_frames instead of fps"
+        )
+    else:
+        own, wanted = _source_rate(source_fps), _rate(fps)
+        if rule == "glm4v":
+            chosen = _at_times(total, own, wanted, max_duration)
+        elif rule == "glm46v":
+            chosen = _walk(total, own, _rate_of_length(total / own) * pair, 640, 2400)
+        else:
+            chosen = _walk(total, own, wanted, max_frames, max_duration)
+    chosen = list(dict.fromkeys(chosen))
+    return chosen + chosen[-1:] * (-len(chosen) % pair)
+
+
+def _at_times(total: int, own: float, wanted: float, max_duration: float) -> list[int]:
+    """Take the frames at or after equal steps of time; of a long video, a bounded number."""
+    duration, most = total / own, int(max_duration * wanted)
+    if not max_duration or duration <= max_duration:
+        count = max(math.floor(duration * wanted), 1)
+        return [min(total - 1, math.ceil(n * own / wanted)) for n in range(count)]
+    if most >= total:
+        return list(range(total))
+    return [min(total - 1, math.ceil(at * own)) for at in _evenly(0, duration, most)]
+
+
+def _rate_of_length(duration: float) -> float:
+    """Return the pairs of frames per second that GLM-4.6V samples of a video of so many seconds."""
+    return 3 if duration <= 30 else 1 if duration <= 300 else 0.5
+
+
+def _walk(total: int, own: float, wanted: float, most: int, max_duration: float) -> list[int]:
+    """Take each frame that is due, and spread evenly if that makes another number than wanted."""
+    duration = total / own
+    counted = min(duration, max_duration) if max_duration else duration
+    count = max(min(int(counted * wanted), most), 1)
+    if total < count:
+        return list(map(int, _evenly(0, total - 1, count)))
+    taken, due, frame = [], 0.0, 1 / own
+    for number in range(total):
+        if number * frame >= due:
+            due += 1 / wanted
+            taken.append(number)
+            if due >= int(duration):
+                break
+    if len(taken) < count:
+        return list(map(int, _evenly(taken[0], taken[-1], count)))
+    return taken if len(taken) == count else list(map(int, _evenly(0, total - 1, count)))
