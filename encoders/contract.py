@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .block_parts import BlockTower
+    from .configs import EncoderConfig as EncoderConfig
 
 Grid: TypeAlias = tuple[int, int, int]
 """``(t, h, w)`` of one item."""
@@ -207,22 +208,9 @@ class VisionInputs(NamedTuple):
         Raises:
             ValueError: neither pair is there, or half of a pair is missing.
         """
-        pairs = []
-        for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
-            grid = f"{kind}_grid_thw"
-            given = [features.get(name) is not None for name in (pixels, grid)]
-            if all(given):
-                pairs.append((torch.as_tensor(features[pixels]), torch.as_tensor(features[grid])))
-            elif any(given):
-                present, missing = (pixels, grid) if given[0] else (grid, pixels)
-                raise ValueError(f"the processor gave {present} without {missing}: pass both")
-        if not pairs:
-            raise ValueError(
-                f"the processor gave {sorted(features)}: pass the output that has pixel_values "
-                "and image_grid_thw, or pixel_values_videos and video_grid_thw"
-            )
-        rows, grids = zip(*pairs, strict=True)
-        return cls(torch.cat(rows), torch.cat(grids).to("cpu", torch.int64))
+        from .inputs.processor_outputs import pixels_and_grid
+
+        return cls(*pixels_and_grid(features))
 
 
 class Limits(NamedTuple):

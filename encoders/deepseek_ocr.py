@@ -169,6 +169,7 @@ class DeepseekOCRConfig:
 class DeepseekOCREncoder(PathsEncoder):
     """Encodes the whole image (path "image") and its tiles (path "tiles") with one tower."""
 
+    config: DeepseekOCRConfig
     paths: Mapping[str, DeepseekOCRTower]
 
     def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:

@@ -268,6 +268,7 @@ class LowResolution(DeepseekVLEncoder):
 class HighResolution(TileEncoder):
     """The path "high" of the 7B: SAM, its features on the grid of the small view, a projection."""
 
+    config: SamSizes
     _largest_batch = 16
 
     def __init__(self, config: DeepseekVLHybridConfig) -> None:

@@ -105,8 +105,10 @@ class Step3Config:
 class Step3Encoder(TilesThenImage):
     """Encodes images, each whole and in tiles, to hidden states and projected tokens."""
 
+    config: Step3Config
+
     def __init__(self, config: Step3Config, preprocessor: Preprocessor | None = None) -> None:
-        super().__init__(Step3Tower(config), preprocessor)
+        super().__init__(Step3Tower(config), config.image_size, preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.crops import CropPreprocessor

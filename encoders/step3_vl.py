@@ -121,8 +121,10 @@ class Step3VLConfig:
 class Step3VLEncoder(TilesThenImage):
     """Encodes images, each whole and in tiles, to hidden states and projected tokens."""
 
+    config: Step3VLConfig
+
     def __init__(self, config: Step3VLConfig, preprocessor: Preprocessor | None = None) -> None:
-        super().__init__(Step3VLTower(config), preprocessor)
+        super().__init__(Step3VLTower(config), config.image_size, preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.crops import CropPreprocessor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from encoders.contract import (
 
 from .budgets import Budget
 from .guards import MEMBERS, require_members
+
+if TYPE_CHECKING:
+    from encoders.contract import EncoderConfig
 
 
 class FormSettings(NamedTuple):
@@ -56,13 +59,6 @@ class EncoderForm:
     def has_graphs(self) -> bool:
         """Whether budgets are captured as CUDA graphs, rather than run without."""
         return self.backend == "cudagraph"
-
-
-class EncoderConfig(Protocol):
-    """The config of any encoder: all of them have a ``hidden_size``."""
-
-    @property
-    def hidden_size(self) -> int: ...
 
 
 class FeatureMaps(Protocol):

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import NoReturn, cast, overload
+from typing import TYPE_CHECKING, NoReturn, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from .measuring import fingerprint
 from .prices import Table, read_tables, write_tables
 from .replay import Captured, Inputs, Out
 from .stats import GraphStats
+
+if TYPE_CHECKING:
+    from encoders.contract import EncoderConfig
 
 CAPTURES = threading.RLock()
 """Allows one capture at a time in a process: waiting for the device would break another one."""
@@ -346,7 +349,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return self._encode({name: (pixel_values, grid_thw)})[name]
 
     @property
-    def config(self) -> forms.EncoderConfig:
+    def config(self) -> EncoderConfig:
         """The config of the encoder."""
         return self._inner.config
 

@@ -9,7 +9,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from ..streams.items import AttentionAsked, EncodesItems
 from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
+    from ..configs import EncoderConfig
     from ..streams.calls import ItemEncoder
     from .saving import PublishedForm
 
@@ -41,7 +42,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     (:class:`encoders.PathsEncoder`).
     """
 
-    config: Any
+    config: EncoderConfig
     published: PublishedForm | None = None
     """How the checkpoint is written that the encoder was loaded from; None without one."""
     _preprocessor: Preprocessor | None = None
@@ -209,12 +210,14 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     @property
     def num_features(self) -> int:
         """Columns of ``last_hidden_state``."""
-        return int(self.config.hidden_size)
+        return self.config.hidden_size
 
     @property
     def out_features(self) -> int:
         """Columns of ``pooler_output``: the width of the language model."""
-        return int(self.config.out_hidden_size)
+        width = self.config.out_hidden_size
+        assert width is not None  # a tower without a projector overrides this property
+        return width
 
     def preprocess(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
@@ -18,12 +19,14 @@ from ..grids import read_grid
 from .checks import check_rows
 from .vision_encoder import VisionEncoder
 
+if TYPE_CHECKING:
+    from ..configs import PatchConfig
+
 
 class PatchEncoder(VisionEncoder):
-    """A tower over packed patches whose merger turns a square of patches into one token.
+    """A tower over packed patches whose merger turns a square of patches into one token."""
 
-    Its ``config`` has ``patch_dim`` and ``spatial_merge_size``.
-    """
+    config: PatchConfig
 
     @property
     def budget_range(self) -> tuple[int, int]:

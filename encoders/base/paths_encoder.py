@@ -160,19 +160,21 @@ class TilesThenImage(PathsEncoder):
     has one entry per item that has tiles, row by row.
 
     Args:
-        tower: has all parameters and modules; its config has ``image_size`` and ``tile_size``, the
-            sides of the whole image and of a tile in pixels.
+        tower: for the tiles; has all parameters and modules.
+        image_size: side of the whole image in pixels.
         preprocessor: makes the inputs of both paths; None for that of the family.
     """
 
-    def __init__(self, tower: TileEncoder, preprocessor: Preprocessor | None) -> None:
+    def __init__(
+        self, tower: TileEncoder, image_size: int, preprocessor: Preprocessor | None
+    ) -> None:
         super().__init__()
         self.config, self._preprocessor = tower.config, preprocessor
         self._parameters, self._buffers = tower._parameters, tower._buffers
         self._modules = tower._modules  # each of them stands once in the state_dict
         self.paths = {
-            "image": tower.at(self.config.image_size, LARGEST_BATCH["image"]),
-            "tiles": tower.at(self.config.tile_size, LARGEST_BATCH["tiles"]),
+            "image": tower.at(image_size, LARGEST_BATCH["image"]),
+            "tiles": tower.at(tower.side, LARGEST_BATCH["tiles"]),
         }
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

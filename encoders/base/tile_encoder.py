@@ -10,7 +10,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -20,15 +20,16 @@ from ..layers.attention import TileSegments
 from .checks import check_input_size, check_tiles, require_tensor
 from .vision_encoder import VisionEncoder
 
+if TYPE_CHECKING:
+    from ..configs import TileConfig
+
 Tower = TypeVar("Tower", bound="TileEncoder")
 
 
 class TileEncoder(VisionEncoder):
-    """A tower over square tiles, each of which attends to itself and makes a map of tokens.
+    """A tower over square tiles, each of which attends to itself and makes a map of tokens."""
 
-    Its ``config`` has ``tile_size``, ``patch_size`` and ``in_channels``.
-    """
-
+    config: TileConfig
     _rows_before: int = 0
     """Rows that attend beside the patches of a tile, and come before them."""
     _grid_multiple: int = 1
@@ -53,7 +54,7 @@ class TileEncoder(VisionEncoder):
     @property
     def side(self) -> int:
         """Height and width of a tile in pixels."""
-        return int(self.config.tile_size) if self._side is None else self._side
+        return self.config.tile_size if self._side is None else self._side
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
         """Return the offsets of the tiles; towers with rotary positions override it."""

@@ -9,7 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ from .checks import (
 )
 from .encoder import Encoder
 
+if TYPE_CHECKING:
+    from ..configs import VisionConfig
+
 Self = TypeVar("Self", bound="VisionEncoder")
 
 
@@ -48,6 +51,7 @@ class VisionEncoder(Encoder):
     Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
     """
 
+    config: VisionConfig
     blocks: nn.ModuleList
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None

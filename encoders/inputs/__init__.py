@@ -9,6 +9,7 @@
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
   the repos of towers over patches
+- ``processor_outputs``: the pixels and grids that a Hugging Face processor gave
 """
 
 from .clips import read_item, read_video

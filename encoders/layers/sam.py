@@ -53,6 +53,10 @@ class SamSizes:
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
 
+    @property
+    def out_hidden_size(self) -> None:
+        """None: the encoder around this tower has the projector."""
+
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)

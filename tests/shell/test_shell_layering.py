@@ -51,7 +51,7 @@ ALLOWED = {
     },
 }
 # What the files at the top of ``encoders`` are, besides the families.
-COMMON = {"__init__", "contract", "block_parts", "grids", "hf_config"}
+COMMON = {"__init__", "configs", "contract", "block_parts", "grids", "hf_config"}
 # The files and folders of ``encoders`` that each of its folders may import at the top of a file.
 KNOWS = {
     "layers": {"contract", "block_parts", "hf_config", "layers"},

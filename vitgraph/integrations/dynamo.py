@@ -277,7 +277,8 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
             f"{PREFIX}IMAGE_TOKEN_ID to the decoder's placeholder, or serve the model without "
             "--custom-encoder-class"
         )
-    if image_token_id is not None and qwen3 and tower.config.deepstack_visual_indexes:
+    deepstack = isinstance(tower, Qwen3VLEncoder) and tower.config.deepstack_visual_indexes
+    if image_token_id is not None and deepstack:
         raise ValueError(
             "a text-only decoder has no place for DeepStack features: unset "
             f"{PREFIX}IMAGE_TOKEN_ID, or take a tower without them"

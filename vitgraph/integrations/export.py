@@ -165,7 +165,8 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[Any, ...
     """Tiles vary freely; patches come in whole tokens, segments and windows in any number."""
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
-    unit = encoder.config.spatial_merge_size**2
+    (one,) = encoder.item_specs([encoder.grid_for(1)])
+    unit = one.input_size // one.output_tokens
     tokens = Dim("tokens")
     sizes = {
         "cu_seqlens": Dim("segments") + 1,

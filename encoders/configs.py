@@ -1,0 +1,47 @@
+"""The sizes that the base classes of encoders read from the config of a family."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class EncoderConfig(Protocol):
+    """The sizes that the config of every encoder has."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def out_hidden_size(self) -> int | None:
+        """Columns of ``pooler_output``; None for a tower without a projector of its own."""
+        ...
+
+
+class VisionConfig(EncoderConfig, Protocol):
+    """The sizes of an encoder of one input path."""
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def patch_size(self) -> int: ...
+
+
+class PatchConfig(VisionConfig, Protocol):
+    """The sizes of a tower over packed patches."""
+
+    @property
+    def patch_dim(self) -> int: ...
+
+    @property
+    def spatial_merge_size(self) -> int: ...
+
+
+class TileConfig(VisionConfig, Protocol):
+    """The sizes of a tower over square tiles."""
+
+    @property
+    def in_channels(self) -> int: ...
+
+    @property
+    def tile_size(self) -> int: ...

@@ -1,0 +1,36 @@
+"""The pixels and grids of images and videos that a Hugging Face processor gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def pixels_and_grid(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return ``pixel_values`` and ``grid_thw`` of the images, then of the videos.
+
+    Args:
+        features: as ``VisionInputs.from_processor`` takes them.
+
+    Raises:
+        ValueError: neither pair of pixels and grid is there, or half of a pair is missing.
+    """
+    pairs = []
+    for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+        grid = f"{kind}_grid_thw"
+        given = [features.get(name) is not None for name in (pixels, grid)]
+        if all(given):
+            pairs.append((torch.as_tensor(features[pixels]), torch.as_tensor(features[grid])))
+        elif any(given):
+            present, missing = (pixels, grid) if given[0] else (grid, pixels)
+            raise ValueError(f"the processor gave {present} without {missing}: pass both")
+    if not pairs:
+        raise ValueError(
+            f"the processor gave {sorted(features)}: pass the output that has pixel_values "
+            "and image_grid_thw, or pixel_values_videos and video_grid_thw"
+        )
+    rows, grids = zip(*pairs, strict=True)
+    return torch.cat(rows), torch.cat(grids).to("cpu", torch.int64)
