@@ -79,6 +79,7 @@ INTEGRATED = {
     "export": {"onnxscript"},
     "transformers": {"transformers"},
     "sentence_transformers": {"sentence_transformers"},
+    "vllm_plugin": {"vllm"},
 }
 # The only file of ``encoders`` that knows the Hub, and inside its functions alone.
 SAVING = Path("encoders/base/saving.py")
@@ -115,8 +116,9 @@ def foreign(path: Path) -> set[str]:
 
 def extra(path: Path) -> set[str]:
     """What one file may import beyond its package."""
-    if path.parent.name == "integrations":
-        return INTEGRATED.get(path.stem, set())
+    if "integrations" in path.parts:
+        inside = path.parts[path.parts.index("integrations") + 1]
+        return INTEGRATED.get(inside.removesuffix(".py"), set())
     if path.parent.name == "accelerated":
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
     if path.relative_to(ROOT) == SAVING:

@@ -1,0 +1,171 @@
+"""Tokens, KV blocks and memory of a vLLM that runs our tower, beside vLLM as it is.
+
+    python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
+
+Three engines per model and model runner read one checkpoint of random weights: our tower as the
+reference without graphs, our tower as it runs by default, and vLLM's own. Greedy tokens of the
+second are compared with those of the first; the third shows by how much two towers in bfloat16
+differ anyway, and how many KV blocks there are without our pool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.engine_models import write_model
+from benchmarks.engines import IMAGE, Engine, describe, recorder
+
+PARTS = ("reference", "ours", "stock")
+OPTIONS = {"reference": {"kernels": "reference", "backend": "eager"}, "ours": {}, "stock": {}}
+COMPARED, TOKENS = 24, 8
+"""Requests whose tokens are compared, and tokens per request."""
+MIXED = 200
+"""Requests that an engine has to answer at once."""
+SIDES = (64, 224, 336, 448, 640, 768, 1024, 1280)
+
+
+def write_checkpoint(folder: Path, model: str, layers: int | None, device: str) -> Path:
+    """Write a model whose weights transformers draws from a fixed seed, if it is not there."""
+    if any(folder.glob("*.safetensors")):
+        return folder
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    write_model(folder, model, layers)
+    written = (folder / "config.json").read_text()
+    torch.manual_seed(0)
+    with torch.device(device):
+        config = AutoConfig.from_pretrained(folder)
+        drawn = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+    drawn.save_pretrained(folder)
+    (folder / "config.json").write_text(written)  # in the published form
+    return folder
+
+
+def requests(count: int, seed: int) -> list[dict[str, Any]]:
+    """Prompts of up to three images of mixed sizes; every sixth has none."""
+    dice, made = np.random.default_rng(seed), []
+    for number in range(count):
+        images = []
+        for _ in range(0 if number % 6 == 5 else 1 + number % 3):
+            width, height = dice.choice(SIDES, 2)
+            pixels = dice.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            images.append(Image.fromarray(pixels))
+        data = {"multi_modal_data": {"image": images}} if images else {}
+        made.append({"prompt": IMAGE * len(images) + f"Request {number}.", **data})
+    return made
+
+
+def answers(engine: Engine, made: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The greedy tokens of every request, all sent at once."""
+    return [list(output.outputs[0].token_ids) for output in engine.answer(made, TOKENS)]
+
+
+def tower_stats(model: Any) -> dict[str, Any]:
+    """The counters of our tower, empty where vLLM runs its own."""
+    if not getattr(model, "vision_tower_ours", False):
+        return {}
+    stats = model.our_tower.capture().stats().to_dict()
+    return {name: value for name, value in stats.items() if name != "budgets"}
+
+
+def check(
+    model: str,
+    part: str,
+    layers: int | None,
+    runner: str,
+    record: Callable[[dict[str, Any]], None],
+    *,
+    start: Callable[..., Engine] = Engine,
+    place: Path = Path("/tmp/vitgraph_check"),
+    device: str = "cuda",
+) -> None:
+    """Run one engine, and record its tokens, its KV blocks and the memory of our tower."""
+    os.environ |= {
+        "VLLM_USE_V2_MODEL_RUNNER": runner,
+        "VITGRAPH_VLLM_OPTIONS": json.dumps(OPTIONS[part]),
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    }
+    folder = write_checkpoint(place / f"{model}-{layers}", model, layers, device)
+    mode = "stock" if part == "stock" else "ours"
+    engine = start(
+        folder,
+        mode,
+        compiled=False,
+        load_format="auto",
+        enable_mm_processor_stats=False,
+        max_num_seqs=64,
+    )
+    cache = engine.llm.llm_engine.vllm_config.cache_config
+    row = {
+        "model": model,
+        "layers": layers or "all",
+        "runner": runner,
+        "part": part,
+        "kv_blocks": cache.num_gpu_blocks,
+        "block_size": cache.block_size,
+        "tokens": answers(engine, requests(COMPARED, 0)),
+    }
+    record(row)
+    if part == "ours":
+        row["mixed_requests_answered"] = len(answers(engine, requests(MIXED, 1)))
+    row["tower"] = engine.llm.apply_model(tower_stats)[0]
+    record(row)
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tokens that differ from the reference, and KV blocks beside vLLM's, per model and runner."""
+    found = []
+    groups = {(row["model"], row["layers"], row["runner"]) for row in rows}
+    for group in sorted(groups, key=str):
+        parts = {
+            row["part"]: row
+            for row in rows
+            if (row["model"], row["layers"], row["runner"]) == group
+        }
+        if set(parts) != set(PARTS):
+            continue
+        ours, stock, wanted = parts["ours"], parts["stock"], parts["reference"]["tokens"]
+        tower = ours.get("tower", {})
+        sizes = ("arena_bytes", "pool_bytes", "cache_bytes", "derived_bytes")
+        found.append(
+            {
+                **dict(zip(("model", "layers", "runner"), group, strict=True)),
+                "requests_equal_to_reference": _equal(ours["tokens"], wanted),
+                "stock_requests_equal_to_reference": _equal(stock["tokens"], wanted),
+                "requests": len(wanted),
+                "kv_blocks": ours["kv_blocks"],
+                "stock_kv_blocks": stock["kv_blocks"],
+                "tower_mib": round(sum(tower.get(size, 0) for size in sizes) / 2**20),
+                "mixed_requests_answered": ours.get("mixed_requests_answered", 0),
+            }
+        )
+    return found
+
+
+def _equal(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
+    return sum(list(a) == list(b) for a, b in zip(one, other, strict=True))
+
+
+def main() -> None:
+    """Run the part that ``benchmarks.engines`` asks for, and print what follows from all parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", type=json.loads, required=True)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    check(**options.one, record=recorder(options.json, describe))
+    if options.json:
+        for verdict in verdicts(json.loads(options.json.read_text())["rows"]):
+            print("verdict", json.dumps(verdict), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The tables of ``docs/engines.md``, drawn from the results of ``benchmarks/engines.py``.
+
+python -m benchmarks.engines --write
+python -m benchmarks.engine_table --merge A.json B.json      (rows of several runs into one file)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine_check import verdicts
+from benchmarks.engines import CELLS, MODES, key
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "engines.md"
+RESULTS = ROOT / "benchmarks" / "results" / "engines_h200.json"
+CHECKS = ROOT / "benchmarks" / "results" / "engines_check_h200.json"
+BEGIN, END = "<!-- engines: begin -->", "<!-- engines: end -->"
+NOT_RUN = "Not run on a GPU yet."
+
+
+def drawn() -> str:
+    """Both tables, or a sentence where nothing was measured."""
+    parts = []
+    if RESULTS.exists():
+        parts += speed(json.loads(RESULTS.read_text()))
+    if CHECKS.exists():
+        parts += checks(json.loads(CHECKS.read_text()))
+    return "\n".join(parts or [NOT_RUN])
+
+
+def speed(body: dict[str, Any]) -> list[str]:
+    """Milliseconds to the first token and of the tower, per model, layers and cell."""
+    about = body["about"]
+    lines = [
+        f"vLLM {about['vllm']}, {about['gpu']}, torch {about['torch']}, bfloat16, random weights "
+        f"and images, one request at a time, medians of {about['runs']} in milliseconds "
+        f"({about['date']}):",
+        "",
+        "| model, layers of its language model | images | preprocessing | "
+        + " | ".join(f"{what} of {mode}" for what in ("tower", "first token") for mode in MODES)
+        + " |",
+        "|---|---|" + "---|" * (1 + 2 * len(MODES)),
+    ]
+    rows = {key(row): row for row in body["rows"]}
+    groups = dict.fromkeys((row["model"], row["layers"], row["compiled"]) for row in body["rows"])
+    for model, layers, compiled in groups:
+        for cell in CELLS:
+            of = [rows.get((model, layers, mode, compiled, cell, None, None)) for mode in MODES]
+            if not any(of):
+                continue
+            before = next(row["preprocess_ms"] for row in of if row)
+            figures = [
+                f"{row[figure]:.1f}" if row else "-"
+                for figure in ("encoder_ms", "first_token_ms")
+                for row in of
+            ]
+            name = f"{model}, {layers}" + ("" if compiled else ", not compiled")
+            lines.append(f"| {name} | {cell} | {before:.1f} | {' | '.join(figures)} |")
+    return [*lines, "", *[f"- {mode}: {what}." for mode, what in MODES.items()]]
+
+
+def checks(body: dict[str, Any]) -> list[str]:
+    """Tokens and KV blocks per model and model runner."""
+    lines = [
+        "",
+        "| model, layers | model runner | requests whose tokens equal our reference's, eagerly "
+        "(vLLM's tower: so many) | KV blocks (vLLM's tower) | MiB of our tower | mixed requests |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in verdicts(body["rows"]):
+        lines.append(
+            f"| {one['model']}, {one['layers']} | V{int(one['runner']) + 1} "
+            f"| {one['requests_equal_to_reference']} of {one['requests']} "
+            f"({one['stock_requests_equal_to_reference']}) "
+            f"| {one['kv_blocks']} ({one['stock_kv_blocks']}) | {one['tower_mib']} "
+            f"| {one['mixed_requests_answered']} |"
+        )
+    return lines if len(lines) > 3 else []
+
+
+def write_page() -> None:
+    """Put the tables into the page."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{drawn()}\n{END}{rest.split(END)[1]}")
+
+
+def merge(files: Sequence[Path]) -> dict[str, Any]:
+    """The rows of several files; of rows about the same the last one counts."""
+    bodies = [json.loads(file.read_text()) for file in files]
+    rows = {key(row): row for body in bodies for row in body["rows"]}
+    return {"about": bodies[-1]["about"], "rows": list(rows.values())}
+
+
+def main() -> None:
+    """Merge files into the committed one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--merge", nargs="+", type=Path, required=True)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    options.json.write_text(json.dumps(merge(options.merge), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

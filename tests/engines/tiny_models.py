@@ -1,0 +1,91 @@
+"""Small checkpoints of random weights that vLLM serves: config, weights, processor, tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from benchmarks.engine_models import write_folder
+
+WIDTH = 128
+IDS = {
+    "bos_token_id": 300,
+    "eos_token_id": 301,
+    "vision_start_token_id": 302,
+    "vision_end_token_id": 303,
+    "image_token_id": 304,
+    "video_token_id": 305,
+}
+TEXT = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "bos_token_id": IDS["bos_token_id"],
+    "eos_token_id": IDS["eos_token_id"],
+}
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}
+ROPE = {"rope_parameters": SECTIONS, "rope_scaling": SECTIONS}
+VISION = {"depth": 4, "num_heads": 4, "patch_size": 14, "temporal_patch_size": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        "architecture": "Qwen2VLForConditionalGeneration",
+        "vision": {**VISION, "embed_dim": 128, "hidden_size": WIDTH, "mlp_ratio": 2},
+    },
+    "qwen2_5_vl": {
+        "architecture": "Qwen2_5_VLForConditionalGeneration",
+        "vision": {
+            **VISION,
+            "hidden_size": 128,
+            "intermediate_size": 172,
+            "out_hidden_size": WIDTH,
+            "window_size": 112,
+            "fullatt_block_indexes": [1, 3],
+            "tokens_per_second": 2,
+        },
+    },
+    "qwen3_vl": {
+        "architecture": "Qwen3VLForConditionalGeneration",
+        "vision": {
+            **VISION,
+            "patch_size": 16,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "out_hidden_size": WIDTH,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1, 2],
+        },
+        "text": {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "rope_parameters": {**SECTIONS, "mrope_interleaved": True},
+            "rope_scaling": {**SECTIONS, "mrope_interleaved": True},
+        },
+    },
+}
+
+
+def write_tiny(folder: Path, family: str) -> Path:
+    """Write the checkpoint of a family with weights of a fixed seed, in float32."""
+    model = MODELS[family]
+    text = {**TEXT, **ROPE, "model_type": f"{family}_text", **model.get("text", {})}
+    vision = {"model_type": family, **model["vision"]}
+    write_folder(folder, model["architecture"], vision, text, IDS, family)
+    written = json.loads((folder / "config.json").read_text())
+    torch.manual_seed(0)
+    drawn = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
+    for name, weight in drawn.named_parameters():
+        if weight.ndim > 1:  # larger than at the start of a training, so that towers matter
+            torch.nn.init.normal_(weight, std=0.05 if "visual" in name else 0.1)
+    drawn.float().save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(written | {"torch_dtype": "float32"}))
+    return folder

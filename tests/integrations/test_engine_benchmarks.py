@@ -1,0 +1,157 @@
+"""The measurements inside vLLM, run against a fake engine: rows, files, verdicts and tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import engine_check, engine_table, engines
+from benchmarks.engine_models import IDS, MODELS, write_model
+
+ROOT = Path(__file__).parents[2]
+ABOUT = {"vllm": "0.26.0", "gpu": "a GPU", "torch": "2.11.0", "runs": 2, "date": "2026-11-23"}
+
+
+class FakeEngine:
+    """An engine that answers at once."""
+
+    def __init__(self, folder: Path, mode: str, *, compiled: bool, **more: Any) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        self.mode, self.asked = mode, 0
+        self.layers = config["text_config"]["num_hidden_layers"]
+        blocks = 900 if mode == "ours" else 1000
+        cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
+        tower = {"pool_bytes": 1 << 20, "arena_bytes": 1 << 20}
+        self.llm = SimpleNamespace(
+            llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache)),
+            apply_model=lambda function: [tower if mode == "ours" else {}],
+        )
+
+    def answer(self, requests: Any, tokens: int) -> list[Any]:
+        made = []
+        for request in requests:
+            self.asked += 1
+            images = len(request.get("multi_modal_data", {}).get("image", []))
+            assert request["prompt"].count(engines.IMAGE) == images
+            odd = self.mode == "stock" and self.asked == 1
+            ids = [images + odd] * tokens
+            made.append(
+                SimpleNamespace(
+                    outputs=[SimpleNamespace(token_ids=ids)],
+                    metrics=SimpleNamespace(first_token_latency=0.002 * self.asked),
+                )
+            )
+        return made
+
+    def stages(self) -> dict[str, float]:
+        return {"encoder": 0.001, "preprocess": 0.0005}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "WARM", 1)
+    monkeypatch.setattr(engines, "RUNS", 3)
+    monkeypatch.setattr(engine_check, "SIDES", (16, 32))
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VITGRAPH_VLLM_OPTIONS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "")
+
+
+def test_every_cell_is_written_when_it_is_measured(tmp_path: Path) -> None:
+    file, seen = tmp_path / "rows.json", []
+    write = engines.recorder(file, lambda: ABOUT)
+
+    def record(row: dict[str, Any]) -> None:
+        write(row)
+        seen.append(len(json.loads(file.read_text())["rows"]))
+
+    for mode in ("ours", "ours", "stock"):
+        engines.measure(
+            "Qwen3-VL-8B", mode, ["1x224", "8x448"], 4, record, compiled=True, start=FakeEngine
+        )
+    assert seen == [1, 2, 2, 2, 3, 4]  # a row that is measured again takes the place of the old one
+    row = json.loads(file.read_text())["rows"][0]
+    assert (row["mode"], row["cell"], row["layers"]) == ("ours", "1x224", 4)
+    assert row["encoder_ms"] == 1.0
+    assert row["first_token_ms"] == 6.0  # the median of 4, 6 and 8; the first one warms up
+
+
+def test_the_check_compares_tokens_with_the_reference(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    record = engines.recorder(file, lambda: ABOUT)
+    folder = tmp_path / "Qwen3-VL-8B-2"
+    write_model(folder, "Qwen3-VL-8B", 2)
+    (folder / "model.safetensors").touch()
+    for part in engine_check.PARTS:
+        engine_check.check(
+            "Qwen3-VL-8B", part, 2, "1", record, start=FakeEngine, place=tmp_path, device="cpu"
+        )
+    (verdict,) = engine_check.verdicts(json.loads(file.read_text())["rows"])
+    assert verdict == {
+        "model": "Qwen3-VL-8B",
+        "layers": 2,
+        "runner": "1",
+        "requests_equal_to_reference": 24,
+        "stock_requests_equal_to_reference": 23,
+        "requests": 24,
+        "kv_blocks": 900,
+        "stock_kv_blocks": 1000,
+        "tower_mib": 2,
+        "mixed_requests_answered": 200,
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_folder_needs_no_network(tmp_path: Path, name: str) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    write_model(tmp_path, name, 3)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.text_config.num_hidden_layers == 3
+    tokens = AutoTokenizer.from_pretrained(tmp_path)(engines.IMAGE + "a").input_ids
+    middle = [IDS["vision_start_token_id"], IDS["image_token_id"], IDS["vision_end_token_id"]]
+    assert tokens[:3] == middle
+    assert len(tokens) == 4
+
+
+def test_parts_of_a_measurement_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(engines, "run_apart", lambda _, module, one: given.append((module, one)))
+    engines.main(
+        ["--models", "Qwen3-VL-8B", "--modes", "ours", "--cells", "1x224", "--layers", "all"]
+    )
+    engines.main(["--check", "--models", "Qwen2.5-VL-7B", "--runners", "1"])
+    assert given[0] == (
+        "benchmarks.engines",
+        {
+            "model": "Qwen3-VL-8B",
+            "mode": "ours",
+            "cells": ["1x224"],
+            "layers": None,
+            "compiled": True,
+        },
+    )
+    assert [one["part"] for _, one in given[1:]] == ["reference", "ours", "stock"]
+
+
+def test_the_page_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_table, "RESULTS", tmp_path / "rows.json")
+    monkeypatch.setattr(engine_table, "CHECKS", tmp_path / "none.json")
+    assert engine_table.drawn() == engine_table.NOT_RUN
+    record = engines.recorder(tmp_path / "rows.json", lambda: ABOUT)
+    for mode in engines.MODES:
+        engines.measure("Qwen3-VL-8B", mode, ["1x224"], 4, record, compiled=False, start=FakeEngine)
+    text = engine_table.drawn()
+    assert (
+        "| Qwen3-VL-8B, 4, not compiled | 1x224 | 0.5 | 1.0 | 1.0 | 1.0 | 6.0 | 6.0 | 6.0 |" in text
+    )
+
+
+def test_the_committed_page_is_the_one_that_is_drawn() -> None:
+    page = (ROOT / "docs" / "engines.md").read_text()
+    _, rest = page.split(engine_table.BEGIN)
+    assert rest.split(engine_table.END)[0].strip() == engine_table.drawn()

@@ -1,0 +1,50 @@
+"""A plug-in that runs this library's vision towers inside vLLM: ``VITGRAPH_VLLM=1 vllm serve ...``.
+
+vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). Without
+the variable, nothing is imported beyond this module and nothing changes. With it, model classes are
+registered by name: each is vLLM's own class, whose vision tower is replaced after it was built.
+
+Source: vLLM 0.26.0 and 0.33.0, ``plugins/__init__.py`` and ``model_executor/models/registry.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+__all__ = ["register"]
+
+LOGGER = logging.getLogger("vllm.vitgraph")
+"""A logger below vLLM's own, so that its handlers print what this plug-in says."""
+MODELS = {
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5",
+    "InternVLChatModel": "internvl",
+}
+"""Architecture of a checkpoint -> the module of ``models`` with the class of that name."""
+
+
+def register() -> None:
+    """Register the models whose towers are replaced, if ``VITGRAPH_VLLM`` is 1.
+
+    Raises:
+        ValueError: ``VITGRAPH_VLLM`` is neither 0 nor 1.
+    """
+    wanted = os.environ.get("VITGRAPH_VLLM", "") or "0"
+    if wanted not in ("0", "1"):
+        raise ValueError(f"VITGRAPH_VLLM={wanted}: set it to 1, or leave it out for vLLM's towers")
+    if wanted == "0":
+        return
+    import vllm
+
+    from .versions import refusal
+
+    if reason := refusal(vllm.__version__):
+        LOGGER.warning("vitgraph: vLLM keeps its own vision towers: %s", reason)
+        return
+    for name, module in MODELS.items():
+        vllm.ModelRegistry.register_model(name, f"{__name__}.models.{module}:{name}")

@@ -1,0 +1,86 @@
+"""Options of the plug-in: ``VITGRAPH_VLLM_OPTIONS`` or ``--additional-config``, both JSON.
+
+``VITGRAPH_VLLM_OPTIONS='{"max_budget": 4096}'`` and ``--additional-config '{"vitgraph":
+{"max_budget": 4096}}'`` say the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+VARIABLE = "VITGRAPH_VLLM_OPTIONS"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a tower runs; all but ``table`` are arguments of :class:`graphwrap.GraphedEncoder`."""
+
+    kernels: str = "auto"
+    precision: str = "bf16"
+    backend: str = "auto"
+    budgets: Sequence[int] | None = None
+    min_budget: int | None = None
+    max_budget: int | None = None
+    max_batch_size: int | None = None
+    max_frames_per_batch: int | None = None
+    max_graphs: int = 48
+    table: str | None = None
+    """A file of times: read if it exists, else written once the graphs are captured."""
+
+    def backend_for(self, *, enforce_eager: bool) -> str:
+        """Return the backend to use: vLLM's ``enforce_eager`` rules graphs out."""
+        graphs = self.backend in ("auto", "cudagraph")
+        return "eager" if enforce_eager and graphs else self.backend
+
+
+def read_options(additional_config: object, environment: Mapping[str, str]) -> Options:
+    """Read the options from one of the two places.
+
+    Args:
+        additional_config: vLLM's ``additional_config``; options are under the key ``vitgraph``.
+        environment: the variables of the process.
+
+    Raises:
+        ValueError: options in both places, text that is no JSON object, an unknown key, or a value
+            of a wrong type.
+    """
+    given: object = None
+    if isinstance(additional_config, Mapping):
+        given = additional_config.get("vitgraph")
+    where, text = "additional_config['vitgraph']", environment.get(VARIABLE)
+    if text:
+        if given is not None:
+            raise ValueError(f"{VARIABLE} and {where} are both given: keep one of them")
+        where, given = VARIABLE, _parse(text)
+    if given is None:
+        return Options()
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}={given!r}: must be a JSON object of options")
+    _check(where, given)
+    return Options(**given)
+
+
+def _parse(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE}={text}: is no JSON ({error})") from error
+
+
+def _check(where: str, given: Mapping[str, object]) -> None:
+    types = {field.name: field.type for field in fields(Options)}
+    for key, value in given.items():
+        if key not in types:
+            raise ValueError(f"{where}: unknown key {key!r}; known are {', '.join(types)}")
+        if not _is_of(str(types[key]), value):
+            raise ValueError(f"{where}: {key}={value!r} must be of type {types[key]}")
+
+
+def _is_of(kind: str, value: object) -> bool:
+    if value is None:
+        return kind.endswith("None")
+    if kind.startswith("Sequence"):
+        return isinstance(value, list) and all(type(item) is int for item in value)
+    return isinstance(value, str) if kind.startswith("str") else type(value) is int

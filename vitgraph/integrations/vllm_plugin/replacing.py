@@ -1,0 +1,138 @@
+"""A base class that replaces the vision tower of the model class of vLLM beside it.
+
+vLLM builds its own tower first, which tells whether it is quantised, offloaded or left out. Then
+the memory of its weights is given back, and our tower takes its place. Graphs are captured in
+vLLM's profiling run, while no KV cache exists: before its first images or its first forward pass.
+
+Source: vLLM 0.26.0 and 0.33.0: ``profile_run`` of ``v1/worker/gpu_model_runner.py`` and
+``v1/worker/gpu/model_runner.py``, ``model_executor/models/utils.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+import vllm
+from torch import Tensor, nn
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.models.utils import StageMissingLayer
+
+from weights import FAMILIES
+
+from . import LOGGER, versions
+from .options import read_options
+from .tower import TileTower, Tower, build_encoder
+
+
+class ReplacesTower(nn.Module):
+    """Put before a model class of vLLM, it makes that class run one of our towers.
+
+    Attributes:
+        family: name of the tower's family.
+        at: name of the attribute that holds the tower.
+    """
+
+    family: ClassVar[str]
+    at: ClassVar[str] = "visual"
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.vision_tower_ours = False
+        theirs = self.get_submodule(self.at)
+        reason = find_obstacle(theirs, vllm_config) or self._replace(theirs, vllm_config)
+        if reason:
+            LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
+            return
+        self.vision_tower_ours = True
+        vllm_config.compilation_config.cudagraph_mm_encoder = False  # vLLM's graphs for its towers
+        self._forward_calls = 0
+        self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)
+
+    def _replace(self, theirs: nn.Module, vllm_config: Any) -> str:
+        """Build our tower in place of vLLM's; return why that cannot be, empty if it is done."""
+        model, family = vllm_config.model_config, FAMILIES[self.family]
+        options = read_options(vllm_config.additional_config, os.environ)
+        place = next(theirs.parameters())
+        try:
+            meta = build_encoder(family, model.hf_config.to_dict(), model.model)
+        except ValueError as error:
+            return str(error)
+        norm = None
+        if self.at == "visual" and versions.has_input_norm(vllm.__version__):
+            norm = theirs.get_submodule("input_norm")
+        dtype, device = place.dtype, place.device
+        delattr(self, self.at)
+        del theirs, place  # the memory of its weights, before ours are made
+        encoder = meta.to(dtype).to_empty(device=device)
+        kind = TileTower if self.family == "intern_vit" else Tower
+        eager = bool(model.enforce_eager)
+        tower = kind(encoder, family, options, enforce_eager=eager, input_norm=norm)
+        self.add_module(self.at, tower)
+        return ""
+
+    @property
+    def our_tower(self) -> Tower:
+        """Our tower, where it has replaced vLLM's."""
+        tower = self.get_submodule(self.at)
+        assert isinstance(tower, Tower)
+        return tower
+
+    def capture_tower(self) -> None:
+        """Capture the graphs of our tower; vLLM calls this on all ranks in the same order."""
+        tower, ranks = self.our_tower, get_tp_group()
+        if tower.captured:
+            return
+        first = ranks.rank_in_group == 0
+        tower.capture(first=first, wait=ranks.barrier)
+        if not versions.counts_pools(vllm.__version__) and tower.device.type == "cuda":
+            tower.reserve()
+        if first:
+            LOGGER.info("vitgraph runs the vision tower: %s", tower.describe())
+
+    def _before_forward(self, arguments: tuple[object, ...]) -> None:
+        """Capture before the first forward pass, which is that of the memory profile.
+
+        The second one comes after the profile: the memory reserved for it is given back.
+        """
+        self._forward_calls += 1
+        if self._forward_calls == 1:
+            self.capture_tower()
+        else:
+            self.our_tower.free_reserve()
+            self._hook.remove()
+
+    def embed_multimodal(self, **inputs: object) -> Any:
+        """Encode the images and videos of a batch, as vLLM's class does."""
+        if self.vision_tower_ours:
+            self.capture_tower()
+        return super().embed_multimodal(**inputs)  # type: ignore[misc]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load the weights of the whole model, as vLLM's class does, our tower's strictly."""
+        loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]
+        if self.vision_tower_ours:
+            self.our_tower.check_filled()
+        return loaded
+
+
+def find_obstacle(theirs: nn.Module, vllm_config: Any) -> str:
+    """Return why the tower that vLLM has built is not replaced, empty if nothing is in the way."""
+    if isinstance(theirs, StageMissingLayer):
+        return "limit_mm_per_prompt or the pipeline leaves the tower out"
+    lora = vllm_config.lora_config
+    if lora is not None and lora.enable_tower_connector_lora:
+        return "enable_tower_connector_lora adapts vLLM's own layers"
+    for name, layer in theirs.named_modules():
+        if isinstance(layer, LinearBase):
+            method = layer.quant_method
+            if not isinstance(method, UnquantizedLinearMethod):
+                return f"it is quantised ({name} has {type(method).__name__})"
+    devices = {weight.device.type for weight in theirs.parameters()}
+    current = torch.get_default_device().type
+    if devices != {current}:
+        return f"it is offloaded (weights on {', '.join(sorted(devices))}, not on {current})"
+    return ""

@@ -1,0 +1,39 @@
+"""The versions of vLLM that the plug-in knows, and what differs between them.
+
+Source: ``model_executor/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,internvl}.py``, ``utils/mem_utils.py``
+and ``v1/worker/gpu_worker.py`` of the releases 0.26.0 to 0.33.0.
+"""
+
+from __future__ import annotations
+
+import re
+
+OLDEST, NEWEST = (0, 26), (0, 33)
+COUNTS_POOLS = (0, 27)
+"""The first release whose memory profile counts memory that torch reserved and does not use."""
+NORMALISES_ON_DEVICE = (0, 32)
+"""The first release whose Qwen towers have ``input_norm``, which reads pixels of type uint8."""
+
+
+def read_version(version: str) -> tuple[int, int]:
+    """Return major and minor release of a version; one that is no release is (0, 0)."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def refusal(version: str) -> str:
+    """Return why towers are not replaced in a version of vLLM, empty if they are."""
+    if OLDEST <= read_version(version) <= NEWEST:
+        return ""
+    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
+    return f"this is vLLM {version}, and vitgraph knows {oldest} to {newest}"
+
+
+def counts_pools(version: str) -> bool:
+    """Return whether vLLM's memory profile counts the pool of captured graphs by itself."""
+    return read_version(version) >= COUNTS_POOLS
+
+
+def has_input_norm(version: str) -> bool:
+    """Return whether a Qwen tower of vLLM has a module ``input_norm`` that reads its pixels."""
+    return read_version(version) >= NORMALISES_ON_DEVICE
