@@ -114,14 +114,14 @@ def _add_command(
 
 
 def _add_encode(commands: object) -> None:
-    from .commands.encode import add_encode
+    from .commands.encode import add_encode, encode
 
     summary = "Encode images and videos into a file."
     add_encode(_add_command(commands, "encode", encode, summary))
 
 
 def _add_embed(commands: object) -> None:
-    from .commands.embed import add_embed
+    from .commands.embed import add_embed, embed
 
     summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
     add_embed(_add_command(commands, "embed", embed, summary))
@@ -175,20 +175,6 @@ def _add_demo(commands: object) -> None:
 
     summary = "Encode sample photographs with a small seeded checkpoint of every family."
     add_demo(_add_command(commands, "demo", demo, summary))
-
-
-def embed(options: argparse.Namespace) -> int:
-    """Encode the images of a folder or a list into shards of vectors."""
-    from .commands.embed import embed as embed_sources
-
-    return embed_sources(options)
-
-
-def encode(options: argparse.Namespace) -> None:
-    """Encode images and videos into a file."""
-    from .commands.encode import encode as encode_files
-
-    encode_files(options)
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}

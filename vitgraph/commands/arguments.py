@@ -124,7 +124,7 @@ LIMITS = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
 """The options that are keywords of ``preprocess``."""
 
 
-def add_sizes(group: argparse._ArgumentGroup) -> None:
+def add_sizes(group: argparse._ActionsContainer) -> None:
     """Add the bounds on the size of an item."""
     group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")

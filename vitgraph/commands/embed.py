@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import __version__
-from .arguments import add_source, read_source
+from .arguments import add_sizes, add_source, read_source
 
 if TYPE_CHECKING:
     from encoders import Encoder
@@ -65,9 +65,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="images per shard; by default 1000, 64 with --pool none, 16 with --format vllm",
     )
-    parser.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
-    parser.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
-    parser.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
+    add_sizes(parser)
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
     parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     parser.add_argument(

@@ -146,35 +146,29 @@ class LocalFolder(Storage):
         self.folder, self.name = folder, str(folder)
 
     def names(self, prefix: str = "") -> list[str]:
-        """See :class:`Storage`."""
         try:
             return sorted(name for name in os.listdir(self.folder) if name.startswith(prefix))
         except FileNotFoundError:
             return []
 
     def exists(self, name: str) -> bool:
-        """See :class:`Storage`."""
         return (self.folder / name).exists()
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """See :class:`Storage`."""
         with open(self.folder / name, "rb") as file:
             file.seek(start)
             return file.read() if end is None else file.read(end - start)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """See :class:`Storage`."""
         yield self.folder / name
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """See :class:`Storage`."""
         with writing_whole(self.folder / name) as temporary:
             yield temporary
 
     def create(self, name: str, content: bytes) -> bool:
-        """See :class:`Storage`."""
         with temporary_beside(self.folder / name) as temporary:
             temporary.write_bytes(content)
             flush(temporary)
@@ -197,13 +191,12 @@ class LocalFolder(Storage):
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :class:`Storage`."""
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """See :class:`Storage`. A process that ends gives its lock back."""
+        """A process that ends gives its lock back."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f".{name}.lock.tmp"
         with _locked(path):
@@ -228,7 +221,6 @@ class LocalFolder(Storage):
                     self.delete([*names, path.name])
 
     def free(self) -> int:
-        """See :class:`Storage`."""
         folder = self.folder.absolute()
         return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
 
@@ -275,25 +267,21 @@ class RemoteFolder(Storage):
         return f"{self._root}/{name}"
 
     def names(self, prefix: str = "") -> list[str]:
-        """See :class:`Storage`."""
         with explaining(self.name):
             paths = self._fs.find(self._root, maxdepth=1, prefix=prefix)
         names = (path.rpartition("/")[2] for path in paths)
         return sorted(name for name in names if name.startswith(prefix))
 
     def exists(self, name: str) -> bool:
-        """See :class:`Storage`."""
         with explaining(self.name):
             return self._fs.exists(self._path(name))
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """See :class:`Storage`."""
         with explaining(self.name):
             return self._fs.cat_file(self._path(name), start=start or None, end=end)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """See :class:`Storage`."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
             with explaining(self.name):
@@ -302,7 +290,6 @@ class RemoteFolder(Storage):
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """See :class:`Storage`."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
             yield path
@@ -310,7 +297,6 @@ class RemoteFolder(Storage):
                 self._fs.put_file(str(path), self._path(name))
 
     def create(self, name: str, content: bytes) -> bool:
-        """See :class:`Storage`."""
         try:
             with explaining(self.name):
                 self._fs.pipe_file(self._path(name), content, mode="create")
@@ -319,7 +305,6 @@ class RemoteFolder(Storage):
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :class:`Storage`."""
         for name in names:
             with explaining(self.name), suppress(FileNotFoundError):
                 self._fs.rm_file(self._path(name))
