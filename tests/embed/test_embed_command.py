@@ -250,7 +250,7 @@ def test_a_source_without_a_readable_image_gives_an_empty_matrix(
         (("--pool", "none", "--fields", "tokens"), "'tokens' is none of pooler_output, "),
         (("--pool", "none", "--normalize"), "needs one vector per item"),
         (("--pool", "cls"), "has no class token"),
-        (("--max-tiles", 3), "a Qwen tower has no tiles"),
+        (("--max-tiles", 3), "this tower has no tiles"),
         (("--max-pixels", 5000), "min_pixels=65536 is over max_pixels=5000"),
         (("--batch-tokens", 0), "--batch-tokens 0: must be at least 1"),
         (("--dtype", "float17"), "--dtype float17: must be one of"),
