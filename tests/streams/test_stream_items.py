@@ -351,8 +351,8 @@ def test_an_error_of_the_iterable_comes_after_the_results_before_it() -> None:
         ({"workers": -1}, "workers=-1: must be a positive integer"),
         ({"workers": True}, "workers=True: must be a positive integer"),
         ({"pool": "cls"}, "no class token"),
-        ({"max_tiles": 3}, "max_tiles=3: a Qwen tower has no tiles"),
-        ({"max_tiles": 3, "on_error": "keep"}, "max_tiles=3: a Qwen tower has no tiles"),
+        ({"max_tiles": 3}, "max_tiles=3: this tower has no tiles"),
+        ({"max_tiles": 3, "on_error": "keep"}, "max_tiles=3: this tower has no tiles"),
     ],
 )
 def test_impossible_arguments_are_refused_at_the_call(
