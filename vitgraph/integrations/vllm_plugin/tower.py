@@ -17,6 +17,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from encoders import Qwen3VLEncoder
+from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import GridLike, PartialOutput
 from graphwrap import GraphedEncoder
@@ -82,11 +84,14 @@ class Tower(nn.Module):
         self._reserved: Tensor | None = None
         self._filled: dict[str, set[int]] = {}
         """Name of a parameter -> the chunks of it that no tensor has filled yet."""
-        config = encoder.config
-        deepstack = config.deepstack_visual_indexes if family.name == "qwen3_vl" else ()
-        self.deepstack_visual_indexes: tuple[int, ...] = deepstack
-        self.out_hidden_size: int = encoder.out_features * (1 + len(deepstack))
-        self.spatial_merge_size = 2 if family.name == "intern_vit" else config.spatial_merge_size
+        deepstack = (
+            encoder.config.deepstack_visual_indexes if isinstance(encoder, Qwen3VLEncoder) else ()
+        )
+        self.deepstack_visual_indexes = deepstack
+        self.out_hidden_size = encoder.out_features * (1 + len(deepstack))
+        self.spatial_merge_size = (
+            encoder.config.spatial_merge_size if isinstance(encoder, PatchEncoder) else 2
+        )
 
     @property
     def dtype(self) -> torch.dtype:
