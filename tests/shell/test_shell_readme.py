@@ -77,7 +77,7 @@ def run_page(page: str, names: dict[str, str], capsys: pytest.CaptureFixture[str
 
 
 def test_every_page_with_code_is_run_here() -> None:
-    names = ("checkpoints", "command_line", "embedding", "graphs", "scale", "speed")
+    names = ("checkpoints", "command_line", "embedding", "engines", "graphs", "scale", "speed")
     elsewhere = {"docs/integrations.md"}  # by test_integrations_docs.py
     run = {"README.md", *(f"docs/{name}.md" for name in names)}
     assert {page for page in PAGES if blocks(page, "python") or commands(page)} == run | elsewhere
@@ -118,6 +118,16 @@ def test_documented_embedding_runs(
     for job in commands("docs/embedding.md"):  # the page reads what they write
         assert main(shlex.split(job.replace(REPO_ID, str(checkpoint)))[1:]) == 0
     run_page("docs/embedding.md", {REPO_ID: str(checkpoint)}, capsys)
+
+
+def test_documented_feature_store_is_written_and_read(
+    workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job,) = commands("docs/engines.md")
+    assert main(shlex.split(job.replace(REPO_ID, str(checkpoint)))[1:]) == 0
+    run_page("docs/engines.md", {REPO_ID: str(checkpoint)}, capsys)
+    assert "True" in capsys.readouterr().out
+    assert len(list((workplace / "store").glob("*/encoder_cache.safetensors"))) == 3
 
 
 def test_documented_job_of_many_workers_runs(
