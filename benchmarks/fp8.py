@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from benchmarks.graphs import draw
 from benchmarks.measure_speed import MIB, empty_cache
 from benchmarks.towers import TOWERS, Tower, about, milliseconds
+from encoders.accelerated.fp8 import OUTLIER
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids
@@ -43,6 +44,12 @@ CELLS = {
 E4M3 = torch.float8_e4m3fn
 OUTLIERS, FACTOR = 3, 50.0
 """How many input columns of a product are outliers, and how much larger they are."""
+REMEDIES = {
+    "plain": "every product is rounded",
+    "ends": "the first and the last block stay in bfloat16",
+    "smoothed": "columns of weights and rows share their size, as SmoothQuant does",
+    "kept": 'products with outlier columns stay in bfloat16, as precision="fp8" does',
+}
 
 
 def add_outliers(encoder: VisionEncoder) -> None:
@@ -75,24 +82,45 @@ def rounded(rows: Tensor) -> Tensor:
     return (rows / scales).to(E4M3).float() * scales
 
 
-def round_products(encoder: VisionEncoder) -> VisionEncoder:
-    """A copy whose blocks round rows and weights of every product as fp8 does."""
-    encoder = deepcopy(encoder)
-    for layer in layers_of(encoder):
-        layer.weight.copy_(rounded(layer.weight))
+def round_products(encoder: VisionEncoder, remedy: str) -> VisionEncoder:
+    """A copy whose blocks round rows and weights of every product as fp8 does.
 
-        def forward(rows: Tensor, layer: nn.Linear = layer) -> Tensor:
-            return F.linear(rounded(rows).to(rows.dtype), layer.weight, layer.bias)
-
-        layer.forward = forward  # type: ignore[method-assign]
+    Args:
+        encoder: the tower.
+        remedy: a key of :data:`REMEDIES`.
+    """
+    encoder, last = deepcopy(encoder), len(encoder.blocks) - 1
+    for number, block in enumerate(encoder.blocks):
+        if remedy == "ends" and number in (0, last):
+            continue
+        for layer in (x for x in block.modules() if isinstance(x, nn.Linear)):
+            sizes = layer.weight.float().norm(dim=0)
+            if remedy == "kept" and sizes.max() > OUTLIER * sizes.median():
+                continue
+            round_layer(layer, (sizes / sizes.median()).sqrt() if remedy == "smoothed" else None)
     return encoder
 
 
-def forms(encoder: VisionEncoder) -> dict[str, VisionEncoder]:
-    """The tower in each precision; without a GPU, fp8 is made of rounded products."""
-    if not next(encoder.parameters()).is_cuda:
-        return {"bf16": encoder, "fp8": round_products(encoder)}
-    return {name: encoder.accelerated(precision=name) for name in ("bf16", "fp8")}
+def round_layer(layer: nn.Linear, factors: Tensor | None) -> None:
+    """Have a layer round its rows times ``factors``, and its weight divided by them."""
+    factors = torch.ones_like(layer.weight[0]) if factors is None else factors.to(layer.weight)
+    weight = rounded(layer.weight / factors).to(layer.weight.dtype)
+
+    def forward(rows: Tensor) -> Tensor:
+        return F.linear(rounded(rows * factors).to(rows.dtype), weight, layer.bias)
+
+    layer.forward = forward  # type: ignore[method-assign]
+
+
+def forms(encoder: VisionEncoder) -> Iterator[tuple[str, VisionEncoder]]:
+    """The tower in each precision, and with products that are rounded by torch, per remedy."""
+    if next(encoder.parameters()).is_cuda:
+        for name in ("bf16", "fp8"):
+            yield name, encoder.accelerated(precision=name)
+    else:
+        yield "bf16", encoder
+    for remedy in REMEDIES:
+        yield f"rounded, {remedy}", round_products(encoder, remedy)
 
 
 def photographs(encoder: VisionEncoder) -> tuple[Tensor, Grids]:
@@ -110,24 +138,22 @@ def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]
     for weights in ("drawn", "outliers"):
         if weights == "outliers":
             add_outliers(encoder)
-        truth, towers = deepcopy(encoder).float(), forms(encoder)
+        truth = deepcopy(encoder).float()
         torch.manual_seed(2)
-        noise = draw(encoder, grids), grids
-        for pixels, (values, its_grids) in {
-            "photographs": photographs(encoder),
-            "noise": noise,
-        }.items():
-            exact = truth(values.float(), its_grids)
-            for precision, tower in towers.items():
+        kinds = {"photographs": photographs(encoder), "noise": (draw(encoder, grids), grids)}
+        exact = {key: truth(values.float(), its) for key, (values, its) in kinds.items()}
+        del truth
+        for precision, tower in forms(encoder):
+            for pixels, (values, its_grids) in kinds.items():
                 output = tower(values, its_grids)
                 for field in FIELDS:
                     ours, theirs = (
-                        getattr(one, field).flatten(0, -2).cpu() for one in (output, exact)
+                        getattr(one, field).flatten(0, -2) for one in (output, exact[pixels])
                     )
                     case = {"weights": weights, "pixels": pixels, "precision": precision}
                     rows.append({**case, "field": field, **errors(ours, theirs)})
-                    print("  ", rows[-1], flush=True)
-        del truth, towers
+                    print("  ", *rows[-1].values(), flush=True)
+        del exact
         empty_cache()
     return rows
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from .quantise import Rows8, quantise
 MULTIPLE = 16
 """``torch._scaled_mm`` takes weights whose sides are multiples of this number."""
 
+OUTLIER = 8.0
+"""An input column of a weight this many times as large as the median one is an outlier."""
 
 Timer = Callable[[bool], float]
 Aligned = Callable[[nn.Linear], tuple[Tensor, ...]]
@@ -46,6 +49,8 @@ class Fp8Products:
         self.derived = QuantisedWeights()
         self._taken: dict[StepShape, bool] = {}
         self._milliseconds: dict[StepShape, dict[str, float]] = {}
+        self._even: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        """Whether the weight of a layer is free of outlier columns."""
 
     def takes(self, step: str, parts: BlockParts, rows: Tensor, time: Timer) -> bool:
         """Whether a step of a block is to run in fp8; a new shape is timed.
@@ -63,6 +68,8 @@ class Fp8Products:
         padded = step == "mlp" and parts.gate is not None  # see FusedForward._aligned
         if columns % MULTIPLE or (inner % MULTIPLE and not padded):
             return False
+        if not all(map(self._is_even, layers)):
+            return False
         key = StepShape(step, rounded(len(rows)), columns, inner)
         taken = self._taken.get(key)
         if taken is None:
@@ -74,6 +81,21 @@ class Fp8Products:
             self._milliseconds[key] = times
             taken = self._taken[key] = times["fp8"] < times["bf16"]
         return taken
+
+    def _is_even(self, layer: nn.Linear) -> bool:
+        """Whether no input column of a weight is much larger than the others.
+
+        Where a few columns carry a product, their rounding errors do not average out: a tower whose
+        products all have three columns 50 times the rest is off by 20 % in fp8, and by 2 % in
+        bfloat16 (Qwen2.5-VL-7B). The weight is looked at once, before its first product.
+        """
+        even = self._even.get(layer)
+        if even is None:
+            if layer.weight.is_cuda and torch.cuda.is_current_stream_capturing():
+                return False  # its entries cannot be read during a capture
+            sizes = layer.weight.detach().float().norm(dim=0)
+            even = self._even[layer] = bool(sizes.max() <= OUTLIER * sizes.median())
+        return even
 
     def linear(self, layer: nn.Linear, rows: Rows8) -> Tensor:
         """Apply a plain linear layer to quantised rows [T, K]; the result is bfloat16 [T, N]."""

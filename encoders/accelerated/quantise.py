@@ -110,11 +110,11 @@ def _weights_kernel(
         column = start[:, None] + tl.arange(0, 16)[None, :]
         inside = (at < rows)[:, None] & (column < columns)
         mine = tl.load(source + at[:, None] * down + column * across, mask=inside, other=0.0)
-        scale = tl.load(scales + at, mask=at < rows, other=1.0)[:, None]
-        mine = (mine.to(tl.float32) / scale).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        held = tl.load(scales + at, mask=at < rows, other=1.0)[:, None]
+        mine8 = (mine.to(tl.float32) / held).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
         theirs = tl.load(copy + at[:, None] * stride + column, mask=inside, other=0.0)
         other = theirs.to(tl.uint8, bitcast=True)
-        differ = tl.max(tl.max(((mine != other) & inside).to(tl.int32), 1), 0)
+        differ = tl.max(tl.max(((mine8 != other) & inside).to(tl.int32), 1), 0)
     if differ > 0:
         for part in range(STEP):
             line = begin + part * SAMPLED + tl.arange(0, SAMPLED)

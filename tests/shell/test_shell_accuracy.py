@@ -56,12 +56,13 @@ def test_rounded_products_show_their_error(monkeypatch: pytest.MonkeyPatch) -> N
     with torch.no_grad():
         fp8.fill_scales(encoder)
         rows = fp8.measure_errors(encoder, grids)
-    assert len(rows) == 2 * 2 * 2 * 2
-    by_precision = {
-        precision: max(row["relative_l2"] for row in rows if row["precision"] == precision)
-        for precision in ("bf16", "fp8")
-    }
-    assert by_precision["bf16"] < 0.02 < by_precision["fp8"] < 0.5
+    forms = ["bf16", *(f"rounded, {remedy}" for remedy in fp8.REMEDIES)]
+    assert len(rows) == 2 * len(forms) * 2 * 2
+    plain, rounded, *_, kept = (
+        max(row["relative_l2"] for row in rows if row["precision"] == form) for form in forms
+    )
+    assert plain < 0.02 < rounded < 0.5
+    assert kept < 0.1
 
 
 @pytest.mark.slow
