@@ -79,9 +79,9 @@ def _add_norm_kernel(
         if BIAS:
             out += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
         if QUANTISE:
-            scale = row_scale(tl.where(inside, out, 0.0))
+            scale = row_scale(tl.max(tl.abs(tl.where(inside, out, 0.0)), axis=0))
             tl.store(scales + row, scale)
-            out = out / scale
+            out *= 1.0 / scale
         place = normed + row * normed_stride + column
         tl.store(place, out.to(normed.dtype.element_ty), mask=inside)
 
