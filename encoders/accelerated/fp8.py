@@ -8,7 +8,8 @@ step is timed both ways on random rows, remembered, saved and loaded with the at
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -65,7 +66,7 @@ class Fp8Products:
         if rows.dtype != torch.bfloat16 or not all(map(_fits, layers)):
             return False
         inner, columns = layers[0].weight.shape
-        padded = step == "mlp" and parts.gate is not None  # see FusedForward._aligned
+        padded = step == "mlp" and parts.gate is not None  # see aligned_mlp
         if columns % MULTIPLE or (inner % MULTIPLE and not padded):
             return False
         if not all(map(self._is_even, layers)):
@@ -117,16 +118,17 @@ class Fp8Products:
             aligned: makes gate and up as one weight, its bias, and the weight of down, of padded
                 width; called if the inner width is no multiple of 16.
         """
-        gate, up, down, kind = parts.gate, parts.up, parts.down, parts.activation
+        gate, up, down = parts.gate, parts.up, parts.down
+        activated = partial(quantise, kind=parts.activation, limit=parts.limit)
         if gate is None:
-            return self.linear(down, quantise(self.linear(up, rows), kind))
+            return self.linear(down, activated(self.linear(up, rows)))
         if down.weight.shape[1] % MULTIPLE == 0:
             gated, upped = self.linear(gate, rows), self.linear(up, rows)
-            return self.linear(down, quantise(gated, kind, upped))
+            return self.linear(down, activated(gated, up=upped))
         both, bias, weight = aligned(gate)
         first, last = self.derived.of(parts.containers[-1], both, weight)
         gated, upped = product(rows, first, bias).chunk(2, dim=-1)
-        return product(quantise(gated, kind, upped), last, down.bias)
+        return product(activated(gated, up=upped), last, down.bias)
 
     def to_dict(self) -> list[dict[str, object]]:
         """The choices with their times, as plain data for JSON."""
@@ -135,7 +137,7 @@ class Fp8Products:
             for shape, taken in self._taken.items()
         ]
 
-    def load(self, choices: Sequence[Mapping[str, object]]) -> None:
+    def load(self, choices: object) -> None:
         """Use the choices that :meth:`to_dict` returned in another process.
 
         Raises:
@@ -143,7 +145,7 @@ class Fp8Products:
         """
         taken = {}
         try:
-            for row in choices:
+            for row in cast("Sequence[Mapping[str, object]]", choices):
                 shape = StepShape._make(row[name] for name in StepShape._fields)
                 taken[shape] = bool(row["fp8"])
         except (KeyError, TypeError) as error:

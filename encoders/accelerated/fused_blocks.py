@@ -26,6 +26,7 @@ from ..block_parts import BlockParts, BlockTower, PartNorm, RelativePositions
 from ..contract import Metadata
 from ..layers.attention import check_equal_segments
 from ..layers.products import is_plain, is_untouched
+from .aligned import aligned_mlp
 from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors
 from .choices import KernelChoices, graph_milliseconds
 from .derived import DerivedWeights
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "Tensor | Rows8"
 """Rows [T, columns] in the encoder's dtype, or quantised."""
-ALIGNED = 64
-"""Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
 
 
 @dataclass
@@ -244,7 +243,7 @@ class FusedForward:
             self._add(parts.down, inner, parts.scale2, weight)
         else:
             assert self.fp8 is not None
-            branch = self.fp8.mlp(parts, rows, partial(self._aligned, parts))
+            branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
             self.stream = self.stream._replace(branch=branch, scale=parts.scale2)
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
@@ -339,39 +338,11 @@ class FusedForward:
         up, down = parts.up, parts.down
         activate = partial(self.activations.activate, kind=parts.activation, limit=parts.limit)
         if is_plain(gate, up, down) and down.weight.shape[1] % 8:
-            both, bias, weight = self._aligned(parts, gate)
+            both, bias, weight = aligned_mlp(self.derived, parts, gate)
             gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)
             return activate(gated, up=upped, in_place=True), weight
         gated, upped = self._linear(gate, rows), self._linear(up, rows)
         return activate(gated, up=upped, in_place=is_plain(gate)), None
-
-    def _aligned(self, parts: BlockParts, gate: nn.Linear) -> tuple[Tensor, ...]:
-        """Gate and up as one product of padded width, and down with as many columns.
-
-        A width such as 3,420 is no multiple of 8, and cuBLAS has no fast kernel for it: 6,272 rows
-        take 283 us on an H200, and 82 us with a width of 3,456.
-        """
-        up, down = parts.up, parts.down
-        biases = [layer.bias for layer in (gate, up)]
-        sources = [gate.weight, up.weight, down.weight, *(x for x in biases if x is not None)]
-
-        def make() -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-            if len(dtypes := sorted({str(x.dtype) for x in sources})) > 1:
-                raise ValueError(
-                    f"the weights of an MLP are {' and '.join(dtypes)}: cast the encoder to one of "
-                    "them, encoder.to(dtype)"
-                )
-            width, columns = gate.weight.shape
-            pad = -width % ALIGNED
-            both = gate.weight.new_zeros(2, width + pad, columns)
-            bias = gate.weight.new_zeros(2, width + pad)
-            wide = down.weight.new_zeros(len(down.weight), width + pad)
-            pairs = [(layer.weight, both[n, :width]) for n, layer in enumerate((gate, up))]
-            pairs += [(down.weight, wide[:, :width])]
-            pairs += [(x, bias[n, :width]) for n, x in enumerate(biases) if x is not None]
-            return (both.flatten(0, 1), bias.flatten(), wide), pairs
-
-        return self.derived.get(parts.containers[-1], sources, make)
 
     def _linear(self, layer: nn.Linear, rows: Rows) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain."""

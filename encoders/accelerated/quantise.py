@@ -38,16 +38,6 @@ def row_scale(largest):
 
 
 @triton.jit
-def _activated_piece(x, up, column, columns, GATED: tl.constexpr, KIND: tl.constexpr):
-    inside = column < columns
-    a = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-    a = activated(a, KIND)
-    if GATED:
-        a *= tl.load(up + column, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(inside, a, 0.0)
-
-
-@triton.jit
 def _rows_kernel(
     x,
     up,
@@ -56,6 +46,8 @@ def _rows_kernel(
     columns,
     x_stride,
     up_stride,
+    limit,
+    LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
     FIRST: tl.constexpr,
@@ -66,11 +58,13 @@ def _rows_kernel(
     up += row * up_stride
     values += row * columns
     column = tl.arange(0, FIRST)
-    a = _activated_piece(x, up, column, columns, GATED, KIND)
+    a = activated(x, up, column, column < columns, limit, LIMITED, GATED, KIND)
+    a = tl.where(column < columns, a, 0.0)
     largest = tl.max(tl.abs(a), axis=0)
     if REST:
         after = FIRST + tl.arange(0, REST)
-        b = _activated_piece(x, up, after, columns, GATED, KIND)
+        b = activated(x, up, after, after < columns, limit, LIMITED, GATED, KIND)
+        b = tl.where(after < columns, b, 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(b), axis=0))
     scale = row_scale(largest)
     tl.store(scales + row, scale)
@@ -80,7 +74,9 @@ def _rows_kernel(
         tl.store(values + after, (b * inverse).to(values.dtype.element_ty), mask=after < columns)
 
 
-def quantise(x: Tensor, kind: str | None = None, up: Tensor | None = None) -> Rows8:
+def quantise(
+    x: Tensor, kind: str | None = None, up: Tensor | None = None, *, limit: float | None = None
+) -> Rows8:
     """Apply an activation, multiply by ``up`` if it is given, and quantise each row.
 
     A row is held in two pieces, 4,304 columns as 4,096 and 256, because every number of a piece is
@@ -89,6 +85,7 @@ def quantise(x: Tensor, kind: str | None = None, up: Tensor | None = None) -> Ro
     Args:
         x, up: [T, W], any row stride.
         kind: a key of :data:`~encoders.accelerated.activations.KINDS`, or None for no activation.
+        limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
     """
     rows, columns = x.shape
     values = torch.empty(rows, columns, dtype=E4M3, device=x.device)
@@ -103,6 +100,8 @@ def quantise(x: Tensor, kind: str | None = None, up: Tensor | None = None) -> Ro
             columns,
             x.stride(0),
             0 if up is None else up.stride(0),
+            0.0 if limit is None else limit,
+            LIMITED=limit is not None,
             GATED=up is not None,
             KIND=-1 if kind is None else KINDS[kind],
             FIRST=first,
