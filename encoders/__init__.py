@@ -35,6 +35,8 @@ from .intern_vit import InternViT, InternViTConfig
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+from .siglip import Gemma3Config, Gemma3Encoder, SiglipConfig, SiglipEncoder
+from .siglip2 import Siglip2Config, Siglip2Encoder
 from .step3 import Step3Config, Step3Encoder
 from .step3_vl import Step3VLConfig, Step3VLEncoder
 
@@ -55,6 +57,8 @@ __all__ = [
     "Encoder",
     "EncoderItemSpec",
     "EncoderOutput",
+    "Gemma3Config",
+    "Gemma3Encoder",
     "Glm4VConfig",
     "Glm4VEncoder",
     "GlmOCRConfig",
@@ -73,6 +77,10 @@ __all__ = [
     "Qwen2_5VLEncoder",
     "Qwen3VLConfig",
     "Qwen3VLEncoder",
+    "Siglip2Config",
+    "Siglip2Encoder",
+    "SiglipConfig",
+    "SiglipEncoder",
     "Step3Config",
     "Step3Encoder",
     "Step3VLConfig",

@@ -340,10 +340,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
         guards.require_members(self.encoder, ("preprocess",), fix)
         inner = self.encoder.item_encoder() if isinstance(self.encoder, EncodesItems) else None
-        stager = inner.stager if inner else None
+        stager, head = (inner.stager, inner.head) if inner else (None, None)
         paths = self._whole.paths
         calls = {name: partial(self._call_path, name) for name in paths}
-        return ItemEncoder(self, paths, calls, self.device, self.outputs, stager, self.clone)
+        return ItemEncoder(self, paths, calls, self.device, self.outputs, stager, self.clone, head)
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
         return self._encode({name: (pixel_values, grid_thw)})[name]

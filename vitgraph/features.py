@@ -65,7 +65,7 @@ class Features(NamedTuple):
     outputs: list[PartialOutput]
     """One per item; none in a file of vectors."""
     pool: str = "none"
-    """"mean", "max" or "cls" in a file of vectors."""
+    """"mean", "max", "cls" or "head" in a file of vectors."""
     normalize: bool = False
     """Whether the vectors have length 1."""
     vectors: Sequence[Tensor] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
@@ -46,6 +46,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     published: PublishedForm | None = None
     """How the checkpoint is written that the encoder was loaded from; None without one."""
     _preprocessor: Preprocessor | None = None
+    pooling_head: Callable[[Sequence[Tensor]], Tensor] | None = None
+    """Makes one vector of the tokens of an item, for ``pool="head"``; None without a head."""
 
     @property
     def preprocessor(self) -> Preprocessor:
@@ -184,7 +186,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
         paths = cast("Mapping[str, GraphableEncoder]", self.paths)
-        return ItemEncoder(self, paths, paths, self.device, stager=stager)
+        return ItemEncoder(self, paths, paths, self.device, stager=stager, head=self.pooling_head)
 
     def _attention_maps(
         self, images: Sequence[object], videos: Sequence[object], asked: AttentionAsked

@@ -67,7 +67,7 @@ class PatchPreprocessor:
     """Resizes to multiples of p*m within bounds on the area, and cuts into patches.
 
     Rows of ``pixel_values`` lie in merge-block order (drawn at ``grids.raster_maps``); inside a
-    row the order is channel, frame, row, column.
+    row the order is channel, frame, row, column, or the channel comes last.
     """
 
     patch_size: int
@@ -77,6 +77,10 @@ class PatchPreprocessor:
     videos: PixelRules
     video_error: ValueError | None = field(default=None, compare=False)
     """Raised by a call that passes a video: the repo's rules for videos cannot be followed."""
+    resample: str = "bicubic"
+    """"bicubic" or "bilinear"."""
+    channels_last: bool = False
+    """Whether the channels of a pixel lie side by side in a row."""
 
     @classmethod
     def qwen2_vl(
@@ -199,7 +203,8 @@ class PatchPreprocessor:
         parts = [] if items else [torch.empty(0, 3 * pair * p * p)]
         for stats, group in groupby(items, lambda item: (item.mean, item.std)):
             rows = torch.cat([self._cut(item.pixels) for item in group])
-            parts.append(normalize(rows, *stats).flatten(1))
+            normal = normalize(rows, *stats)
+            parts.append((normal.mT if self.channels_last else normal).flatten(1))
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return VisionInputs(rows, grid_tensor([item.grid for item in items]))
 
@@ -272,7 +277,7 @@ class PatchPreprocessor:
     ) -> list[Tensor]:
         """Resize some of the ``count`` frames of an item, or lay them on a black canvas."""
         if not rules.canvas:
-            return [resize(frame, height, width) for frame in frames]
+            return [resize(frame, height, width, self.resample) for frame in frames]
         count = max(count, self.temporal_patch_size)
         tall, wide = frames[0].shape[1:]
         content = content_size(count, tall, wide, height, width, rules.min_pixels)
@@ -285,7 +290,12 @@ class PatchPreprocessor:
         counts = [math.prod(grid) for grid in grids]
         pixel_values = torch.empty(sum(counts), 3 * pair * p * p, dtype=torch.float32, device="cpu")
         for rows, (frames, rules, (t, h, w)) in zip(pixel_values.split(counts), items, strict=True):
-            self._write(frames, rules, rows.view(t, h // m, w // m, m, m, 3, pair, p, p))
+            blocks = (t, h // m, w // m, m, m)
+            if self.channels_last:
+                places = rows.view(*blocks, pair, p, p, 3).movedim(-1, 5)
+            else:
+                places = rows.view(*blocks, 3, pair, p, p)
+            self._write(frames, rules, places)
         return VisionInputs(pixel_values, grid_tensor(grids))
 
     def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:

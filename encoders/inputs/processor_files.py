@@ -180,6 +180,24 @@ def check_side(where: str, section: Section, side: int) -> None:
         )
 
 
+def read_resample(where: str, section: Section, usual: str) -> str:
+    """Return the kind of resampling that a section names, by the name that ``resize`` takes.
+
+    Args:
+        where: name of the section in errors.
+        section: of a processor file; its ``resample`` is a number of PIL's.
+        usual: the kind for a section that names none.
+
+    Raises:
+        ValueError: neither bilinear (2) nor bicubic (3).
+    """
+    value = section.get("resample")
+    kinds = {None: usual, 2: "bilinear", 3: "bicubic"}
+    if isinstance(value, bool) or not isinstance(value, int | None) or value not in kinds:
+        raise ValueError(f"{where}: resample={value!r} is not implemented: it must be 2 or 3")
+    return kinds[value]
+
+
 def read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
     """Return ``image_mean`` and ``image_std`` of a section, or the defaults."""
     rescale = section.get("rescale_factor")

@@ -145,8 +145,17 @@ class ViewPreprocessor(ABC):
         num_frames: int | None = None,
     ) -> VisionInputs:
         """Return the views of images by path; see ``VisionEncoder.preprocess``."""
-        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        limits = (min_pixels, max_pixels, max_tiles, fps, num_frames)
+        items = self.read(images, videos, Limits(*limits))
+        paths = {name: self._path(name, items) for name in self.sides}
+        return VisionInputs(*paths.pop("image")[:2], [item.tiles for item in items], paths)
+
+    def read(
+        self, images: Sequence[object], videos: Sequence[object], limits: Limits
+    ) -> list[Views]:
+        """Return the views of each image, once the keywords are known to mean something here."""
         check_limits(limits)
+        max_tiles = limits.max_tiles
         for name, value in limits._asdict().items():
             if value is not None and name != "max_tiles":
                 raise ValueError(
@@ -168,9 +177,7 @@ class ViewPreprocessor(ABC):
         for number, image in enumerate(found):
             with naming(f"image {number}"):
                 items.append(self.views(image, max_tiles))
-        paths = {name: self._path(name, items) for name in self.sides}
-        pixels, grid_thw, _ = paths.pop("image")
-        return VisionInputs(pixels, grid_thw, [item.tiles for item in items], paths)
+        return items
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
         """Normalise the views of one path; an image without such views has no entry in the grid."""

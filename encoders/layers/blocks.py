@@ -1,6 +1,6 @@
-"""Plain pre-norm transformer blocks over square views: those of SigLIP and CLIP.
+"""Plain pre-norm transformer blocks, over views or packed rows: those of SigLIP and CLIP.
 
-Shapes: B views of n rows, D width, H heads, K head size.
+Shapes: B views of n rows, T packed rows, D width, H heads, K head size.
 """
 
 from __future__ import annotations
@@ -77,18 +77,17 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each view."""
+    """Full attention inside each view [B, n, D], or inside each segment of packed rows [T, D]."""
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
-        self.num_heads = sizes.num_heads
-        self.qkv = nn.Linear(sizes.hidden_size, 3 * sizes.hidden_size)
-        self.proj = nn.Linear(sizes.hidden_size, sizes.hidden_size)
+        self.num_heads, width = sizes.num_heads, sizes.hidden_size
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor, context: TileSegments) -> Tensor:
-        rows = self.qkv(x).flatten(0, 1)
-        q_THK, k_THK, v_THK = rows.unflatten(-1, (3, self.num_heads, -1)).unbind(1)
-        out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=x.shape[1])
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q_THK, k_THK, v_THK = qkv.flatten(0, -4).unbind(1)
+        out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=sum(x.shape[1:-1]))
         return self.proj(out_THK.flatten(1)).view_as(x)
 
 

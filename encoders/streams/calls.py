@@ -28,7 +28,7 @@ from ..contract import (
 )
 from ..grids import read_grid
 from ..inputs.images import StagedPreprocessor
-from .pooling import check_fields, check_pool, pool
+from .pooling import PoolingHead, check_fields, check_pool, pool_items
 
 FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
 
@@ -92,6 +92,8 @@ class ItemEncoder(Generic[Output]):
     """The preprocessor, if it can leave normalising and cutting to the device."""
     owned: bool = True
     """Whether a result stays as it is when the next call runs."""
+    head: PoolingHead | None = None
+    """The head of the encoder that makes one vector of an item, if it has one."""
 
     def check(self, results: ItemResults) -> None:
         """Raise unless these results can be had from this encoder.
@@ -108,7 +110,7 @@ class ItemEncoder(Generic[Output]):
             )
         for path in self.paths.values():
             grid = path.grid_for(1)
-            check_fields(results.pool, self.fields, grid, path.item_specs([grid])[0])
+            check_fields(results.pool, self.fields, grid, path.item_specs([grid])[0], self.head)
 
     def tokens(self, inputs: VisionInputs) -> int:
         """Output tokens of preprocessed items, over all paths."""
@@ -137,10 +139,7 @@ class ItemEncoder(Generic[Output]):
         if results.pool == "none":
             return [_in_own_memory(output) if self.owned else output for output in outputs]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
-        return [
-            pool(output, results.pool, grid, results.normalize)
-            for output, grid in zip(outputs, grids, strict=True)
-        ]
+        return pool_items(outputs, results.pool, grids, results.normalize, self.head)
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
         """The output of each item, made when it is asked for; it may be a view."""

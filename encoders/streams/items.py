@@ -47,7 +47,7 @@ class EncodesItems(Generic[Output]):
         images: Sequence[object] = (),
         videos: Sequence[object] = (),
         *,
-        pool: Literal["mean", "max", "cls"],
+        pool: Literal["mean", "max", "cls", "head"],
         normalize: bool = False,
         max_tokens_per_call: int | None = None,
         min_pixels: int | None = None,
@@ -80,8 +80,8 @@ class EncodesItems(Generic[Output]):
             images: as ``preprocess`` takes them.
             videos: as ``preprocess`` takes them.
             pool: "none" returns whole outputs. "mean" and "max" return one vector per item, over
-                all tokens of its ``pooler_output``: all tiles of an image, all frames of a video.
-                "cls" returns the class token of ``last_hidden_state``, averaged over the tiles.
+                all rows of its ``pooler_output``; "head" returns what SigLIP's head makes of them,
+                "cls" the class token of ``last_hidden_state``, averaged over the tiles.
             normalize: divide each vector by its L2 norm; needs a pool.
             max_tokens_per_call: most output tokens that the encoder is given at a time. An item
                 above it runs in parts between its segments (frames, tiles), which is exact; one

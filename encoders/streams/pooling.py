@@ -5,14 +5,54 @@ Shapes: N tokens of an item, D width of ``pooler_output`` or, for "cls", of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..contract import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
 
-POOLS = ("none", "mean", "max", "cls")
+POOLS = ("none", "mean", "max", "cls", "head")
 """The values of ``pool=``; "none" keeps the whole output."""
+PoolingHead: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+"""A learned head: makes [items, D] of the rows of ``pooler_output`` of each item."""
+
+
+def pool_items(
+    outputs: Iterable[EncoderOutput | PartialOutput],
+    how: str,
+    grids: Iterable[Grid],
+    normalize: bool = False,
+    head: PoolingHead | None = None,
+) -> list[Tensor]:
+    """Make one vector of the output of each item.
+
+    Args:
+        outputs: one per item, as ``split`` returns them.
+        how: as :func:`pool` takes it, or "head".
+        grids: the (t, h, w) of each item.
+        normalize: divide each vector by its L2 norm.
+        head: the head of the encoder, which "head" needs.
+
+    Returns:
+        [D] per item in float32, or in float64 where the outputs are float64.
+
+    Raises:
+        ValueError: what :func:`pool` raises, or "head" without one.
+    """
+    if how != "head":
+        pairs = zip(outputs, grids, strict=True)
+        return [pool(output, how, grid, normalize) for output, grid in pairs]
+    tokens = [output.pooler_output for output in outputs]
+    if head is None or any(rows is None for rows in tokens):
+        raise ValueError(_NO_HEAD if head is None else _missing(how))
+    if not tokens:
+        return []
+    vectors = head([rows for rows in tokens if rows is not None])
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    return [*(F.normalize(vectors, dim=1) if normalize else vectors)]
 
 
 def pool(
@@ -35,7 +75,9 @@ def pool(
     """
     check_pool(how, normalize)
     if how == "none":
-        raise ValueError("pool='none' makes no vector: take 'mean', 'max' or 'cls'")
+        raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
+    if how == "head":
+        raise ValueError("pool='head' needs the encoder's head: call encode(pool='head')")
     rows = _class_rows(output.last_hidden_state, grid) if how == "cls" else output.pooler_output
     if rows is None:
         raise ValueError(_missing(how))
@@ -54,11 +96,18 @@ def check_pool(how: str, normalize: bool) -> None:
         raise ValueError(f"pool={how!r}: must be one of {', '.join(map(repr, POOLS))}")
     if normalize and how == "none":
         raise ValueError(
-            "normalize=True needs one vector per item: also pass pool='mean', 'max' or 'cls'"
+            "normalize=True needs one vector per item: also pass pool='mean', 'max', 'cls' or "
+            "'head'"
         )
 
 
-def check_fields(how: str, fields: tuple[str, ...], grid: Grid, spec: EncoderItemSpec) -> None:
+def check_fields(
+    how: str,
+    fields: tuple[str, ...],
+    grid: Grid,
+    spec: EncoderItemSpec,
+    head: PoolingHead | None = None,
+) -> None:
     """Raise unless an encoder can be pooled in this way, before it runs.
 
     Args:
@@ -66,19 +115,27 @@ def check_fields(how: str, fields: tuple[str, ...], grid: Grid, spec: EncoderIte
         fields: the fields of :class:`EncoderOutput` that the encoder returns.
         grid: the (t, h, w) of any item.
         spec: what ``item_specs`` says of that item.
+        head: the head of the encoder, if it has one.
 
     Raises:
-        ValueError: the encoder does not return the field that is pooled, or has no class token.
+        ValueError: the encoder does not return the field that is pooled, or has no class token or
+            no head.
     """
     if how == "none":
         return
     if how == "cls" and spec.longest_segment != 1 + grid[1] * grid[2]:
         raise ValueError(_NO_CLASS_TOKEN)
+    if how == "head" and head is None:
+        raise ValueError(_NO_HEAD)
     if (field := "last_hidden_state" if how == "cls" else "pooler_output") not in fields:
         raise ValueError(f"{_missing(how)} (it returns {', '.join(fields)}, not {field})")
 
 
 _NO_CLASS_TOKEN = "pool='cls': this encoder has no class token; take pool='mean' or 'max'"
+_NO_HEAD = (
+    "pool='head': this encoder has no head that pools by attention; those of SigLIP and SigLIP2 "
+    "(SiglipEncoder, Siglip2Encoder) have one; take pool='mean' or 'max'"
+)
 
 
 def _missing(how: str) -> str:

@@ -30,6 +30,7 @@ from stream_cases import tower
 EAGER = [
     *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "exaone4_5", "qwen3_vl", "qwen3_omni", "qwen3_5"),
     *("intern_vit_300m", "intern_vit_6b", "deepseek_vl", "deepseek_vl_hybrid", "deepseek_ocr"),
+    "siglip",
 ]
 """The towers whose references have an eager attention."""
 

@@ -16,6 +16,7 @@ EVERY = {
     *("preprocess", "encode", "encode_many", "item_encoder", "feature_maps", "attention_maps"),
     "forward_intermediates",
     *("paths", "join", "blocks", "save_pretrained", "push_to_hub", "prepare_encoder_metadata"),
+    "pooling_head",
     *("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
 }
 ONE_PATH = EVERY | {
@@ -30,6 +31,9 @@ OFFERED = {
     "glm4v": ONE_PATH,
     "glm_ocr": ONE_PATH,
     "intern_vit": ONE_PATH | {"at", "side"},
+    "siglip": ONE_PATH | {"at", "side"},
+    "siglip2": ONE_PATH,
+    "gemma3": ONE_PATH | {"at", "side"},
     "deepseek_vl": ONE_PATH | {"at", "side"},
     "deepseek_vl_hybrid": SEVERAL_PATHS,
     "deepseek_vl2": SEVERAL_PATHS,

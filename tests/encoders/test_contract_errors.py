@@ -11,6 +11,7 @@ import torch
 from encoders import VisionInputs
 from oracles import (
     BY_NAME,
+    MERGING_TOWERS,
     PATCH_TOWERS,
     TOWERS,
     WHOLE,
@@ -153,7 +154,7 @@ def test_a_whole_output_and_one_of_its_tensors_are_told_apart(name: str) -> None
 # --- grids -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PATCH_TOWERS)
+@pytest.mark.parametrize("name", MERGING_TOWERS)
 def test_an_indivisible_grid_is_refused_with_the_nearest_sizes(name: str) -> None:
     encoder = tiny(name)
     with pytest.raises(

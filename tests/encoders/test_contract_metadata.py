@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoders.contract import Metadata
-from oracles import BY_NAME, PATCH_TOWERS, TOWERS, Grids, grids_for, tiny
+from oracles import BY_NAME, MERGING_TOWERS, TOWERS, Grids, grids_for, tiny
 
 EMPTY: Grids = []
 
@@ -84,7 +84,7 @@ def test_metadata_is_plain_tensors(name: str) -> None:
         assert not value.requires_grad
 
 
-@pytest.mark.parametrize("name", PATCH_TOWERS)
+@pytest.mark.parametrize("name", MERGING_TOWERS)
 def test_rotary_tables_are_float32_or_the_encoders_own_float64(name: str) -> None:
     for dtype, expected in (
         (torch.bfloat16, torch.float32),
@@ -195,7 +195,7 @@ def test_more_rows_than_max_input_size_names_both_numbers(name: str) -> None:
         prepare(name, grids_for(name), max_input_size=fewer)
 
 
-@pytest.mark.parametrize("name", PATCH_TOWERS)
+@pytest.mark.parametrize("name", MERGING_TOWERS)
 def test_room_for_part_of_a_token_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=r"max_input_size=161 must be a multiple of 4"):
         prepare(name, [[1, 4, 6]], max_input_size=161)

@@ -50,7 +50,10 @@ def train(encoder: Encoder) -> None:
         shape = (3, side, side) if small else path.row_shape
         rows = sum(spec.input_size for spec in path.item_specs(grid))
         output = path(torch.randn(rows, *shape, dtype=dtype), grid)
-        loss = sum(layer.float().square().mean() for layer in (output.pooler_output, *output[2]))
+        tokens = output.pooler_output
+        vectors = [path.pooling_head([tokens])] if path.pooling_head else []
+        layers = (tokens, *output[2], *vectors)
+        loss = sum(layer.float().square().mean() for layer in layers)
         loss.backward()
     with torch.no_grad():
         for parameter in encoder.parameters():

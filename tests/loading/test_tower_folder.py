@@ -18,6 +18,7 @@ from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, s
 from encoders import PathsEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
+from oracles.siglip import siglip2_inputs
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.tower_folder import PROJECTOR
@@ -42,6 +43,9 @@ TRANSFORMERS = {
     "glm5_next": ("glm5_next", "Glm5NextVisionModel"),
     "intern_vit_hf": ("internvl", "InternVLVisionModel"),
     "deepseek_vl_hf": ("siglip", "SiglipVisionModel"),
+    "siglip": ("siglip", "SiglipVisionModel"),
+    "siglip2": ("siglip2", "Siglip2VisionModel"),
+    "gemma3": ("siglip", "SiglipVisionModel"),
     "step3_vl": ("step3p7", "Step3p7VisionModel"),
     "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
 }
@@ -56,6 +60,7 @@ AUTO = {
     *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
+    *("siglip", "siglip2", "gemma3"),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 
@@ -145,7 +150,13 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
     pixels = torch.randn(rows, *image.row_shape, generator=torch.Generator().manual_seed(0))
     hidden, pooled, _ = image(pixels, grid)
     with torch.no_grad():
-        if isinstance(image, PatchEncoder):
+        if family in ("siglip", "siglip2", "gemma3"):
+            inputs = siglip2_inputs(pixels, torch.tensor(grid)) if family == "siglip2" else {}
+            out = model(**(inputs or {"pixel_values": pixels}), output_hidden_states=True)
+            found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)
+            if (head := image.pooling_head) is not None:
+                torch.testing.assert_close(head([pooled]), out.pooler_output)
+        elif isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:
             found = load_file(out / PROJECTOR).popitem()[1].float()

@@ -24,15 +24,16 @@ from .families import (
     BY_NAME,
     FAMILIES,
     FEW_FAST,
+    MERGING_TOWERS,
     ONE_FAST,
     PATCH_TOWERS,
     TILE_TOWERS,
     TOWERS,
     WHOLE,
-    Family,
     grids_for,
     slow,
 )
+from .family import Family
 from .keys import timm_keys
 from .lift import NO_LIFT, LiftFloat32
 from .references import Grids, window_walk
@@ -41,6 +42,7 @@ __all__ = [
     "BY_NAME",
     "FAMILIES",
     "FEW_FAST",
+    "MERGING_TOWERS",
     "NO_LIFT",
     "ONE_FAST",
     "PATCH_TOWERS",

@@ -12,8 +12,8 @@ def vision_of(config: Config) -> Config:
     return config.get("thinker_config", config)["vision_config"]
 
 
-CHAT_KEYS = ("force_image_size", "select_layer", "ps_version")
-"""Keys that InternVL's chat models have outside the vision part."""
+CHAT_KEYS = ("force_image_size", "select_layer", "ps_version", "mm_tokens_per_image")
+"""Keys that InternVL's chat models and Gemma 3 have outside the vision part."""
 
 
 def edited(config: Config, **changes: Any) -> Config:

@@ -19,7 +19,8 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 
 from .configs import Config, edited
-from .families import BY_NAME, Family
+from .families import BY_NAME
+from .family import Family
 from .lift import NO_LIFT
 from .references import Grids
 

@@ -6,12 +6,9 @@ reference from transformers and the key map to it stand here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
 from transformers.models.exaone4_5 import configuration_exaone4_5 as exaone_config
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
 from transformers.models.glm4v import configuration_glm4v as glm4v_config
@@ -35,19 +32,12 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
 from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
-from encoders.base.paths_encoder import PathsEncoder
-from encoders.base.tile_encoder import TileEncoder
-from encoders.base.vision_encoder import VisionEncoder
-from encoders.contract import EncoderOutput
 from encoders.deepseek_ocr import DeepseekOCRTower
 from encoders.deepseek_vl import DeepseekVLEncoder
 from encoders.deepseek_vl2 import DeepseekVL2Tower
 from encoders.step3 import Step3Tower
 from encoders.step3_vl import Step3VLTower
-from weights import FAMILIES as RECORDS
-from weights import PUBLISHED
 
-from .configs import Config
 from .deepseek import (
     NARROW,
     SAM_NARROW,
@@ -66,7 +56,8 @@ from .deepseek import (
     vl_reference,
 )
 from .deepseek_vl2 import VL2Twin, vl2_output
-from .keys import State, glm4v_keys, intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .family import make_row
+from .keys import glm4v_keys, intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .references import (
     Grids,
     glm_output,
@@ -76,6 +67,18 @@ from .references import (
     qwen_output,
     qwen_reference,
 )
+from .siglip import (
+    HEADLESS,
+    SIZES,
+    gemma3_keys,
+    gemma3_output,
+    gemma3_reference,
+    siglip2_output,
+    siglip2_reference,
+    siglip_keys,
+    siglip_output,
+    siglip_reference,
+)
 from .step import (
     Step3Twin,
     Step3VLReference,
@@ -83,79 +86,6 @@ from .step import (
     step3_vl_keys,
     step3_vl_output,
 )
-
-
-@dataclass(frozen=True)
-class Family:
-    """One tower: how to build ours and the reference, and at which sizes."""
-
-    name: str
-    config: Config
-    config_class: type
-    encoder_class: type
-    tower_class: type[VisionEncoder]
-    """The single-path encoder that the tests run: the encoder itself, or its path "image"."""
-    reference: Callable[[Config], nn.Module]
-    keys: Callable[[State], State]
-    output: Callable[[nn.Module, Tensor, Tensor], EncoderOutput]
-    shallow: Config
-    """Changes that leave the published widths and cut the depth."""
-    narrow: Config
-    """Changes that leave the published depth and cut the widths."""
-    tiny: Config
-    """Changes for the many tests that need a tower and not its size."""
-    side: int | None
-    """Side of a tile in pixels, for a tower whose published tiles are too large for most tests."""
-    twin: bool
-    """Whether most tests leave the tower out, because an earlier one in the table is like it."""
-
-    @property
-    def tiled(self) -> bool:
-        """Whether ``pixel_values`` are tiles (InternViT) rather than patches."""
-        return issubclass(self.tower_class, TileEncoder)
-
-    def build(self, config: Any) -> VisionEncoder:
-        """Make the tower, with an instance of ``config_class``."""
-        encoder = self.encoder_class(config)
-        tower = encoder.paths["image"] if isinstance(encoder, PathsEncoder) else encoder
-        assert isinstance(tower, self.tower_class)
-        return tower if self.side is None else tower.at(self.side)
-
-
-def _tower(
-    name: str,
-    repo_id: str,
-    reference: Callable[[Config], nn.Module],
-    keys: Callable[[State], State],
-    output: Callable[[nn.Module, Tensor, Tensor], EncoderOutput],
-    *,
-    shallow: Config,
-    narrow: Config,
-    tiny: Config,
-    twin: bool = False,
-    tower: type[VisionEncoder] | None = None,
-    side: int | None = None,
-) -> Family:
-    """Make a row of the table from the record of the published model ``repo_id``."""
-    model = next(model for model in PUBLISHED if model.repo_id == repo_id)
-    record = RECORDS[model.family]
-    assert isinstance(record.encoder, type)
-    return Family(
-        name,
-        dict(model.config),
-        record.config,
-        record.encoder,
-        tower or record.encoder,
-        reference,
-        keys,
-        output,
-        shallow,
-        narrow,
-        tiny,
-        side,
-        twin,
-    )
-
 
 INTERN_NARROW = {
     "hidden_size": 64,
@@ -196,19 +126,19 @@ QWEN3_SHALLOW = {"depth": 3, "deepstack_visual_indexes": [0, 2]}
 QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
 
 FAMILIES = [
-    _tower(
+    make_row(
         "intern_vit_300m", "OpenGVLab/InternVL2_5-1B", intern_reference, intern_keys, intern_output,
         shallow={"num_hidden_layers": 2},
         narrow=INTERN_NARROW,
         tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
     ),
-    _tower(
+    make_row(
         "intern_vit_6b", "OpenGVLab/InternVL2_5-38B", intern_reference, intern_keys, intern_output,
         shallow={"num_hidden_layers": 1},
         narrow={**INTERN_NARROW, "hidden_size": 60, "num_attention_heads": 3},
         tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
     ),
-    _tower(
+    make_row(
         "qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct",
         qwen_reference(
             qwen2_config.Qwen2VLVisionConfig, qwen2.Qwen2VisionTransformerPretrainedModel
@@ -218,7 +148,7 @@ FAMILIES = [
         narrow=QWEN2_NARROW,
         tiny={**QWEN2_NARROW, "depth": 3},
     ),
-    _tower(
+    make_row(
         "qwen2_5_vl", "Qwen/Qwen2.5-VL-7B-Instruct",
         qwen_reference(
             qwen2_5_config.Qwen2_5_VLVisionConfig, qwen2_5.Qwen2_5_VisionTransformerPretrainedModel
@@ -228,7 +158,7 @@ FAMILIES = [
         narrow=QWEN2_5_NARROW,
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
     ),
-    _tower(
+    make_row(
         "qwen2_5_omni", "Qwen/Qwen2.5-Omni-7B",
         qwen_reference(
             omni2_config.Qwen2_5OmniVisionEncoderConfig, omni2.Qwen2_5OmniVisionEncoder
@@ -239,7 +169,7 @@ FAMILIES = [
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
         twin=True,
     ),
-    _tower(
+    make_row(
         "exaone4_5", "LGAI-EXAONE/EXAONE-4.5-33B",
         qwen_reference(exaone_config.Exaone4_5_VisionConfig, exaone.Exaone4_5_VisionModel),
         same_keys, qwen2_5_output,
@@ -248,7 +178,7 @@ FAMILIES = [
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW, "num_key_value_heads": 2},
         twin=True,
     ),
-    _tower(
+    make_row(
         "qwen3_vl", "Qwen/Qwen3-VL-8B-Instruct",
         qwen_reference(qwen3_config.Qwen3VLVisionConfig, qwen3.Qwen3VLVisionModel),
         same_keys, qwen_output,
@@ -256,7 +186,7 @@ FAMILIES = [
         narrow=QWEN3_NARROW,
         tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
     ),
-    _tower(
+    make_row(
         "qwen3_omni", "Qwen/Qwen3-Omni-30B-A3B-Instruct",
         qwen_reference(
             omni3_config.Qwen3OmniMoeVisionEncoderConfig, omni3.Qwen3OmniMoeVisionEncoder
@@ -267,7 +197,7 @@ FAMILIES = [
         tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
         twin=True,
     ),
-    _tower(
+    make_row(
         "qwen3_5", "Qwen/Qwen3.5-27B",
         qwen_reference(qwen3_5_config.Qwen3_5VisionConfig, qwen3_5.Qwen3_5VisionModel),
         same_keys, qwen_output,
@@ -276,7 +206,7 @@ FAMILIES = [
         tiny={**QWEN3_NARROW, "depth": 3},
         twin=True,
     ),
-    _tower(
+    make_row(
         "glm4v", "zai-org/GLM-4.1V-9B-Thinking",
         qwen_reference(glm4v_config.Glm4vVisionConfig, glm4v.Glm4vVisionModel),
         glm4v_keys, glm_output,
@@ -284,7 +214,7 @@ FAMILIES = [
         narrow=GLM4V_NARROW,
         tiny={**GLM4V_NARROW, "depth": 3},
     ),
-    _tower(
+    make_row(
         "glm4v_moe", "zai-org/GLM-4.5V",
         qwen_reference(glm4v_moe_config.Glm4vMoeVisionConfig, glm4v_moe.Glm4vMoeVisionModel),
         glm4v_keys, glm_output,
@@ -293,7 +223,7 @@ FAMILIES = [
         tiny={**GLM4V_NARROW, "depth": 3},
         twin=True,
     ),
-    _tower(
+    make_row(
         "glm_ocr", "zai-org/GLM-OCR",
         qwen_reference(glm_ocr_config.GlmOcrVisionConfig, glm_ocr.GlmOcrVisionModel),
         same_keys, glm_output,
@@ -302,7 +232,7 @@ FAMILIES = [
         tiny={**GLM4V_NARROW, "depth": 3},
         twin=True,
     ),
-    _tower(
+    make_row(
         "glm5_next", "zai-org/GLM-5.3-Flash",
         qwen_reference(glm5_config.Glm5NextVisionConfig, glm5.Glm5NextVisionModel),
         same_keys, glm_output,
@@ -310,14 +240,14 @@ FAMILIES = [
         narrow=GLM5_NARROW,
         tiny={**GLM5_NARROW, "depth": 3},
     ),
-    _tower(
+    make_row(
         "step3_vl", "stepfun-ai/Step3-VL-10B", Step3VLReference, step3_vl_keys, step3_vl_output,
         shallow={"layers": 1},
         narrow=STEP3_VL_NARROW,
         tiny={**STEP3_VL_NARROW, "layers": 3, "image_size": 112},
         tower=Step3VLTower,
     ),
-    _tower(
+    make_row(
         "step3", "stepfun-ai/step3", Step3Twin, same_keys, step3_output,
         shallow={"num_hidden_layers": 1},
         narrow=STEP3_NARROW,
@@ -325,7 +255,7 @@ FAMILIES = [
         twin=True,
         tower=Step3Tower,
     ),
-    _tower(
+    make_row(
         "deepseek_vl", "deepseek-ai/deepseek-vl-1.3b-chat", vl_reference, vl_keys, vl_output,
         shallow=siglip(layers=1),
         narrow={**siglip(width=64, heads=4, intermediate_size=112), "llm_width": 48},
@@ -335,7 +265,7 @@ FAMILIES = [
         },
         twin=True,
     ),
-    _tower(
+    make_row(
         "deepseek_vl_hybrid", "deepseek-ai/deepseek-vl-7b-chat", hybrid_low_reference,
         hybrid_low_keys, hybrid_low_output,
         shallow=hybrid(low={"layers": 1}, high={"layers": 1, "global_attn_indexes": [0]}),
@@ -347,7 +277,7 @@ FAMILIES = [
         twin=True,
         tower=DeepseekVLEncoder,
     ),
-    _tower(
+    make_row(
         "deepseek_vl2", "deepseek-ai/deepseek-vl2-tiny", VL2Twin, same_keys, vl2_output,
         shallow={"layers": 1},
         narrow={"width": 64, "heads": 4, "mlp_ratio": 1.75, "llm_width": 48},
@@ -357,7 +287,7 @@ FAMILIES = [
         twin=True,
         tower=DeepseekVL2Tower,
     ),
-    _tower(
+    make_row(
         "deepseek_ocr", "deepseek-ai/DeepSeek-OCR", ocr_reference, ocr_keys, ocr_output,
         shallow=ocr(clip={"layers": 1}, sam={"layers": 2, "global_attn_indexes": [1]}),
         narrow={**ocr(clip=NARROW, sam={**SAM_NARROW, "downsample_channels": [40, 64]}),
@@ -369,6 +299,30 @@ FAMILIES = [
         twin=True,
         tower=DeepseekOCRTower,
         side=128,
+    ),
+    make_row(
+        "siglip2", "google/siglip2-so400m-patch16-naflex", siglip2_reference, siglip_keys,
+        siglip2_output,
+        shallow={**HEADLESS, "num_hidden_layers": 2},
+        narrow={**HEADLESS, **SIZES},
+        tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3},
+    ),
+    make_row(
+        "siglip", "google/siglip2-so400m-patch14-384", siglip_reference, siglip_keys, siglip_output,
+        shallow={**HEADLESS, "num_hidden_layers": 2},
+        narrow={**HEADLESS, **SIZES},
+        tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3, "image_size": 112},
+        twin=True,
+    ),
+    make_row(
+        "gemma3", "google/gemma-3-4b-it", gemma3_reference, gemma3_keys, gemma3_output,
+        shallow={"num_hidden_layers": 1, "mm_tokens_per_image": 1024},
+        narrow={**SIZES, "mm_tokens_per_image": 1024, "llm_width": 48},
+        tiny={
+            **SIZES, "num_hidden_layers": 3, "image_size": 112, "mm_tokens_per_image": 16,
+            "llm_width": 48,
+        },
+        twin=True,
     ),
 ]  # fmt: skip
 
@@ -388,6 +342,8 @@ FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) fo
 ONE_FAST = [name if name == "intern_vit_300m" else slow(name) for name in TOWERS]
 """The towers for tests that take some three seconds each: one runs in a plain pytest, all in CI."""
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
+MERGING_TOWERS = [name for name in PATCH_TOWERS if name != "siglip2"]
+"""The towers over patches that merge 2x2 of them, in merge-block order, with rotary positions."""
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
 
 

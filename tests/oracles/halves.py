@@ -21,7 +21,7 @@ from .configs import Config
 from .deepseek import hybrid, ocr, siglip
 from .deepseek_vl2 import VL2Twin
 from .drawn import build_pair, draw_pixels, fields_of
-from .families import Family
+from .family import Family
 from .lift import LiftFloat32
 from .references import Grids
 from .step import Step3Twin

@@ -293,6 +293,15 @@ def test_the_rope_twins_of_the_qwen_towers_are_textually_identical(twin: str) ->
     assert len(texts) == 1
 
 
+def test_the_heads_of_both_siglip_towers_are_textually_identical() -> None:
+    texts = set()
+    for name in ("siglip", "siglip2"):
+        text = (ROOT / "encoders" / f"{name}.py").read_text()
+        (head,) = [node for node in ast.parse(text).body if getattr(node, "name", "") == "Head"]
+        texts.add(ast.get_source_segment(text, head))
+    assert len(texts) == 1
+
+
 def test_contributing_says_what_graphwrap_may_import() -> None:
     (line,) = re.findall(
         r"^- `graphwrap` may import (.*?) only\.", (ROOT / "CONTRIBUTING.md").read_text(), re.M

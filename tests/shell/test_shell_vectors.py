@@ -146,7 +146,10 @@ def test_items_above_the_limit_of_a_call_run_in_parts(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--normalize"], "--normalize: needs one vector per item; add --pool mean, max or cls"),
+        (
+            ["--normalize"],
+            "--normalize: needs one vector per item; add --pool mean, max, cls or h",
+        ),
         (["--max-tokens-per-call", "0"], "--max-tokens-per-call 0: must be positive"),
         (["--pool", "sum"], "argument --pool: invalid choice: 'sum'"),
     ],

@@ -69,18 +69,27 @@ def mixes(name: str) -> dict[str, Grids]:
             "with one over every budget": [1, 7, 2],
         }
         return {mix: tiles_of(name, *items) for mix, items in counts.items()}
-    return {
+    merged: dict[str, Grids] = {
         "one image": [[1, 6, 8]],
         "images": [[1, 4, 6], [1, 8, 8], [1, 2, 2], [1, 10, 6]],
         "a clip": [[3, 4, 6]],
         "images and a clip": [[1, 4, 6], [4, 6, 8], [1, 2, 8], [2, 4, 4], [1, 14, 12]],
         "with one over every budget": [[1, 4, 6], [1, 20, 20], [1, 2, 2]],
     }
+    return {mix: of_as_many_tokens(name, grids) for mix, grids in merged.items()}
 
 
 def single(name: str) -> Grids:
     """Items that each fit a budget of BUDGETS alone."""
-    return tiles_of(name, 1, 2, 6) if is_tiled(name) else [[1, 4, 6], [2, 6, 6], [1, 12, 14]]
+    if is_tiled(name):
+        return tiles_of(name, 1, 2, 6)
+    return of_as_many_tokens(name, [[1, 4, 6], [2, 6, 6], [1, 12, 14]])
+
+
+def of_as_many_tokens(name: str, grids: Grids) -> Grids:
+    """The grids with as many tokens as these make of towers that merge 2x2 patches."""
+    merge = tower(name).config.spatial_merge_size
+    return [[t, h // 2 * merge, w // 2 * merge] for t, h, w in grids]
 
 
 def tiles_of(name: str, *counts: int) -> Grids:

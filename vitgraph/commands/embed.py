@@ -38,8 +38,9 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
     parser.add_argument(
         "--pool",
-        choices=("mean", "max", "cls", "none"),
-        help="one vector per image, over its tokens; none writes all tokens; by default mean",
+        choices=("mean", "max", "cls", "head", "none"),
+        help="one vector per image, over its tokens; head is what SigLIP's head makes of them; "
+        "none writes all tokens; by default mean",
     )
     parser.add_argument("--normalize", action="store_true", help="vectors of length 1")
     parser.add_argument(

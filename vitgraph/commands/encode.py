@@ -55,10 +55,10 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
     group.add_argument(
         "--pool",
-        choices=("none", "mean", "max", "cls"),
+        choices=("none", "mean", "max", "cls", "head"),
         default="none",
-        help="write one vector per item, over its tokens; cls is InternViT's class token; by "
-        "default none: all features",
+        help="write one vector per item, over its tokens; cls is InternViT's class token, "
+        "head what SigLIP's head makes of them; by default none: all features",
     )
     group.add_argument("--normalize", action="store_true", help="vectors of length 1")
     group.add_argument(

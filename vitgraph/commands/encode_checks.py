@@ -31,7 +31,9 @@ def check_options(options: argparse.Namespace) -> None:
         if value is not None and name in ("fps", "num_frames") and not options.video:
             raise ValueError(f"{option} samples videos: pass one with --video")
     if options.normalize and options.pool == "none":
-        raise ValueError("--normalize: needs one vector per item; add --pool mean, max or cls")
+        raise ValueError(
+            "--normalize: needs one vector per item; add --pool mean, max, cls or head"
+        )
     first = Path(options.repo)
     check_checkpoint(options.repo, _command(options, "REPO_OR_FOLDER", first))
     if first.is_dir() and not (options.images or options.video or any(first.glob("*.json"))):

@@ -33,7 +33,7 @@ class EmbedBatch:
 
     Args:
         repo: Hugging Face repo id, or the folder of a checkpoint.
-        pool: "mean", "max" or "cls", as ``encode`` takes it.
+        pool: "mean", "max", "cls" or "head", as ``encode`` takes it.
         normalize: divide each vector by its L2 norm.
         column: holds the images: arrays, bytes or paths of image files, PIL images, or whatever
             else ``preprocess`` takes.
@@ -76,7 +76,7 @@ class EmbedBatch:
     ) -> None:
         check_pool(pool, normalize)
         if pool == "none":
-            raise ValueError("pool='none' makes no vector: take 'mean', 'max' or 'cls'")
+            raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
         self.repo, self.pool, self.column = str(repo), pool, column
         self.device, self.graph = device, graph
         self._source: dict[str, Any] = {

@@ -17,8 +17,7 @@ import torch
 
 from encoders import Encoder
 from encoders.streams.calls import ItemResults
-from encoders.streams.pooling import POOLS
-from encoders.streams.pooling import pool as pool_item
+from encoders.streams.pooling import POOLS, pool_items
 from graphwrap import GraphedEncoder
 from weights import load_encoder
 
@@ -65,13 +64,14 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     Args:
         encoder: as ``load_encoder`` returns it, or a :class:`GraphedEncoder` around one, which no
             pool of processes takes.
-        pool: "mean" or "max" over the tokens of an image, or "cls" for the class token of
-            InternViT, averaged over the tiles.
+        pool: "mean" or "max" over the tokens of an image, "cls" for the class token of InternViT,
+            averaged over the tiles, or "head" for the head of SigLIP and SigLIP2.
         min_pixels, max_pixels, max_tiles: as for ``encoder.preprocess``; None for the checkpoint's.
 
     Raises:
         ValueError: an unknown ``pool``, or one that this encoder cannot make: it has no class
-            token, or the graphs leave out the field that is pooled; or an encoder of several paths.
+            token or no head, or the graphs leave out the field that is pooled; or an encoder of
+            several paths.
     """
 
     config_file_name = "vitgraph_config.json"
@@ -124,9 +124,9 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         encoder = self.encoder if self.graphed is None else self.graphed
         grid = features["grid_thw"]
         items = self.encoder.split(encoder(features["pixel_values"], grid), grid)
-        pairs = zip(items, map(tuple, grid), strict=True)
-        vectors = [pool_item(item, self.pool, size).float() for item, size in pairs]
-        return {**features, "sentence_embedding": torch.stack(vectors)}
+        sizes = [(t, h, w) for t, h, w in grid]
+        vectors = pool_items(items, self.pool, sizes, head=self.encoder.pooling_head)
+        return {**features, "sentence_embedding": torch.stack(vectors).float()}
 
     def on_model_ready(self, model: Any) -> None:
         """Let the model card show images: its own example is of sentences, which fail here."""

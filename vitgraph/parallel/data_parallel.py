@@ -167,7 +167,7 @@ class DataParallelEncoder:
         Args:
             images: as ``preprocess`` takes them.
             videos: as ``preprocess`` takes them.
-            pool: "none", "mean", "max" or "cls", as ``encode`` of an encoder takes it.
+            pool: "none", "mean", "max", "cls" or "head", as ``encode`` of an encoder takes it.
             normalize: divide each vector by its L2 norm; needs a pool.
             max_tokens_per_call: most output tokens that a rank encodes in one call.
             min_pixels: as ``preprocess`` takes it.

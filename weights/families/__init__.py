@@ -17,6 +17,7 @@ from .family import Family, Fields, Shapes
 from .glm import GLM4V, GLM_OCR
 from .intern_vit import INTERN_VIT
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from .siglip import GEMMA3, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL
 
 FAMILIES: Mapping[str, Family] = {
@@ -34,6 +35,9 @@ FAMILIES: Mapping[str, Family] = {
         DEEPSEEK_VL2,
         GLM4V,
         GLM_OCR,
+        SIGLIP,
+        SIGLIP2,
+        GEMMA3,
     )
 }
 """Every family by name."""
@@ -58,7 +62,8 @@ def find_family(
             that several families have.
         label: name of the checkpoint in errors.
         wanted: name of the family to take where the checkpoint names none that is known, or None.
-        fits: whether the checkpoint's config and tensors fit a family; asked for the error alone.
+        fits: whether the checkpoint's config and tensors fit a family; asked for the error,
+            and where the names of tensors leave several families.
         saved: name of the family that the folder of a tower alone states; then it is that one.
     """
     section, parents = vision_section(config)
@@ -80,6 +85,8 @@ def find_family(
     if len(found) > 1:  # the tensors say more than a type that several families have
         what = f"{what}, with tensors of no known tower,"
         found = [family for family in found if _has_signs(family, [*names])]
+    if len(found) > 1:  # SigLIP and SigLIP2 NaFlex differ in a shape alone
+        found = [family for family in found if fits(family)] or found
     if found and wanted not in (None, found[0].name):
         raise CheckpointError(
             f"{label}: its tower is of the family {found[0].name!r}, not of family={wanted!r}: "

@@ -18,6 +18,7 @@ from encoders import (
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, TransformersClass, length
+from .siglip import QKV, siglip_names
 
 # --- DeepSeek-VL ---------------------------------------------------------------------------------
 
@@ -59,17 +60,7 @@ _HYBRID_LAYOUT = Layout(
 )
 
 # Converted to transformers: deepseek-community/deepseek-vl-*
-_HF_BLOCK = "encoder.layers.N"
-_HF_QKV = tuple(f"{_HF_BLOCK}.self_attn.{part}_proj" for part in "qkv")
-_HF_SIGLIP = {
-    "embeddings.patch_embedding": "vision.patch_embed.proj",
-    "embeddings.position_embedding.weight": "vision.pos_embed",
-    f"{_HF_BLOCK}.layer_norm1": "vision.blocks.N.norm1",
-    f"{_HF_BLOCK}.layer_norm2": "vision.blocks.N.norm2",
-    f"{_HF_BLOCK}.self_attn.out_proj": "vision.blocks.N.attn.proj",
-    f"{_HF_BLOCK}.mlp": "vision.blocks.N.mlp",
-    "post_layernorm": "vision.norm",
-}
+_HF_SIGLIP = siglip_names("vision.", "patch_embed.proj")
 _VL_HF_LAYOUT = Layout(
     name="deepseek-vl-hf",
     prefixes=(  # transformers 4 has "vision_model." twice, transformers 5 once
@@ -81,7 +72,7 @@ _VL_HF_LAYOUT = Layout(
     ),
     marks=("embeddings.patch_embedding.",),
     projector=("aligner.",),
-    joins={"vision.blocks.N.attn.qkv": _HF_QKV},
+    joins={"vision.blocks.N.attn.qkv": QKV},
     renames={
         **_HF_SIGLIP,
         "aligner.linear1": "aligner.layers.0",
@@ -97,7 +88,7 @@ _HYBRID_HF_LAYOUT = replace(  # all but SigLIP lies beside the tower's prefix
     _VL_HF_LAYOUT,
     name="deepseek-vl-hybrid-hf",
     projector=("high_res_vision_", "aligner."),
-    joins={"low.vision.blocks.N.attn.qkv": _HF_QKV},
+    joins={"low.vision.blocks.N.attn.qkv": QKV},
     renames={
         **{name: f"low.{ours}" for name, ours in _HF_SIGLIP.items()},
         f"{_HF_SAM}.patch_embed.projection": "high.sam.patch_embed.proj",

@@ -1,0 +1,269 @@
+"""SigLIP and SigLIP2 of one image size, and Gemma 3's encoder, which has the same tower.
+
+A pre-norm ViT over square views without a class token: learned positions, layer norms, a final
+norm. SigLIP's head turns the tokens of an image into one vector (``encode(pool="head")``). Gemma 3
+has no head; it takes the mean of 4x4 patches, normalises it and projects it.
+
+Source: ``SiglipVisionModel`` and ``Gemma3MultiModalProjector`` of transformers 5.23.0.
+Repo ids: google/siglip-{base,large}-patch16-*, google/siglip-so400m-patch14-{224,384},
+google/siglip2-{base,large,so400m,giant-opt}-patch{14,16,32}-*, google/gemma-3-{4b,12b,27b}-{pt,it},
+google/medgemma-4b-{pt,it}. Repos whose names end in naflex have the tower of ``siglip2.py``.
+
+Shapes: B views, n patches of a view, D width, N tokens.
+
+Deliberate differences:
+
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+- Views of another size than the published one are accepted; their positions are interpolated as
+  ``SiglipVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
+- A view is cut to whole patches: of 384x384 pixels and patches of 14, the source's convolution
+  never reads the last 6 rows and columns.
+- Gemma 3's mean and norm are computed in float32 and rounded once; the source rounds the mean, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import reduce
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from .base.tile_encoder import TileEncoder
+from .contract import EncoderOutput, GridLike, Metadata, Preprocessor
+from .hf_config import (
+    find_section,
+    read_epsilon,
+    read_flag,
+    read_size,
+    require_divisible,
+    require_value,
+)
+from .layers.blocks import MLP, Block, BlockSizes, PatchEmbed, resize_table
+
+
+@dataclass(frozen=True)
+class SiglipConfig:
+    """Architecture of a tower, with or without a head."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    image_size: int
+    patch_size: int
+    use_head: bool = True
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-6
+
+    @property
+    def tile_size(self) -> int:
+        """Side of a view in pixels, cut to whole patches."""
+        return self.image_size // self.patch_size * self.patch_size
+
+    @property
+    def side(self) -> int:
+        """Rows and columns of the table of positions."""
+        return self.image_size // self.patch_size
+
+    @property
+    def out_hidden_size(self) -> int:
+        """Width of a token: that of the tower."""
+        return self.hidden_size
+
+    @property
+    def blocks(self) -> BlockSizes:
+        """The sizes of the blocks."""
+        return BlockSizes(
+            self.depth,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_heads,
+            "gelu_tanh",
+            self.layer_norm_eps,
+        )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> SiglipConfig:
+        """Read a published ``config.json``, the whole or its vision part.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        return cls(**_read_tower(find_section(config, "vision_config")))
+
+
+@dataclass(frozen=True)
+class Gemma3Config(SiglipConfig):
+    """Architecture of a tower, and of the projector to a language model behind it."""
+
+    out_hidden_size: int = 2560
+    tokens_per_image: int = 256
+
+    def __post_init__(self) -> None:
+        side = round(self.tokens_per_image**0.5)
+        if side**2 != self.tokens_per_image:
+            raise ValueError(
+                f"config: mm_tokens_per_image={self.tokens_per_image} must be a square"
+            )
+        require_divisible("patches per side", self.side, "tokens per side", side)
+
+    @property
+    def pool_size(self) -> int:
+        """Side in patches of the squares that become one token."""
+        return self.side // round(self.tokens_per_image**0.5)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> Gemma3Config:
+        """Read the published ``config.json`` of a Gemma 3.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        return cls(
+            **_read_tower(find_section(config, "vision_config")),
+            out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
+            tokens_per_image=read_size(config, "mm_tokens_per_image", default=256),
+        )
+
+
+def _read_tower(vision: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of :class:`SiglipConfig` that the vision part of a config gives."""
+    require_value(vision, "hidden_act", "gelu_pytorch_tanh")
+    width = read_size(vision, "hidden_size", default=768)
+    heads = 12 if width == 768 else None  # shapes do not tell them
+    return {
+        "depth": read_size(vision, "num_hidden_layers", default=12, most=1024),
+        "hidden_size": width,
+        "intermediate_size": read_size(vision, "intermediate_size", default=3072),
+        "num_heads": read_size(vision, "num_attention_heads", default=heads),
+        "image_size": read_size(vision, "image_size", default=224),
+        "patch_size": read_size(vision, "patch_size", default=16),
+        "use_head": read_flag(vision, "vision_use_head", default=True),
+        "in_channels": read_size(vision, "num_channels", default=3),
+        "layer_norm_eps": read_epsilon(vision, "layer_norm_eps", default=1e-6),
+    }
+
+
+class SiglipEncoder(TileEncoder):
+    """Encodes views of one size to hidden states and one normed token per patch."""
+
+    def __init__(self, config: SiglipConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config: SiglipConfig = config
+        self._preprocessor = preprocessor
+        sizes, width = config.blocks, config.hidden_size
+        self.patch_embed = PatchEmbed(width, config.patch_size, config.in_channels)
+        self.pos_embed = nn.Parameter(torch.randn(config.side**2, width))
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        if config.use_head:
+            self.head = Head(sizes)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.stretched import StretchPreprocessor
+
+        return StretchPreprocessor(self.config.patch_size, image_size=self.config.image_size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode views.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out] after
+            it (and the projector, if there is one), no DeepStack features.
+        """
+        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
+        return EncoderOutput(hidden, self._tokens(self.norm(hidden), h, w), ())
+
+    def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
+        """Tokens [N, out] of the normed rows [B, n, D] of views of h*w patches."""
+        return normed.flatten(0, 1)
+
+    @property
+    def pooling_head(self) -> Head | None:  # type: ignore[override]
+        """The head that makes one vector of the tokens of an item, if the checkpoint has one."""
+        return self.head if self.config.use_head else None
+
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        pixels = self._admit_tiles(pixel_values, self.pos_embed, grid_thw)
+        patches = self.patch_embed(pixels)
+        h, w = patches.shape[1:3]
+        return patches.flatten(1, 2) + resize_table(self.pos_embed, h, w, antialias=False)
+
+
+class Gemma3Encoder(SiglipEncoder):
+    """Encodes views of 896x896 pixels to hidden states and 256 projected tokens per view."""
+
+    def __init__(self, config: Gemma3Config, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__(config, preprocessor)
+        self.config: Gemma3Config = config
+        self.projector = Projector(config)
+        self._grid_multiple = config.pool_size
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.stretched import StretchPreprocessor
+
+        config = self.config
+        return StretchPreprocessor(
+            config.patch_size, image_size=config.image_size, resample="bilinear"
+        )
+
+    def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
+        return self.projector(normed.unflatten(1, (h, w))).flatten(0, 2)
+
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per square of patches."""
+        return h // self.config.pool_size, w // self.config.pool_size
+
+
+class Head(nn.Module):
+    """Makes one vector of the normed tokens of an item: a learned query attends to all of them."""
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        width = sizes.hidden_size
+        self.probe = nn.Parameter(torch.randn(1, 1, width))
+        self.attention = nn.MultiheadAttention(width, sizes.num_heads, batch_first=True)
+        self.layernorm = nn.LayerNorm(width, eps=sizes.layer_norm_eps)
+        self.mlp = MLP(width, sizes.intermediate_size, sizes.activation)
+
+    def forward(self, items: Sequence[Tensor]) -> Tensor:
+        """Return one vector per item, [items, D], of the tokens [n, D] of each item."""
+        rows, beyond = pad_sequence(list(items), batch_first=True), None
+        if any(len(item) != rows.shape[1] for item in items):
+            counts = torch.tensor([len(item) for item in items], device=rows.device)
+            beyond = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
+        probe = self.probe.expand(len(rows), -1, -1)
+        pooled, _ = self.attention(probe, rows, rows, key_padding_mask=beyond, need_weights=False)
+        return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
+
+
+class Projector(nn.Module):
+    """Turns squares of patches into tokens: their mean, an RMS norm, a product with a matrix."""
+
+    def __init__(self, config: Gemma3Config) -> None:
+        super().__init__()
+        self.side, self.eps = config.pool_size, config.layer_norm_eps
+        self.norm = nn.Parameter(torch.zeros(config.hidden_size))
+        """The gain of the norm less one."""
+        self.projection = nn.Parameter(torch.randn(config.hidden_size, config.out_hidden_size))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return [B, rows, columns, out] of normed patches [B, h, w, D]."""
+        wide = maps.to(torch.promote_types(maps.dtype, torch.float32))
+        means = reduce(wide, "b (r a) (c b2) d -> b r c d", "mean", a=self.side, b2=self.side)
+        gain = 1 + self.norm.to(means.dtype)
+        return F.rms_norm(means, gain.shape, gain, self.eps).to(maps.dtype) @ self.projection

@@ -1,0 +1,229 @@
+"""SigLIP2 NaFlex: SigLIP's tower over packed patches of images of any size and shape.
+
+A pre-norm ViT with a learned 16x16 table of positions, resized to the grid of each image; layer
+norms, full attention inside each image, a final norm. The head turns the tokens of an image into
+one vector (``encode(pool="head")``).
+
+Source: ``Siglip2VisionModel`` of transformers 5.23.0.
+Repo ids: google/siglip2-base-patch16-naflex, google/siglip2-so400m-patch16-naflex. SigLIP2 of one
+image size is in ``siglip.py``.
+
+Shapes: P patches row by row, D width, S side of the table of positions.
+
+Deliberate differences:
+
+- Images are packed, not padded to the longest.
+- Positions are interpolated in float32 or wider and rounded once, on every device; the source does
+  so on the CPU alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from .base.checks import check_input_size, check_rows
+from .base.patch_encoder import PatchEncoder, merge_order_positions
+from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .hf_config import find_section, read_epsilon, read_flag, read_size, require_value
+from .layers.attention import TileSegments, padding_rows
+from .layers.blocks import MLP, Block, BlockSizes
+
+
+@dataclass(frozen=True)
+class Siglip2Config:
+    """Architecture of a tower, with or without a head."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int = 16
+    num_patches: int = 256
+    """Entries of the table of positions."""
+    use_head: bool = True
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.position_side**2 != self.num_patches:
+            raise ValueError(f"config: num_patches={self.num_patches} must be a square")
+
+    @property
+    def position_side(self) -> int:
+        """Rows and columns of the table of positions."""
+        return round(self.num_patches**0.5)
+
+    @property
+    def spatial_merge_size(self) -> int:
+        """One token per patch."""
+        return 1
+
+    @property
+    def patch_dim(self) -> int:
+        """Columns of ``pixel_values``: height * width * channels of a patch."""
+        return self.patch_size**2 * self.in_channels
+
+    @property
+    def out_hidden_size(self) -> int:
+        """Width of a token: that of the tower."""
+        return self.hidden_size
+
+    @property
+    def blocks(self) -> BlockSizes:
+        """The sizes of the blocks."""
+        return BlockSizes(
+            self.depth,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_heads,
+            "gelu_tanh",
+            self.layer_norm_eps,
+        )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> Siglip2Config:
+        """Read a published ``config.json``, the whole or its vision part.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        require_value(vision, "hidden_act", "gelu_pytorch_tanh")
+        width = read_size(vision, "hidden_size", default=768)
+        heads = 12 if width == 768 else None  # shapes do not tell them
+        return cls(
+            depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
+            hidden_size=width,
+            intermediate_size=read_size(vision, "intermediate_size", default=3072),
+            num_heads=read_size(vision, "num_attention_heads", default=heads),
+            patch_size=read_size(vision, "patch_size", default=16),
+            num_patches=read_size(vision, "num_patches", default=256),
+            use_head=read_flag(vision, "vision_use_head", default=True),
+            in_channels=read_size(vision, "num_channels", default=3),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
+        )
+
+
+class Siglip2Encoder(PatchEncoder):
+    """Encodes patches and a grid to hidden states and one normed token per patch."""
+
+    def __init__(self, config: Siglip2Config, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config: Siglip2Config = config
+        self._preprocessor = preprocessor
+        sizes = config.blocks
+        self.patch_embed = nn.Linear(config.patch_dim, config.hidden_size)
+        self.pos_embed = nn.Parameter(torch.randn(config.num_patches, config.hidden_size))
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        if config.use_head:
+            self.head = Head(sizes)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.naflex import NaflexPreprocessor
+
+        return NaflexPreprocessor.siglip2(self.config.patch_size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode packed patches.
+
+        Returns:
+            ``last_hidden_state`` [P, D] before the last norm, ``pooler_output`` [P, D] after it, no
+            DeepStack features.
+        """
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values, metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        return EncoderOutput(hidden, self.norm(hidden), ())
+
+    @property
+    def pooling_head(self) -> Head | None:  # type: ignore[override]
+        """The head that makes one vector of the tokens of an item, if the checkpoint has one."""
+        return self.head if self.config.use_head else None
+
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
+        """Return the offsets of the images and the rows that are padding."""
+        offsets = metadata["cu_seqlens"]
+        return TileSegments(offsets, metadata["max_seqlen"], padding_rows(offsets, len(hidden)))
+
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
+    ) -> Metadata:
+        """The taps into the table of positions per patch.
+
+        ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
+        columns of the table; the weight of an entry is the product of both.
+        """
+        dtype = torch.promote_types(self.pos_embed.dtype, torch.float32)
+        rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size)
+        side = self.config.position_side
+        taps = torch.zeros(2, rows, side, dtype=dtype, device="cpu")
+        start = 0
+        for t, h, w in grids:
+            cells = merge_order_positions([(1, h, w)], 1, h * w)
+            for axis, size in enumerate((h, w)):
+                weights = axis_weights(side, size)[cells[:, axis]]
+                taps[axis, start : start + t * h * w] = weights.repeat(t, 1)
+            start += t * h * w
+        return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
+
+    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        pixels = self._admit_pixels(pixel_values, self.pos_embed)
+        rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
+        check_rows(len(pixels), len(rows), "the grid makes")
+        patches = self.patch_embed(pixels)
+        weights = (rows[:, :, None] * columns[:, None]).flatten(1)
+        return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
+
+
+class Head(nn.Module):
+    """Makes one vector of the normed tokens of an item: a learned query attends to all of them."""
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        width = sizes.hidden_size
+        self.probe = nn.Parameter(torch.randn(1, 1, width))
+        self.attention = nn.MultiheadAttention(width, sizes.num_heads, batch_first=True)
+        self.layernorm = nn.LayerNorm(width, eps=sizes.layer_norm_eps)
+        self.mlp = MLP(width, sizes.intermediate_size, sizes.activation)
+
+    def forward(self, items: Sequence[Tensor]) -> Tensor:
+        """Return one vector per item, [items, D], of the tokens [n, D] of each item."""
+        rows, beyond = pad_sequence(list(items), batch_first=True), None
+        if any(len(item) != rows.shape[1] for item in items):
+            counts = torch.tensor([len(item) for item in items], device=rows.device)
+            beyond = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
+        probe = self.probe.expand(len(rows), -1, -1)
+        pooled, _ = self.attention(probe, rows, rows, key_padding_mask=beyond, need_weights=False)
+        return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
+
+
+@lru_cache(maxsize=256)
+def axis_weights(entries: int, size: int) -> Tensor:
+    """Return the weights by which one axis of the table is resized, bilinearly and antialiased.
+
+    Each of ``size`` positions is a mean of the entries around its centre, with weights that fall
+    off linearly, over two entries or, where the axis shrinks, two steps of the new axis
+    (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
+
+    Returns:
+        float64 [size, entries], rows that sum to 1.
+    """
+    step = entries / size
+    reach = max(step, 1.0)
+    at = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
+    entry = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
+    hats = (1 - (entry - at[:, None] * step).abs() / reach).clamp(min=0)
+    return hats / hats.sum(1, keepdim=True)

@@ -1,0 +1,121 @@
+"""The references of SigLIP, SigLIP2 NaFlex and Gemma 3, which are models of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.gemma3 import configuration_gemma3, modeling_gemma3
+from transformers.models.siglip import configuration_siglip, modeling_siglip
+from transformers.models.siglip2 import configuration_siglip2, modeling_siglip2
+
+from encoders.contract import EncoderOutput
+
+from .configs import Config, vision_of
+from .keys import State, renamed, split_qkv
+
+_NAMES = [
+    (r"^pos_embed$", "embeddings.position_embedding.weight"),
+    (r"^patch_embed(\.proj)?\.", "embeddings.patch_embedding."),
+    (r"^blocks\.", "encoder.layers."),
+    (r"^norm\.", "post_layernorm."),
+    (r"\.norm(\d)\.", r".layer_norm\1."),
+    (r"\.attn\.proj\.", ".self_attn.out_proj."),
+    (r"\.attn\.", ".self_attn."),
+]
+SIZES = {"hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}
+"""Widths of small towers, by the names of transformers' configs."""
+HEADLESS = {"vision_use_head": False}
+
+
+def siglip_keys(state: State) -> State:
+    """Map to transformers' SiglipVisionModel and Siglip2VisionModel."""
+    return renamed(split_qkv(state, ("q_proj", "k_proj", "v_proj")), _NAMES)
+
+
+def siglip_reference(config: Config) -> nn.Module:
+    """Build transformers' SiglipVisionModel."""
+    fields = {**vision_of(config)}
+    wrapped = configuration_siglip.SiglipVisionConfig(**fields)
+    return modeling_siglip.SiglipVisionModel._from_config(wrapped, attn_implementation="sdpa")
+
+
+def siglip2_reference(config: Config) -> nn.Module:
+    """Build transformers' Siglip2VisionModel."""
+    wrapped = configuration_siglip2.Siglip2VisionConfig(**vision_of(config))
+    return modeling_siglip2.Siglip2VisionModel._from_config(wrapped, attn_implementation="sdpa")
+
+
+def gemma3_reference(config: Config) -> nn.Module:
+    """Build the tower and the projector of transformers' Gemma3Model."""
+    text = {"hidden_size": config["text_config"]["hidden_size"]}
+    wrapped = configuration_gemma3.Gemma3Config(
+        vision_config=vision_of(config),
+        text_config=text,
+        mm_tokens_per_image=config["mm_tokens_per_image"],
+    )
+    projector = modeling_gemma3.Gemma3MultiModalProjector(wrapped)
+    return nn.ModuleDict({"tower": siglip_reference(config), "projector": projector})
+
+
+def gemma3_keys(state: State) -> State:
+    """Map to the tower and the projector of transformers' Gemma3Model."""
+    body = {key: x for key, x in state.items() if not key.startswith("projector.")}
+    return {
+        **{f"tower.{key}": x for key, x in siglip_keys(body).items()},
+        "projector.mm_soft_emb_norm.weight": state["projector.norm"],
+        "projector.mm_input_projection_weight": state["projector.projection"],
+    }
+
+
+def siglip_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower on views; its last hidden state is what follows the norm."""
+    tokens, hidden = _run(reference, pixels=pixels)
+    return EncoderOutput(hidden, tokens.flatten(0, 1), ())
+
+
+def _run(reference: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    out = reference(pixels, interpolate_pos_encoding=True, output_hidden_states=True)
+    return out.last_hidden_state, out.hidden_states[-1]
+
+
+def gemma3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower, then the steps of its projector on views of any size.
+
+    The projector itself takes views of one size; there, it gives the same.
+    """
+    tokens, hidden = _run(reference["tower"], pixels)
+    projector, (h, w) = reference["projector"], grid_thw[0, 1:].tolist()
+    if h == w == projector.patches_per_image:
+        return EncoderOutput(hidden, projector(tokens).flatten(0, 1), ())
+    maps = projector.avg_pool(tokens.transpose(1, 2).unflatten(2, (h, w)))
+    normed = projector.mm_soft_emb_norm(maps.flatten(2).transpose(1, 2))
+    projected = normed @ projector.mm_input_projection_weight
+    return EncoderOutput(hidden, projected.flatten(0, 1), ())
+
+
+def siglip2_inputs(pixels: Tensor, grid_thw: Tensor) -> dict[str, Tensor]:
+    """Pad packed patches to the longest image, as transformers' processor does.
+
+    A frame of a clip is an image of its own, since this tower has no time.
+    """
+    shapes = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
+    rows = pixels.split([h * w for h, w in shapes])
+    padded = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    mask = torch.zeros(padded.shape[:2], dtype=torch.int32)
+    for line, (h, w) in zip(mask, shapes, strict=True):
+        line[: h * w] = 1
+    return {
+        "pixel_values": padded,
+        "pixel_attention_mask": mask,
+        "spatial_shapes": torch.tensor(shapes),
+    }
+
+
+def siglip2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower on padded images and take the padding out again."""
+    inputs = siglip2_inputs(pixels, grid_thw)
+    out = reference(**inputs, output_hidden_states=True)
+    keep = inputs["pixel_attention_mask"].bool()
+    return EncoderOutput(out.hidden_states[-1][keep], out.last_hidden_state[keep], ())
