@@ -1,0 +1,82 @@
+"""A vLLM that nobody changed reads our features: from a store, and from ``multi_modal_data``.
+
+One engine answers the same questions in every way, and counts the calls of its own tower.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_models import write_tiny
+
+pytestmark = pytest.mark.engines
+HERE = Path(__file__).parent
+SIZES = [(96, 64), (64, 96), (160, 128)]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("store")
+    model, photos, store = (
+        write_tiny(folder / "model", "qwen3_vl"),
+        folder / "photos",
+        folder / "store",
+    )
+    dice = np.random.default_rng(1)
+    photos.mkdir()
+    for number, (width, height) in enumerate(SIZES):
+        pixels = dice.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / f"{number}.png")
+    job = ["embed", model, photos, "--out", store, "--format", "vllm", "--dtype", "float32"]
+    run("-m", "vitgraph", *job)
+    images = [str(photos / f"{number}.png") for number in range(len(SIZES))]
+    request = {"model": str(model), "store": str(store), "images": images}
+    (folder / "request.json").write_text(json.dumps(request))
+    run(HERE / "feed.py", folder / "request.json", folder / "answers.json")
+    return json.loads((folder / "answers.json").read_text())
+
+
+def run(*command: object) -> None:
+    words = [sys.executable, *map(str, command)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def assert_same(found: Any, wanted: Any, names: tuple[str, ...]) -> None:
+    assert set(found) == set(names)
+    for name in names:
+        (tokens, logprob), (theirs, their_logprob) = found[name], wanted[name]
+        assert tokens == theirs
+        assert abs(logprob - their_logprob) < 1e-3
+
+
+def test_features_of_the_store_give_the_tokens_of_vllms_tower(answers: Any) -> None:
+    own, store = answers["its own tower"], answers["the store"]
+    assert_same(store["answers"], own["answers"], ("one", "two"))
+    assert own["calls"] > 0
+    assert store["calls"] == 0
+
+
+def test_vllm_encodes_the_image_whose_file_is_missing_itself(answers: Any) -> None:
+    own, missing = answers["its own tower"], answers["one file missing"]
+    assert_same(missing["answers"], own["answers"], ("one", "two"))
+    assert missing["calls"] == 1
+
+
+def test_other_features_under_a_key_give_other_tokens(answers: Any) -> None:
+    blank = answers["a blank image"]
+    assert blank["calls"] == 0
+    assert blank["answers"]["one"][0] != answers["its own tower"]["answers"]["one"][0]
+
+
+def test_multi_modal_data_gives_the_tokens_of_vllms_tower(answers: Any) -> None:
+    own, made = answers["its own tower"], answers["multi_modal_data"]
+    assert_same(made["answers"], own["answers"], ("one", "two", "clip"))
+    assert made["calls"] == 0
