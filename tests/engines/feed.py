@@ -8,6 +8,8 @@ that the calls of its own tower are counted; nothing of it is changed.
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import os
 import sys
@@ -88,6 +90,29 @@ def ask(images: list[Image.Image], uuids: list[str] | None = None) -> dict[str, 
     return prompts
 
 
+def dynamo_prompts(model: str, paths: list[Path], llm: Any) -> dict[str, Any]:
+    """The questions as Dynamo's driver and adapter make them of our encoder for Dynamo."""
+    from dynamo.vllm.multimodal_utils.custom_encoder import (
+        AsyncVisionEncoder,
+        create_custom_encoder_adapter,
+    )
+
+    from vitgraph.integrations.dynamo import Encoder
+
+    os.environ |= {"VITGRAPH_DYNAMO_DEVICE": "cpu", "VITGRAPH_DYNAMO_DTYPE": "float32"}
+    files = [base64.b64encode(path.read_bytes()).decode() for path in paths]
+    driver = AsyncVisionEncoder(Encoder())
+    driver.load(model)
+    made = asyncio.run(driver.encode([f"data:image/png;base64,{file}" for file in files]))
+    driver.shutdown()
+    adapter = create_custom_encoder_adapter(driver._backend, llm.model_config, None)
+    tokenize = llm.get_tokenizer().encode
+    return {
+        name: adapter.prepare_prompt(tokenize(text), [made[number] for number in numbers])
+        for name, (numbers, text) in QUESTIONS.items()
+    }
+
+
 def main() -> None:
     """Ask in every way, and write the answers."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -112,6 +137,7 @@ def main() -> None:
     found["the store"] = engine.answer(ask(images, keys))
     made["clip"] = {"prompt": f"{VIDEO}Tell.", "multi_modal_data": made_clip}
     found["multi_modal_data"] = engine.answer(made)
+    found["Dynamo's prompts"] = engine.answer(dynamo_prompts(request["model"], paths, engine.llm))
     blank = load_file(store / keys[0] / FILE)
     (store / "blank").mkdir()
     save_file({name: tokens * 0 for name, tokens in blank.items()}, store / "blank" / FILE)

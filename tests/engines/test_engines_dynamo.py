@@ -21,7 +21,8 @@ from oracles import BY_NAME, build_pair
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
-pytestmark = pytest.mark.engines
+pytest.importorskip("dynamo")
+pytestmark = pytest.mark.integrations
 SIZES = [(96, 64), (64, 64), (130, 70), (64, 200), (200, 96), (256, 256)]
 
 

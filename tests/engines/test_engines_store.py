@@ -1,4 +1,4 @@
-"""A vLLM that nobody changed reads our features: from a store, and from ``multi_modal_data``.
+"""A vLLM that nobody changed reads our features: from a store, from requests, and from Dynamo.
 
 One engine answers the same questions in every way, and counts the calls of its own tower.
 """
@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 from tiny_models import write_tiny
 
-pytestmark = pytest.mark.engines
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.integrations
 HERE = Path(__file__).parent
 SIZES = [(96, 64), (64, 96), (160, 128)]
 
@@ -79,4 +80,10 @@ def test_other_features_under_a_key_give_other_tokens(answers: Any) -> None:
 def test_multi_modal_data_gives_the_tokens_of_vllms_tower(answers: Any) -> None:
     own, made = answers["its own tower"], answers["multi_modal_data"]
     assert_same(made["answers"], own["answers"], ("one", "two", "clip"))
+    assert made["calls"] == 0
+
+
+def test_prompts_of_dynamo_give_the_tokens_of_vllms_tower(answers: Any) -> None:
+    own, made = answers["its own tower"], answers["Dynamo's prompts"]
+    assert_same(made["answers"], own["answers"], ("one", "two"))
     assert made["calls"] == 0
