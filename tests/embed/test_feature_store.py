@@ -152,5 +152,12 @@ def test_stores_on_remote_addresses_and_without_settings_are_refused(tmp_path: P
     (tmp_path / "store.json").write_text("{}")
     with pytest.raises(ValueError, match=r"store.json: is damaged"):
         FeatureStore(tmp_path)
-    with pytest.raises(ValueError, match="the Qwen families and InternVL, not for LowRes"):
-        FeatureStore(tmp_path / "other", tiny("deepseek_vl_hybrid"))
+
+
+@pytest.mark.parametrize("name", ["deepseek_vl_hybrid", "siglip2", "glm4v"])
+def test_towers_whose_features_vllm_does_not_take_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="the Qwen families and InternVL, not for "):
+        FeatureStore(tmp_path, tiny(name))
+    with pytest.raises(ValueError, match="the Qwen families and InternVL, not for "):
+        multi_modal_data(tiny(name), [IMAGE])
+    assert names(tmp_path) == []

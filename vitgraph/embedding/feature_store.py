@@ -29,15 +29,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from encoders import InternViT, Qwen3VLEncoder
-from encoders.base.encoder import Encoder
-from encoders.base.patch_encoder import PatchEncoder
+from encoders import Encoder, InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.contract import EncoderOutput, PartialOutput
 from graphwrap import GraphedEncoder
 from weights.writing import flush, temporary_beside
 
 from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
 
+TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
+"""The encoders whose features vLLM takes."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
 """How the names of the files end that a job writes into the folder."""
@@ -202,7 +202,7 @@ def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
 
 def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
     inner: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
-    if not isinstance(inner, PatchEncoder | InternViT):
+    if not isinstance(inner, TOWERS):
         raise ValueError(
             "a feature store holds what vLLM takes for the Qwen families and InternVL, not for "
             f"{type(inner).__name__}: pass the images themselves to vLLM"

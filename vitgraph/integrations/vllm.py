@@ -31,10 +31,9 @@ from typing import Any
 from torch import Tensor
 
 from encoders import EncoderOutput, InternViT, PartialOutput, Qwen3VLEncoder, VisionEncoder
-from encoders.base.patch_encoder import PatchEncoder
 from graphwrap import GraphedEncoder
 
-from ..embedding.feature_store import FeatureStore, language_rows
+from ..embedding.feature_store import TOWERS, FeatureStore, language_rows
 from ..embedding.reading import content_key
 
 __all__ = ["FeatureStore", "content_key", "multi_modal_data"]
@@ -72,7 +71,7 @@ def multi_modal_data(
             ``pooler_output`` or ``deepstack_features`` among its outputs.
     """
     inner: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
-    if not isinstance(inner, PatchEncoder | InternViT):
+    if not isinstance(inner, TOWERS):
         raise ValueError(
             "multi_modal_data makes what vLLM takes for the Qwen families and InternVL, not for "
             f"{type(inner).__name__}: pass the images themselves to vLLM, or call "
