@@ -97,13 +97,18 @@ def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:
 
 
 def plot_similarity(
-    similarity: Tensor, *, names: tuple[str, str] = ("block", "block"), title: str | None = None
+    similarity: Tensor,
+    *,
+    names: tuple[str, str] = ("block", "block"),
+    low: float | None = 0.0,
+    title: str | None = None,
 ) -> Figure:
     """Draw what ``similarity_of_blocks`` returned as a heat map.
 
     Args:
         similarity: [A, B].
         names: what the rows and the columns are.
+        low: the value at the dark end of the colours; None takes the smallest. 1 is the bright end.
         title: the title of the figure.
 
     Returns:
@@ -121,7 +126,9 @@ def plot_similarity(
     rows, columns = similarity.shape
     figure = Figure((1.6 + 3.2 * columns / max(rows, columns), 3.9), layout="constrained")
     axes = figure.subplots()
-    picture = axes.imshow(similarity.cpu().numpy(), vmin=0, vmax=1, cmap="viridis", origin="lower")
+    picture = axes.imshow(
+        similarity.cpu().numpy(), vmin=low, vmax=1, cmap="viridis", origin="lower"
+    )
     axes.set(ylabel=names[0], xlabel=names[1])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))

@@ -18,7 +18,7 @@ _GROUPS = {
 EXAMPLES = {
     "encode": "vitgraph encode Qwen/Qwen3-VL-2B-Instruct street.jpg --out street.safetensors",
     "embed": "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors --device auto",
-    "search": "vitgraph search vectors beach.jpg --html beach.html",
+    "search": "vitgraph search vectors street.jpg --html street.html",
     "list": "vitgraph list 'qwen3*'",
     "inspect": "vitgraph inspect Qwen/Qwen3-VL-2B-Instruct",
     "extract": "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",
@@ -27,8 +27,6 @@ EXAMPLES = {
     "bench": "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
 }
 """One command line per command, for the help."""
-PRECISIONS = ("bf16", "fp8")
-PRECISION_HELP = "fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)"
 
 
 def list_commands(summaries: Mapping[str, str | None]) -> str:
