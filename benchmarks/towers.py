@@ -38,11 +38,11 @@ class Tower:
     family: str
     repo_id: str
 
-    def build(self, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
-        """Ours at the published size on the GPU, drawn at random."""
+    def build(self, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> VisionEncoder:
+        """Ours at the published size on a device, drawn at random."""
         family = BY_NAME[self.family]
         torch.manual_seed(0)
-        with torch.device("cuda"):
+        with torch.device(device):
             encoder = family.encoder_class(family.config_class.from_hf(self.config))
         return encoder.to(dtype).eval().requires_grad_(False)
 

@@ -189,6 +189,7 @@ def fused_in_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerated encoders run their fused blocks on the CPU, too, the kernels interpreted."""
     for module in ("encoders.accelerated", "encoders.accelerated.accelerator"):
         monkeypatch.setattr(f"{module}.obstacle", lambda device, dtype: None)
+    monkeypatch.setattr("encoders.accelerated.fp8_obstacle", lambda device, dtype: None)
     monkeypatch.setattr("encoders.accelerated.choices.TRIALS", ((3, 40),))
 
 

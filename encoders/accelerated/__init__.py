@@ -12,12 +12,12 @@ import torch
 
 from .accelerator import FusedBlocks
 from .attention_kernels import KERNELS
-from .obstacles import obstacle
+from .obstacles import fp8_obstacle, obstacle
 
 __all__ = ["CHOICES", "accelerate"]
 
 CHOICES = ("auto", "torch", *KERNELS)
-PRECISIONS = ("bf16",)
+PRECISIONS = ("bf16", "fp8")
 
 
 def accelerate(
@@ -27,11 +27,13 @@ def accelerate(
 
     Args:
         kernels: "auto", "torch" or the name of an attention kernel.
-        precision: "bf16", the encoder's own half or full precision.
+        precision: "bf16", the encoder's own half or full precision, or "fp8", which runs products
+            of blocks in e4m3 where that is faster.
         device, dtype: device and dtype of the encoder's weights.
 
     Raises:
-        ValueError: an unknown kernel or precision.
+        ValueError: an unknown kernel or precision, or "fp8" where the device has no fast products
+            in fp8 or the encoder is not bfloat16.
 
     Warns:
         UserWarning: the device is a CUDA device that cannot be accelerated, or a kernel was asked
@@ -42,6 +44,11 @@ def accelerate(
         raise ValueError(f"kernels={kernels!r}: must be one of {', '.join(CHOICES)}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+    if precision == "fp8" and (reason := fp8_obstacle(device, dtype)) is not None:
+        raise ValueError(
+            f'precision="fp8": {reason}; it needs a bfloat16 encoder on a GPU of compute '
+            'capability 9.0 or newer (H100, H200, B200) and Triton: use precision="bf16" here'
+        )
     because = obstacle(device, dtype)
     if because is not None and (device.type == "cuda" or kernels in KERNELS):
         warnings.warn(f"the reference runs instead: {because}", stacklevel=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +17,9 @@ from .derived import DerivedWeights
 from .fused_blocks import BlocksRun, FusedForward
 from .obstacles import NO_PARTS, names_its_parts, obstacle, obstacle_now
 
+if TYPE_CHECKING:
+    from .fp8 import Fp8Products
+
 
 class FusedBlocks:
     """The accelerator of one encoder: it implements :class:`encoders.contract.Accelerator`."""
@@ -24,6 +28,7 @@ class FusedBlocks:
         self.precision = precision
         self.attention = KernelChoices(kernels)
         self.derived = DerivedWeights()
+        self.fp8 = _fp8_products() if precision == "fp8" else None
         self.ran: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
         """The last run of each stack of blocks; that of a replaced stack is dropped."""
         self.because = because
@@ -39,7 +44,7 @@ class FusedBlocks:
     @property
     def nbytes(self) -> int:
         """Bytes of weights derived from the encoder's."""
-        return self.derived.nbytes
+        return self.derived.nbytes + (0 if self.fp8 is None else self.fp8.derived.nbytes)
 
     @property
     def taken(self) -> str:
@@ -59,12 +64,14 @@ class FusedBlocks:
         Returns:
             Whether there was a write since the last time.
         """
-        return self.derived.refresh()
+        written = self.derived.refresh()
+        return (self.fp8 is not None and self.fp8.derived.refresh()) or written
 
     def choices(self) -> dict[str, object]:
         """The kernels that were chosen, with their times, as plain data for JSON."""
         return {
             **self.attention.to_dict(),
+            "products": [] if self.fp8 is None else self.fp8.to_dict(),
             "precision": self.precision,
             "reference_because": self.reference_because,
             "layers_called": sum(ran.called for ran in self.ran.values()),
@@ -77,6 +84,8 @@ class FusedBlocks:
             ValueError: the data are no kernel choices, or they name a kernel that is missing here.
         """
         self.attention.load(choices)
+        if self.fp8 is not None:
+            self.fp8.load(choices.get("products", ()))
 
     def run_blocks(
         self,
@@ -97,7 +106,9 @@ class FusedBlocks:
             self.ran[blocks] = BlocksRun(called=called, because=because)
             return encoder._reference_blocks(hidden, metadata, wanted, blocks)
         self.derived.follow()
-        forward = FusedForward(self.attention, self.derived, encoder, hidden, metadata)
+        if self.fp8 is not None:
+            self.fp8.derived.follow()
+        forward = FusedForward(self.attention, self.derived, encoder, hidden, metadata, self.fp8)
         self.ran[blocks] = forward.ran
         return forward.states(blocks, wanted)
 
@@ -115,6 +126,12 @@ class FusedBlocks:
 
         entries = (rows, table.weight, index, weight)
         return add_table_rows(*(entry.contiguous() for entry in entries))
+
+
+def _fp8_products() -> Fp8Products:
+    from .fp8 import Fp8Products  # needs Triton
+
+    return Fp8Products()
 
 
 def _is_elsewhere(rows: Tensor) -> bool:

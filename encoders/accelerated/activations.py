@@ -12,6 +12,43 @@ from torch import Tensor
 
 
 @triton.jit
+def activated(
+    x,
+    up,
+    column,
+    inside,
+    limit,
+    LIMITED: tl.constexpr,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Some columns of one row, activated and gated, in float32; a negative KIND is the identity."""
+    a = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    if LIMITED:  # a comparison with NaN is false, so NaN stays
+        a = tl.where(a > limit, limit, a)
+    if KIND == 0:  # GELU, with erfc of |a| as a polynomial times exp(-a^2/2): off by 1.5e-7
+        t = 1.0 / (1.0 + 0.2316418882663604 * tl.abs(a))
+        series = t * (
+            0.254829592
+            + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+        )
+        tail = 0.5 * tl.abs(a) * series * tl.exp(-0.5 * a * a)
+        a = tl.maximum(a, 0.0) - tail
+    elif KIND == 1:  # GELU, approximated with tanh(t) = 2 sigmoid(2t) - 1
+        a = a / (1.0 + tl.exp(-1.5957691216057308 * (a + 0.044715 * a * a * a)))
+    elif KIND == 2:  # quick GELU
+        a = a / (1.0 + tl.exp(-1.702 * a))
+    elif KIND == 3:  # SiLU
+        a = a / (1.0 + tl.exp(-a))
+    if GATED:
+        factor = tl.load(up + column, mask=inside, other=0.0).to(tl.float32)
+        if LIMITED:
+            factor = tl.where(factor > limit, limit, tl.where(factor < -limit, -limit, factor))
+        a *= factor
+    return a
+
+
+@triton.jit
 def _activation_kernel(
     x,
     up,
@@ -29,28 +66,9 @@ def _activation_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
-    a = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if LIMITED:  # a comparison with NaN is false, so NaN stays
-        a = tl.where(a > limit, limit, a)
-    if KIND == 0:  # GELU, with erfc of |a| as a polynomial times exp(-a^2/2): off by 1.5e-7
-        t = 1.0 / (1.0 + 0.2316418882663604 * tl.abs(a))
-        series = t * (
-            0.254829592
-            + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
-        )
-        tail = 0.5 * tl.abs(a) * series * tl.exp(-0.5 * a * a)
-        a = tl.maximum(a, 0.0) - tail
-    elif KIND == 1:  # GELU, approximated with tanh(t) = 2 sigmoid(2t) - 1
-        a = a / (1.0 + tl.exp(-1.5957691216057308 * (a + 0.044715 * a * a * a)))
-    elif KIND == 2:  # quick GELU
-        a = a / (1.0 + tl.exp(-1.702 * a))
-    else:  # SiLU
-        a = a / (1.0 + tl.exp(-a))
-    if GATED:
-        factor = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
-        if LIMITED:
-            factor = tl.where(factor > limit, limit, tl.where(factor < -limit, -limit, factor))
-        a *= factor
+    a = activated(
+        x + row * x_stride, up + row * up_stride, column, inside, limit, LIMITED, GATED, KIND
+    )
     tl.store(out + row * out_stride + column, a.to(out.dtype.element_ty), mask=inside)
 
 
@@ -83,7 +101,7 @@ def activate(
     if rows:
         _activation_kernel[(rows, triton.cdiv(columns, BLOCK))](
             x,
-            up,
+            x if up is None else up,
             out,
             columns,
             x.stride(0),

@@ -175,7 +175,7 @@ class KernelChoices:
             offsets = _offsets(lengths, shape.segments, q.device)
             for name in names:
                 attend = KERNELS[name].attend
-                times[name] += _graph_milliseconds(
+                times[name] += graph_milliseconds(
                     lambda: attend(q, k, v, out, offsets, shape)  # noqa: B023
                 )
         return times
@@ -228,11 +228,12 @@ class KernelChoices:
 
 def _class_of(shape: AttentionShape) -> AttentionShape:
     """The class of shapes that share one choice: sizes rounded up to three significant bits."""
-    rows, segments, longest = map(_rounded, (shape.rows, shape.segments, shape.longest))
+    rows, segments, longest = map(rounded, (shape.rows, shape.segments, shape.longest))
     return shape._replace(rows=rows, segments=segments, longest=longest)
 
 
-def _rounded(number: int) -> int:
+def rounded(number: int) -> int:
+    """A number rounded up to three significant bits."""
     step = 1 << max(number.bit_length() - 3, 0)
     return -(-number // step) * step
 
@@ -280,7 +281,7 @@ def _distance(
     return float((got - truth).norm() / truth.norm())
 
 
-def _graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
+def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
     """Milliseconds per call inside a CUDA graph: the minimum of up to three replays."""
     call()
     stream = torch.cuda.Stream()

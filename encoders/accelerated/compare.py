@@ -13,7 +13,7 @@ STEP, SAMPLED = 8, 32
 @triton.jit
 def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.constexpr):
     kind: tl.constexpr = tl.int32 if WIDE else tl.int16
-    row = table + tl.program_id(0) * 7
+    row = table + tl.program_id(0) * 8
     source = tl.load(row).to(tl.pointer_type(kind))
     copy = tl.load(row + 1).to(tl.pointer_type(kind))
     rows, columns, stride = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
@@ -43,8 +43,8 @@ def copy_differences(table: Tensor, rows: int, size: int) -> None:
     """Compare 16 entries of every eighth row with the copy, and copy the rows near a difference.
 
     Args:
-        table: int64 [pairs, 7]: addresses of source and copy, rows, columns, the copy's row stride,
-            and the source's strides from row to row and from column to column.
+        table: int64 [pairs, 8]: addresses of source and copy, rows, columns, the copy's row stride,
+            the source's strides from row to row and from column to column, and 0.
         rows: the largest number of rows of any pair.
         size: bytes of one entry, 2 or 4.
     """

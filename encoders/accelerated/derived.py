@@ -13,12 +13,17 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-Pair = tuple[Tensor, Tensor]
-"""A source and the part of a derived tensor that holds its entries, of equal shape."""
+if TYPE_CHECKING:
+    from .quantise import Rows8
+
+Pair = tuple[Tensor, ...]
+"""A source, the part of a derived tensor that holds its entries, of equal shape, and the scales of
+that part's rows if it is quantised."""
 Make = Callable[[], tuple[tuple[Tensor, ...], Sequence[Pair]]]
 
 
@@ -68,7 +73,7 @@ class DerivedWeights:
         """
         with self._lock:
             entry = self._entries.get(owner)
-            if entry is None or [id(x) for x, _ in entry.pairs] != [id(x) for x in sources]:
+            if entry is None or [id(pair[0]) for pair in entry.pairs] != [id(x) for x in sources]:
                 entry = self._new_entry(make)
                 self._entries[owner] = entry
                 self._sources = None
@@ -115,20 +120,17 @@ class DerivedWeights:
     def _update(self) -> None:
         """Copy all sources, and record their places and versions."""
         for owner, entry in list(self._entries.items()):
-            if all(_alike(source, copy) for source, copy in entry.pairs):
-                _fill(entry.pairs)
+            if all(self._alike(*pair[:2]) for pair in entry.pairs):
+                self._fill(entry.pairs)
             else:  # the source was cast or moved, so no captured graph reads this copy any more
                 self._entries[owner] = self._new_entry(entry.make)
         self._count, pairs = len(self._entries), self._pairs()
-        self._sources = [source for source, _ in pairs]
+        self._sources = [pair[0] for pair in pairs]
         self._counted = [source for source in self._sources if not source.is_inference()]
         self._versions = [source._version for source in self._counted]
         self._places = _places(self._sources)
-        rows = [_row_of(*pair) for pair in pairs]
-        self._rows = max(row[2] for row in rows)
         self._on_cuda = pairs[0][0].is_cuda
-        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=self._on_cuda)
-        self._table = host.to(pairs[0][0].device, non_blocking=True)
+        self._table, self._rows = _table_of(pairs)
         self._finish()
 
     def _finish(self) -> None:
@@ -142,7 +144,7 @@ class DerivedWeights:
     def _new_entry(self, make: Make) -> _Entry:
         with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be updated
             tensors, pairs = make()
-        _fill(pairs)
+        self._fill(pairs)
         return _Entry(make, tensors, pairs)
 
     def _compare(self) -> None:
@@ -153,27 +155,72 @@ class DerivedWeights:
         size = next(iter(self._entries.values())).tensors[0].element_size()
         copy_differences(self._table, self._rows, size)
 
+    def _fill(self, pairs: Sequence[Pair]) -> None:
+        """Copy every entry of the sources."""
+        with torch.no_grad():
+            for source, copy in pairs:
+                copy.copy_(source)
 
-def _fill(pairs: Sequence[Pair]) -> None:
-    with torch.no_grad():
-        for source, copy in pairs:
-            copy.copy_(source)
+    def _alike(self, source: Tensor, copy: Tensor) -> bool:
+        """Whether a source still has the shape, dtype and device that its copy was made for."""
+        return (source.shape, source.dtype, source.device) == (copy.shape, copy.dtype, copy.device)
 
 
-def _alike(source: Tensor, copy: Tensor) -> bool:
-    return (source.shape, source.dtype, source.device) == (copy.shape, copy.dtype, copy.device)
+class QuantisedWeights(DerivedWeights):
+    """Weights in e4m3 with a scale per row, kept equal to their sources in the same way."""
+
+    def of(self, owner: nn.Module, *weights: Tensor) -> tuple[Rows8, ...]:
+        """The weights [N, K] of a module in e4m3, with scales [N, 1]."""
+
+        def make() -> tuple[tuple[Tensor, ...], list[Pair]]:
+            from .quantise import E4M3
+
+            values = [torch.empty(x.shape, dtype=E4M3, device=x.device) for x in weights]
+            scales = [x.new_empty(len(x), 1, dtype=torch.float32) for x in weights]
+            pairs: list[Pair] = list(zip(weights, values, scales, strict=True))
+            return (*values, *scales), pairs
+
+        from .quantise import Rows8
+
+        tensors = self.get(owner, weights, make)
+        return tuple(map(Rows8, tensors[: len(weights)], tensors[len(weights) :]))
+
+    def _fill(self, pairs: Sequence[Pair]) -> None:
+        from .quantise import quantise_weights  # needs Triton
+
+        table, rows = _table_of(pairs)
+        quantise_weights(table, rows, pairs[0][0].dtype, force=True)
+
+    def _alike(self, source: Tensor, copy: Tensor) -> bool:
+        return (source.shape, source.device) == (copy.shape, copy.device)
+
+    def _compare(self) -> None:
+        from .quantise import quantise_weights  # needs Triton
+
+        assert self._table is not None
+        assert self._sources
+        quantise_weights(self._table, self._rows, self._sources[0].dtype, force=False)
 
 
-def _row_of(source: Tensor, copy: Tensor) -> list[int]:
+def _table_of(pairs: Sequence[Pair]) -> tuple[Tensor, int]:
+    """The table that describes pairs to a kernel, on their device, and its largest row count."""
+    rows, device = [_row_of(*pair) for pair in pairs], pairs[0][0].device
+    host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True), max(row[2] for row in rows)
+
+
+def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[int]:
     """The row of the comparison table that describes a pair; a vector counts as one row.
 
-    It has both addresses, rows, columns, the copy's row stride, and the source's two strides: a
-    source may be transposed, expanded, or every second column of something larger.
+    It has both addresses, rows, columns, the copy's row stride, the source's two strides (a source
+    may be transposed, expanded, or every second column of something larger), and the address of
+    the scales or 0.
     """
     shape, strides = (1, *source.shape)[-2:], (0, *source.stride())[-2:]
     stride, one = (0, *copy.stride())[-2:]
     assert one == 1
-    return [source.data_ptr(), copy.data_ptr(), *shape, stride, *strides]
+    third = 0 if scales is None else scales.data_ptr()
+    return [source.data_ptr(), copy.data_ptr(), *shape, stride, *strides, third]
 
 
 def _places(sources: Sequence[Tensor]) -> list[object]:

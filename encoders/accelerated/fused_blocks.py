@@ -11,11 +11,12 @@ Shapes: T rows, D width, H heads, K head size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +26,19 @@ from ..block_parts import BlockParts, BlockTower, PartNorm, RelativePositions
 from ..contract import Metadata
 from ..layers.attention import check_equal_segments
 from ..layers.products import is_plain, is_untouched
+from .aligned import aligned_mlp
 from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors
-from .choices import KernelChoices
+from .choices import KernelChoices, graph_milliseconds
 from .derived import DerivedWeights
 from .obstacles import fusible, is_norm
 
 if TYPE_CHECKING:
+    from .fp8 import Fp8Products
     from .norms import Norm
+    from .quantise import Rows8
 
-ALIGNED = 64
-"""Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
+Rows: TypeAlias = "Tensor | Rows8"
+"""Rows [T, columns] in the encoder's dtype, or quantised."""
 
 
 @dataclass
@@ -64,11 +68,12 @@ class FusedForward:
         encoder: BlockTower,
         hidden: Tensor,
         metadata: Metadata,
+        fp8: Fp8Products | None = None,
     ) -> None:
         from . import activations, norms, rotary  # need Triton
 
         self.activations, self.norms, self.rotary = activations, norms, rotary
-        self.attention, self.derived = attention, derived
+        self.attention, self.derived, self.fp8 = attention, derived, fp8
         self.encoder = encoder
         self.metadata = {name: entry.contiguous() for name, entry in metadata.items()}
         self.shape = hidden.shape
@@ -105,14 +110,14 @@ class FusedForward:
                     yield self.stream.hidden.view(self.shape)
                 self._call_block(block)
                 continue
-            rows = self._normed(parts.norm1, keep=before)
+            rows = self._normed(parts.norm1, before, self._in_fp8("qkv", parts))
             if before:
                 yield self.kept.view(self.shape)
-            self._add(parts.proj, self._attend(parts, rows), parts.scale1)
-            rows = self._normed(parts.norm2)
-            inner, weight = self._inner(parts, rows)
-            self._add(parts.down, inner, parts.scale2, weight)
+            self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
+            self._mlp(parts, self._in_fp8("mlp", parts))
         self.derived.refresh()  # derived in this pass; a capture cannot do this
+        if self.fp8 is not None:
+            self.fp8.derived.refresh()
         self._complete()
         yield self.stream.hidden.view(self.shape)
 
@@ -149,18 +154,56 @@ class FusedForward:
         self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
         self.ran.called += 1
 
-    def _normed(self, norm: PartNorm, keep: bool = False) -> Tensor:
+    def _in_fp8(self, step: str, parts: BlockParts) -> bool:
+        """Whether a step of a block runs in fp8."""
+        if self.fp8 is None:
+            return False
+        return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
+
+    def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
+        """Milliseconds of a step on random rows, with the norm that adds its result."""
+        trial, hidden = copy(self), self.stream.hidden
+        trial.ran = BlocksRun()
+        generator = torch.Generator(hidden.device).manual_seed(0)
+
+        def drawn(columns: int) -> Tensor:
+            rows = torch.empty(len(hidden), columns, device=hidden.device, dtype=hidden.dtype)
+            return rows.normal_(generator=generator)
+
+        stream, attended = drawn(hidden.shape[1]), drawn(parts.proj.weight.shape[1])
+
+        def call() -> None:
+            trial.stream, trial.writable = self.norms.Sum(stream), True
+            if step == "qkv":
+                trial._linear(parts.qkv, trial._normed(parts.norm1, quantised=fp8))
+            elif step == "proj":
+                trial._project(parts, attended, fp8)
+                trial._normed(parts.norm2)
+            else:
+                trial._mlp(parts, fp8)
+                trial._normed(parts.norm1)
+
+        return graph_milliseconds(call)
+
+    def _normed(self, norm: PartNorm, keep: bool = False, quantised: bool = False) -> Rows:
         """The normalised rows of the stream; with ``keep``, ``kept`` is the complete stream."""
         if not is_norm(norm):
             self.ran.called += 1
             self._complete()
             self.kept, self.writable = self.stream.hidden, self.writable and not keep
-            return norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
+            rows = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
+            return self.fp8.quantise(rows) if quantised and self.fp8 is not None else rows
         stream, self.stream = self.stream, self.stream.as_read()
-        if stream.branch is None and not keep:
-            return self.norms.normalise(stream, self._kernel_norm(norm))
-        self.kept, rows = self.norms.add_normalise(stream, self._kernel_norm(norm))
-        if stream.branch is not None:
+        summed, kernel_norm = stream.branch is not None, self._kernel_norm(norm)
+        if quantised:
+            kept, rows = self.norms.normalise_quantised(stream, kernel_norm, keep or summed)
+        elif keep or summed:
+            kept, rows = self.norms.add_normalise(stream, kernel_norm)
+        else:
+            return self.norms.normalise(stream, kernel_norm)
+        if kept is not None:
+            self.kept = kept
+        if summed:
             self._go_on_from(self.kept)
             self.writable = not keep
         return rows
@@ -171,10 +214,10 @@ class FusedForward:
         return self.norms.Norm(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
 
     def _add(
-        self, layer: nn.Linear, rows: Tensor, scale: Tensor | None, weight: Tensor | None = None
+        self, layer: nn.Linear, rows: Rows, scale: Tensor | None, weight: Tensor | None = None
     ) -> None:
         """Add the last product of a branch to the stream; ``weight`` replaces the layer's."""
-        if scale is not None or not is_plain(layer):
+        if scale is not None or not isinstance(rows, Tensor) or not is_plain(layer):
             self.stream = self.stream._replace(branch=self._linear(layer, rows), scale=scale)
             return
         weight = layer.weight if weight is None else weight
@@ -187,7 +230,23 @@ class FusedForward:
         if layer.bias is not None:
             self.stream = self.stream.plus_bias(layer.bias)
 
-    def _attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
+    def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
+        """Add the output product of the attention to the stream."""
+        rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
+        self._add(parts.proj, rows, parts.scale1)
+
+    def _mlp(self, parts: BlockParts, fp8: bool) -> None:
+        """Add the MLP of the normalised stream to the stream."""
+        rows = self._normed(parts.norm2, quantised=fp8)
+        if isinstance(rows, Tensor):
+            inner, weight = self._inner(parts, rows)
+            self._add(parts.down, inner, parts.scale2, weight)
+        else:
+            assert self.fp8 is not None
+            branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
+            self.stream = self.stream._replace(branch=branch, scale=parts.scale2)
+
+    def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
         """Attention over normalised rows, before the output product."""
         if parts.relative is not None:
             return self._attend_relative(parts, parts.relative, rows)
@@ -224,13 +283,14 @@ class FusedForward:
         return out.flatten(1)
 
     def _attend_relative(
-        self, parts: BlockParts, relative: RelativePositions, rows: Tensor
+        self, parts: BlockParts, relative: RelativePositions, rows: Rows
     ) -> Tensor:
         """Attention with relative positions, inside windows or whole views."""
         from .relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)
-        out = rows.new_empty(len(rows), parts.num_heads, shape.size)
+        hidden = self.stream.hidden
+        out = hidden.new_empty(len(hidden), parts.num_heads, shape.size)
         self.ran.kernels.add("triton")
         qkv, tables = self._linear(parts.qkv, rows), relative.tables(*shape.segment)
         return attend(qkv, parts.qkv.bias, tables, shape, out).flatten(1)
@@ -278,43 +338,17 @@ class FusedForward:
         up, down = parts.up, parts.down
         activate = partial(self.activations.activate, kind=parts.activation, limit=parts.limit)
         if is_plain(gate, up, down) and down.weight.shape[1] % 8:
-            both, bias, weight = self._aligned(parts.containers[-1], gate, up, down)
+            both, bias, weight = aligned_mlp(self.derived, parts, gate)
             gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)
             return activate(gated, up=upped, in_place=True), weight
         gated, upped = self._linear(gate, rows), self._linear(up, rows)
         return activate(gated, up=upped, in_place=is_plain(gate)), None
 
-    def _aligned(
-        self, owner: nn.Module, gate: nn.Linear, up: nn.Linear, down: nn.Linear
-    ) -> tuple[Tensor, ...]:
-        """Gate and up as one product of padded width, and down with as many columns.
-
-        A width such as 3,420 is no multiple of 8, and cuBLAS has no fast kernel for it: 6,272 rows
-        take 283 us on an H200, and 82 us with a width of 3,456.
-        """
-        biases = [layer.bias for layer in (gate, up)]
-        sources = [gate.weight, up.weight, down.weight, *(x for x in biases if x is not None)]
-
-        def make() -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-            if len(dtypes := sorted({str(x.dtype) for x in sources})) > 1:
-                raise ValueError(
-                    f"the weights of an MLP are {' and '.join(dtypes)}: cast the encoder to one of "
-                    "them, encoder.to(dtype)"
-                )
-            width, columns = gate.weight.shape
-            pad = -width % ALIGNED
-            both = gate.weight.new_zeros(2, width + pad, columns)
-            bias = gate.weight.new_zeros(2, width + pad)
-            wide = down.weight.new_zeros(len(down.weight), width + pad)
-            pairs = [(layer.weight, both[n, :width]) for n, layer in enumerate((gate, up))]
-            pairs += [(down.weight, wide[:, :width])]
-            pairs += [(x, bias[n, :width]) for n, x in enumerate(biases) if x is not None]
-            return (both.flatten(0, 1), bias.flatten(), wide), pairs
-
-        return self.derived.get(owner, sources, make)
-
-    def _linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:
+    def _linear(self, layer: nn.Linear, rows: Rows) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain."""
+        if not isinstance(rows, Tensor):
+            assert self.fp8 is not None
+            return self.fp8.linear(layer, rows)
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
         self.ran.called += 1
@@ -323,7 +357,7 @@ class FusedForward:
         out: Tensor = layer(rows)
         return out.contiguous()
 
-    def _fresh_linear(self, layer: nn.Linear, rows: Tensor) -> Tensor:
+    def _fresh_linear(self, layer: nn.Linear, rows: Rows) -> Tensor:
         """Apply a linear layer; the result may be overwritten, because no hook holds it."""
         out = self._linear(layer, rows)
         return out if is_plain(layer) else out.clone(memory_format=torch.contiguous_format)

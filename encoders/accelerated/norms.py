@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .quantise import E4M3, Rows8, row_scale
+
 
 @triton.jit
 def _add_norm_kernel(
@@ -29,6 +31,7 @@ def _add_norm_kernel(
     bias,
     total,
     normed,
+    scales,
     hidden_stride,
     branch_stride,
     normed_stride,
@@ -42,6 +45,7 @@ def _add_norm_kernel(
     NORM: tl.constexpr,
     RMS: tl.constexpr,
     BIAS: tl.constexpr,
+    QUANTISE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -74,6 +78,10 @@ def _add_norm_kernel(
         out = x * (1.0 / tl.sqrt(moment + eps)) * gain
         if BIAS:
             out += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        if QUANTISE:
+            scale = row_scale(tl.max(tl.abs(tl.where(inside, out, 0.0)), axis=0))
+            tl.store(scales + row, scale)
+            out *= 1.0 / scale
         place = normed + row * normed_stride + column
         tl.store(place, out.to(normed.dtype.element_ty), mask=inside)
 
@@ -180,6 +188,18 @@ def normalise_heads(rows: Tensor, norm: Norm) -> None:
     )
 
 
+def normalise_quantised(stream: Sum, norm: Norm, keep: bool) -> tuple[Tensor | None, Rows8]:
+    """Return the completed sum [T, D], as a new tensor, if ``keep``, and its rows in e4m3."""
+    hidden = stream.hidden
+    total = hidden.new_empty(hidden.shape) if keep else None
+    rows = Rows8(
+        torch.empty(hidden.shape, dtype=E4M3, device=hidden.device),
+        torch.empty(len(hidden), 1, dtype=torch.float32, device=hidden.device),
+    )
+    _launch(stream, norm, total, rows.values, rows.scales)
+    return total, rows
+
+
 def add(stream: Sum) -> Tensor:
     """Complete a sum [T, D], as a new tensor."""
     total = stream.hidden.new_empty(stream.hidden.shape)
@@ -195,7 +215,13 @@ def add_normalise(stream: Sum, norm: Norm) -> tuple[Tensor, Tensor]:
     return total, normed
 
 
-def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor | None) -> None:
+def _launch(
+    stream: Sum,
+    norm: Norm | None,
+    total: Tensor | None,
+    normed: Tensor | None,
+    scales: Tensor | None = None,
+) -> None:
     hidden, branch, scale, offset, pending, shifted = stream
     vectors = (scale, pending, *(norm[:2] if norm is not None else (None, None)))
     scale, pending, weight, bias = (None if x is None else x.contiguous() for x in vectors)
@@ -211,6 +237,7 @@ def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor
         bias,
         total,
         normed,
+        scales,
         hidden.stride(0),
         0 if branch is None else branch.stride(0),
         0 if normed is None else normed.stride(0),
@@ -224,6 +251,7 @@ def _launch(stream: Sum, norm: Norm | None, total: Tensor | None, normed: Tensor
         NORM=norm is not None,
         RMS=norm is not None and norm.rms,
         BIAS=bias is not None,
+        QUANTISE=scales is not None,
         BLOCK=triton.next_power_of_2(columns),
         num_warps=_warps(columns),
     )

@@ -40,6 +40,17 @@ def obstacle_now() -> str | None:
     return None
 
 
+def fp8_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return the reason why products cannot run in fp8 on this device, or None."""
+    because = obstacle(device, dtype)
+    if because is not None:
+        return because
+    if dtype != torch.bfloat16:
+        return f"the encoder is {dtype}, products in fp8 need bfloat16 around them"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 9 else f"the GPU has compute capability {major}.{minor}"
+
+
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None

@@ -231,7 +231,7 @@ def test_shapes_of_three_equal_bits_share_a_choice(monkeypatch: pytest.MonkeyPat
     ("number", "rounded"), [(0, 0), (1, 1), (7, 7), (9, 10), (17, 20), (1000, 1024), (1025, 1280)]
 )
 def test_sizes_round_up_to_three_bits(number: int, rounded: int) -> None:
-    assert choices_module._rounded(number) == rounded
+    assert choices_module.rounded(number) == rounded
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,9 @@ def test_after_release_what_was_rebound_serves(how: str) -> None:
     graphed.encoder.requires_grad_(False)
     graphed.release()
     pixels = pixels_for(graphed.encoder, SMALL)
-    assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
+    # Not bit for bit: a product of one column, as that of the cut weight, sums in another order if
+    # there are padded rows.
+    assert worst_distance(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL)) <= 2e-6
 
 
 def test_weights_changed_in_place_are_no_rebinding() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..terminal import counted, format_table
+from .bench_accuracy import add_accuracy
 from .bench_speed import add_speed
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ NO_RESULTS = (
 _FIGURES = {
     "graphs": "Print what graphs gained on an H200.",
     "speed REPO": "Measure your own checkpoint on this machine.",
+    "accuracy REPO PHOTO...": "Compare precisions and kernels with float32 on your photographs.",
 }
 """The text of the command without arguments."""
 GRAPHS = "graphs_h200.json"
@@ -49,7 +51,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the options and figures of the command to its parser."""
     _add_table_options(parser, None)
     figures = parser.add_subparsers(title="figures", metavar="NAME")
-    for (usage, summary), add in zip(_FIGURES.items(), (_add_graphs, add_speed), strict=True):
+    for (usage, summary), add in zip(
+        _FIGURES.items(), (_add_graphs, add_speed, add_accuracy), strict=True
+    ):
         figure = figures.add_parser(usage.split()[0], help=summary, description=summary)
         add(figure)
         figure.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -93,7 +97,7 @@ def list_results() -> str:
     """
     paths = sorted(results_folder().glob("*.json"))
     rows = [(path.stem, _script(path), _measured_on(path)) for path in paths]
-    commands = [f"vitgraph bench {name:13}{summary}" for name, summary in _FIGURES.items()]
+    commands = [f"vitgraph bench {name:24}{summary}" for name, summary in _FIGURES.items()]
     if not paths:
         return "\n".join([*commands, "", f"There are no results here: {NO_RESULTS}."])
     table = format_table(("results", "script", "measured on"), rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import __version__
-from .arguments import add_sizes, add_source, read_source
+from .arguments import PRECISION_HELP, PRECISIONS, add_sizes, add_source, read_source
 
 if TYPE_CHECKING:
     from encoders import Encoder
@@ -68,6 +68,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     )
     add_sizes(parser)
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16", help=PRECISION_HELP)
     parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     parser.add_argument(
         "--graph",
@@ -267,6 +268,7 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
         "commit": checkpoint_state(options.repo, options.subfolder) if is_folder else info.commit,
         "family": options.family,
         "dtype": dtype,
+        "precision": options.precision,
         **command.limits,
         "pool": options.pool,
         "normalize": options.normalize,
@@ -302,6 +304,6 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:
-        return encoder
-    graphed = GraphedEncoder(encoder, outputs=command.fields)
+        return encoder.accelerated(precision="fp8") if options.precision == "fp8" else encoder
+    graphed = GraphedEncoder(encoder, outputs=command.fields, precision=options.precision)
     return graphed.capture(progress=not options.no_progress)

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..terminal import format_table, printable
-from .arguments import LIMITS, add_sizes, add_source, check_source, read_source
+from .arguments import (
+    LIMITS,
+    PRECISION_HELP,
+    PRECISIONS,
+    add_sizes,
+    add_source,
+    check_source,
+    read_source,
+)
 from .graph_options import GraphOptions, read_graph_options
 
 if TYPE_CHECKING:
@@ -68,6 +76,7 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("encoder")
     group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
     group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    group.add_argument("--precision", choices=PRECISIONS, default="bf16", help=PRECISION_HELP)
     group.add_argument(
         "--max-tokens-per-call",
         type=int,
@@ -139,7 +148,9 @@ def encode(options: argparse.Namespace) -> None:
         source = read_source(options)
         encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=chosen)
     encoder.item_encoder().check(wanted)
-    graphed = graph_encoder(encoder, graphs) if graphs else None
+    graphed = graph_encoder(encoder, graphs, options.precision) if graphs else None
+    if graphed is None and options.precision == "fp8":
+        encoder = encoder.accelerated(precision="fp8")
     media = open_media(options.images, options.video)
     stream = _stream_options(options, graphs)
     encoded = encode_items(encoder, media, limits, wanted, stream, graphed)

@@ -18,7 +18,7 @@ TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
-def graph_encoder(encoder: Encoder, options: GraphOptions) -> GraphedEncoder:
+def graph_encoder(encoder: Encoder, options: GraphOptions, precision: str) -> GraphedEncoder:
     """Return the encoder with its graphs captured; notes about that go to stderr.
 
     Without CUDA the "static" backend does the same padding and packing without graphs: the answers
@@ -51,6 +51,7 @@ def graph_encoder(encoder: Encoder, options: GraphOptions) -> GraphedEncoder:
             backend="cudagraph" if on_cuda else "static",
             max_budget=max(TRIAL_BUDGET, options.items) if trial else None,
             max_graphs=TRIAL_GRAPHS if trial else MAX_GRAPHS,
+            precision=precision,
         )
         _capture(graphed)
     for warning in caught:

@@ -1,0 +1,230 @@
+"""Products in fp8 beside bfloat16: milliseconds, bytes, and the error of each, on one GPU.
+
+    python -m benchmarks.fp8 --json benchmarks/results/fp8_h200.json
+    python -m benchmarks.fp8 --device cpu --no-speed     (errors alone, of products rounded to e4m3)
+
+Towers have their published size and random weights. ``ms`` is a call of ``GraphedEncoder`` with one
+budget of exactly the workload's tokens, both precisions in turn. Errors are those of the outputs
+against the same weights in float32, over photographs (scikit-learn's and matplotlib's) and noise,
+with the weights as drawn and with outlier channels: a few input columns of every product of a block
+are 50 times as large as the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.graphs import draw
+from benchmarks.measure_speed import MIB, empty_cache
+from benchmarks.towers import TOWERS, Tower, about, milliseconds
+from encoders.accelerated.fp8 import OUTLIER
+from encoders.base.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+from tests.oracles import Grids
+from vitgraph.commands.bench_accuracy import FIELDS, errors
+
+CELLS = {
+    "Qwen3-VL-8B": ("1x224", "1x448", "1x1024", "8x448", "32x448", "mix8"),
+    "Qwen2.5-VL-7B": ("1x224", "1x448", "1x1024", "8x448", "32x448", "mix8"),
+    "Qwen2-VL-7B": ("1x224", "1x448", "1x1024", "8x448", "32x448", "mix8"),
+    "InternViT-300M": ("1 tile", "4 tiles", "13 tiles", "64 tiles"),
+    "InternViT-6B": ("1 tile", "13 tiles"),
+}
+E4M3 = torch.float8_e4m3fn
+OUTLIERS, FACTOR = 3, 50.0
+"""How many input columns of a product are outliers, and how much larger they are."""
+REMEDIES = {
+    "plain": "every product is rounded",
+    "ends": "the first and the last block stay in bfloat16",
+    "smoothed": "columns of weights and rows share their size, as SmoothQuant does",
+    "kept": 'products with outlier columns stay in bfloat16, as precision="fp8" does',
+}
+
+
+def add_outliers(encoder: VisionEncoder) -> None:
+    """Make a few input columns of every product of the blocks ``FACTOR`` times as large."""
+    generator = torch.Generator().manual_seed(1)
+    for layer in layers_of(encoder):
+        columns = torch.randperm(layer.in_features, generator=generator)[:OUTLIERS]
+        layer.weight[:, columns.to(layer.weight.device)] *= FACTOR
+
+
+def fill_scales(encoder: VisionEncoder) -> None:
+    """Set layer scales, which a fresh InternViT has as zeros, to one."""
+    for block in encoder.blocks:
+        parts = block.parts()
+        for scale in (parts.scale1, parts.scale2):
+            if scale is not None:
+                scale.fill_(1.0)
+
+
+def layers_of(encoder: VisionEncoder) -> Iterator[nn.Linear]:
+    """The linear layers of the blocks."""
+    for block in encoder.blocks:
+        yield from (layer for layer in block.modules() if isinstance(layer, nn.Linear))
+
+
+def rounded(rows: Tensor) -> Tensor:
+    """Rows as e4m3 with a scale per row holds them, in float32."""
+    rows = rows.float()
+    scales = rows.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
+    return (rows / scales).to(E4M3).float() * scales
+
+
+def round_products(encoder: VisionEncoder, remedy: str) -> VisionEncoder:
+    """A copy whose blocks round rows and weights of every product as fp8 does.
+
+    Args:
+        encoder: the tower.
+        remedy: a key of :data:`REMEDIES`.
+    """
+    encoder, last = deepcopy(encoder), len(encoder.blocks) - 1
+    for number, block in enumerate(encoder.blocks):
+        if remedy == "ends" and number in (0, last):
+            continue
+        for layer in (x for x in block.modules() if isinstance(x, nn.Linear)):
+            sizes = layer.weight.float().norm(dim=0)
+            if remedy == "kept" and sizes.max() > OUTLIER * sizes.median():
+                continue
+            round_layer(layer, (sizes / sizes.median()).sqrt() if remedy == "smoothed" else None)
+    return encoder
+
+
+def round_layer(layer: nn.Linear, factors: Tensor | None) -> None:
+    """Have a layer round its rows times ``factors``, and its weight divided by them."""
+    factors = torch.ones_like(layer.weight[0]) if factors is None else factors.to(layer.weight)
+    weight = rounded(layer.weight / factors).to(layer.weight.dtype)
+
+    def forward(rows: Tensor) -> Tensor:
+        return F.linear(rounded(rows * factors).to(rows.dtype), weight, layer.bias)
+
+    layer.forward = forward  # type: ignore[method-assign]
+
+
+def forms(encoder: VisionEncoder) -> Iterator[tuple[str, VisionEncoder]]:
+    """The tower in each precision, and with products that are rounded by torch, per remedy."""
+    if next(encoder.parameters()).is_cuda:
+        for name in ("bf16", "fp8"):
+            yield name, encoder.accelerated(precision=name)
+    else:
+        yield "bf16", encoder
+    for remedy in REMEDIES:
+        yield f"rounded, {remedy}", round_products(encoder, remedy)
+
+
+def photographs(encoder: VisionEncoder) -> tuple[Tensor, Grids]:
+    """Pixels and grids of photographs, on the encoder's device and in its dtype."""
+    from tests.support.photographs import photographs as pictures
+
+    inputs = encoder.preprocess(images=pictures()[:4])
+    weight = next(encoder.parameters())
+    return inputs.pixel_values.to(weight.device, weight.dtype), inputs.grid_thw.tolist()
+
+
+def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]:
+    """The error of each precision, per kind of weights, kind of pixels, and field."""
+    rows = []
+    for weights in ("drawn", "outliers"):
+        if weights == "outliers":
+            add_outliers(encoder)
+        truth = deepcopy(encoder).float()
+        torch.manual_seed(2)
+        kinds = {"photographs": photographs(encoder), "noise": (draw(encoder, grids), grids)}
+        exact = {key: truth(values.float(), its) for key, (values, its) in kinds.items()}
+        del truth
+        for precision, tower in forms(encoder):
+            for pixels, (values, its_grids) in kinds.items():
+                output = tower(values, its_grids)
+                for field in FIELDS:
+                    ours, theirs = (
+                        getattr(one, field).flatten(0, -2) for one in (output, exact[pixels])
+                    )
+                    case = {"weights": weights, "pixels": pixels, "precision": precision}
+                    rows.append({**case, "field": field, **errors(ours, theirs)})
+                    print("  ", *rows[-1].values(), flush=True)
+        del exact
+        empty_cache()
+    return rows
+
+
+def measure_speed(name: str, encoder: VisionEncoder, grids: Grids, runs: int) -> dict[str, Any]:
+    """Milliseconds and bytes of each precision for one workload."""
+    pixels, specs = draw(encoder, grids), encoder.item_specs(grids)
+    budget = sum(spec.output_tokens for spec in specs)
+    graphs = {
+        precision: GraphedEncoder(
+            encoder, [budget], max_batch_size=len(specs), precision=precision
+        ).capture(progress=False)
+        for precision in ("bf16", "fp8")
+    }
+    times = milliseconds({key: partial(one, pixels, grids) for key, one in graphs.items()}, runs)
+    ms = {key: statistics.median(values) for key, values in times.items()}
+    stats = {key: one.stats() for key, one in graphs.items()}
+    accelerator = graphs["fp8"]._forms["image"].accelerator
+    assert accelerator is not None
+    row = {
+        "workload": name,
+        "ms": ms,
+        "faster": ms["bf16"] / ms["fp8"],
+        "eager_calls": {key: one.eager_calls for key, one in stats.items()},
+        "derived_mib": {key: one.derived_bytes / MIB for key, one in stats.items()},
+        "products": accelerator.choices()["products"],
+    }
+    print(f"  {name:9} {ms} {row['faster']:.2f}x {row['derived_mib']}", flush=True)
+    for one in graphs.values():
+        one.release()
+    empty_cache()
+    return row
+
+
+def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one tower."""
+    encoder = tower.build(device=options.device)
+    if options.blocks:
+        del encoder.blocks[options.blocks :]
+    print(tower.name, flush=True)
+    with torch.no_grad():
+        fill_scales(encoder)
+        speed = [
+            measure_speed(name, encoder, tower.workloads[name], options.runs)
+            for name in CELLS[tower.name]
+            if options.speed
+        ]
+        shape = tower.workloads[CELLS[tower.name][1]]
+        found = measure_errors(encoder, shape) if options.errors else []
+    mib = sum(weight.nbytes for weight in encoder.parameters()) / MIB
+    return {"tower": tower.name, "tower_mib": mib, "speed": speed, "errors": found}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every tower asked for; a run that is cut off leaves the towers before."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--towers", nargs="*", default=list(CELLS), choices=list(CELLS))
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--blocks", type=int, help="only so many blocks of each tower")
+    parser.add_argument("--speed", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--errors", action=argparse.BooleanOptionalAction, default=True)
+    options = parser.parse_args(arguments)
+    body: dict[str, Any] = {"about": about(options.runs), "towers": []}
+    for name in options.towers:
+        body["towers"].append(measure(TOWERS[name], options))
+        if options.json is not None:
+            options.json.write_text(json.dumps(body, indent=1) + "\n")
+        empty_cache()
+
+
+if __name__ == "__main__":
+    main()

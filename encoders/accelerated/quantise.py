@@ -1,0 +1,172 @@
+"""Rows and weights in fp8 (e4m3), each row with a float32 scale of its own (Triton).
+
+The largest number of a row becomes 448, the largest of e4m3. Numbers down to 1/28,000 of it keep
+four significant bits, so that a few large entries do not cost the others their precision.
+
+Shapes: T rows, W columns, N rows of a weight, K columns of a weight.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .activations import KINDS, activated
+
+E4M3 = torch.float8_e4m3fn
+STEP, SAMPLED = 8, 32
+"""The distance between weight rows that are compared, and how many one program compares."""
+
+
+class Rows8(NamedTuple):
+    """Rows in e4m3; row t stands for ``values[t] * scales[t]``."""
+
+    values: Tensor
+    """e4m3 [T, W]"""
+    scales: Tensor
+    """float32 [T, 1]"""
+
+
+@triton.jit
+def row_scale(largest):
+    """The scale of a row whose largest magnitude, in float32, becomes 448."""
+    return tl.maximum(largest, 1e-12) / 448.0
+
+
+@triton.jit
+def _rows_kernel(
+    x,
+    up,
+    values,
+    scales,
+    columns,
+    x_stride,
+    up_stride,
+    limit,
+    LIMITED: tl.constexpr,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    FIRST: tl.constexpr,
+    REST: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    up += row * up_stride
+    values += row * columns
+    column = tl.arange(0, FIRST)
+    a = activated(x, up, column, column < columns, limit, LIMITED, GATED, KIND)
+    a = tl.where(column < columns, a, 0.0)
+    largest = tl.max(tl.abs(a), axis=0)
+    if REST:
+        after = FIRST + tl.arange(0, REST)
+        b = activated(x, up, after, after < columns, limit, LIMITED, GATED, KIND)
+        b = tl.where(after < columns, b, 0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(b), axis=0))
+    scale = row_scale(largest)
+    tl.store(scales + row, scale)
+    inverse = 1.0 / scale
+    tl.store(values + column, (a * inverse).to(values.dtype.element_ty), mask=column < columns)
+    if REST:
+        tl.store(values + after, (b * inverse).to(values.dtype.element_ty), mask=after < columns)
+
+
+def quantise(
+    x: Tensor, kind: str | None = None, up: Tensor | None = None, *, limit: float | None = None
+) -> Rows8:
+    """Apply an activation, multiply by ``up`` if it is given, and quantise each row.
+
+    A row is held in two pieces, 4,304 columns as 4,096 and 256, because every number of a piece is
+    computed, also beyond the end of the row.
+
+    Args:
+        x, up: [T, W], any row stride.
+        kind: a key of :data:`~encoders.accelerated.activations.KINDS`, or None for no activation.
+        limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
+    """
+    rows, columns = x.shape
+    values = torch.empty(rows, columns, dtype=E4M3, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    first = 1 << (columns.bit_length() - 1)
+    if rows:
+        _rows_kernel[(rows,)](
+            x,
+            x if up is None else up,
+            values,
+            scales,
+            columns,
+            x.stride(0),
+            0 if up is None else up.stride(0),
+            0.0 if limit is None else limit,
+            LIMITED=limit is not None,
+            GATED=up is not None,
+            KIND=-1 if kind is None else KINDS[kind],
+            FIRST=first,
+            REST=triton.next_power_of_2(columns - first) if columns > first else 0,
+            num_warps=4 if columns <= 2048 else 8 if columns <= 8192 else 16,
+        )
+    return Rows8(values, scales)
+
+
+@triton.jit
+def _weights_kernel(
+    table, FORCE: tl.constexpr, SOURCE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.constexpr
+):
+    row = table + tl.program_id(0) * 8
+    source = tl.load(row).to(tl.pointer_type(SOURCE))
+    copy = tl.load(row + 1).to(tl.pointer_type(tl.float8e4nv))
+    rows, columns, stride = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
+    down, across = tl.load(row + 5), tl.load(row + 6)
+    scales = tl.load(row + 7).to(tl.pointer_type(tl.float32))
+    begin = tl.program_id(1).to(tl.int64) * (SAMPLED * STEP)
+    if begin >= rows:
+        return
+    differ = 1
+    if not FORCE:
+        at = begin + tl.arange(0, SAMPLED) * STEP
+        start = (at * 7919 % tl.maximum(columns // 16, 1)) * 16
+        column = start[:, None] + tl.arange(0, 16)[None, :]
+        inside = (at < rows)[:, None] & (column < columns)
+        mine = tl.load(source + at[:, None] * down + column * across, mask=inside, other=0.0)
+        held = tl.load(scales + at, mask=at < rows, other=1.0)[:, None]
+        mine8 = (mine.to(tl.float32) / held).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        theirs = tl.load(copy + at[:, None] * stride + column, mask=inside, other=0.0)
+        other = theirs.to(tl.uint8, bitcast=True)
+        differ = tl.max(tl.max(((mine8 != other) & inside).to(tl.int32), 1), 0)
+    if differ > 0:
+        for part in range(STEP):
+            line = begin + part * SAMPLED + tl.arange(0, SAMPLED)
+            largest = tl.zeros([SAMPLED], tl.float32)
+            for first in range(0, columns, 128):
+                place = first + tl.arange(0, 128)[None, :]
+                there = (line < rows)[:, None] & (place < columns)
+                x = tl.load(source + line[:, None] * down + place * across, mask=there, other=0.0)
+                largest = tl.maximum(largest, tl.max(tl.abs(x.to(tl.float32)), 1))
+            scale = tl.maximum(largest, 1e-12) / 448.0
+            tl.store(scales + line, scale, mask=line < rows)
+            for first in range(0, columns, 128):
+                place = first + tl.arange(0, 128)[None, :]
+                there = (line < rows)[:, None] & (place < columns)
+                x = tl.load(source + line[:, None] * down + place * across, mask=there, other=0.0)
+                q = (x.to(tl.float32) / scale[:, None]).to(tl.float8e4nv)
+                tl.store(copy + line[:, None] * stride + place, q, mask=there)
+
+
+def quantise_weights(table: Tensor, rows: int, dtype: torch.dtype, *, force: bool) -> None:
+    """Compare 16 entries of every eighth row with the copy, and quantise rows near a difference.
+
+    Args:
+        table: int64 [pairs, 8]: addresses of source and copy, rows, columns, the copy's row stride,
+            the source's strides from row to row and from column to column, and the address of the
+            scales of the copy.
+        rows: the largest number of rows of any pair.
+        dtype: of the sources.
+        force: quantise every row without comparing.
+    """
+    source = tl.bfloat16 if dtype == torch.bfloat16 else tl.float16
+    _weights_kernel[(len(table), triton.cdiv(rows, STEP * SAMPLED))](
+        table, FORCE=force, SOURCE=source, STEP=STEP, SAMPLED=SAMPLED, num_warps=4
+    )

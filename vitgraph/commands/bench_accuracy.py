@@ -1,0 +1,155 @@
+"""``vitgraph bench accuracy``: the error of each precision and kernel on a user's own pictures.
+
+Every form of the encoder runs on the same pictures and is compared, token by token, with the
+encoder in float32. Without a GPU the forms are the encoder in its own dtype alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..terminal import format_table
+from .arguments import add_source, check_checkpoint, check_names, check_source, read_source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from encoders.base.encoder import Encoder
+
+FIELDS = ("last_hidden_state", "pooler_output")
+NEAR = 0.99
+"""The cosine from which on a token counts as near that of float32."""
+
+
+def add_accuracy(parser: argparse.ArgumentParser) -> None:
+    """The grammar of the command."""
+    add_source(parser)
+    parser.add_argument("images", nargs="+", type=Path, metavar="PHOTO", help="pictures to encode")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
+    parser.add_argument("--dtype", default="bfloat16", help="of the encoder (default: bfloat16)")
+    parser.add_argument(
+        "--kernels",
+        nargs="+",
+        default=["auto"],
+        metavar="NAME",
+        help="attention kernels to compare: auto, torch, or a kernel's name",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(command=print_accuracy, video=[])
+
+
+def print_accuracy(options: argparse.Namespace) -> None:
+    """Load the encoder, compare its forms, and print a row per form and field.
+
+    Raises:
+        ValueError: options that make no sense, a picture that cannot be read, or a checkpoint that
+            cannot be loaded.
+    """
+    from .bench_speed import KERNELS
+    from .encode_checks import check_media
+
+    for name in options.kernels:
+        if name not in KERNELS:
+            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNELS)}")
+    check_names(options.dtype, options.device)
+    check_media(options)
+    check_checkpoint(options.repo, "vitgraph bench accuracy REPO_OR_FOLDER PHOTO")
+    check_source(options)
+    import torch
+
+    from weights import load_encoder
+
+    from ..devices import enough_memory, read_device
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where, source = read_device(device), read_source(options)
+    with enough_memory(options.repo, "give another --device"):
+        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=where)
+        rows = compare(encoder, options.images, options.kernels)
+    print(json.dumps(rows, indent=2) if options.json else table(rows))
+
+
+def forms_of(encoder: Encoder, kernels: Sequence[str]) -> Iterator[tuple[str, Encoder]]:
+    """The forms of an encoder that its device can run, by name."""
+    from encoders.accelerated.obstacles import fp8_obstacle
+
+    weight = next(encoder.parameters())
+    yield f"reference, {str(weight.dtype).removeprefix('torch.')}", encoder
+    if weight.is_cuda:
+        for name in kernels:
+            yield f"accelerated, kernels={name}", encoder.accelerated(name)
+    if fp8_obstacle(weight.device, weight.dtype) is None:
+        yield "accelerated, precision=fp8", encoder.accelerated(precision="fp8")
+
+
+def compare(
+    encoder: Encoder, images: Sequence[Path], kernels: Sequence[str]
+) -> list[dict[str, str | float]]:
+    """The error of each form against the encoder in float32, per field.
+
+    Args:
+        encoder: in the dtype that is judged.
+        images: paths of pictures.
+        kernels: values of ``accelerated(kernels=...)``.
+
+    Returns:
+        Per form and field: ``form``, ``field``, and what :func:`errors` says.
+    """
+    truth = _outputs(deepcopy(encoder).float(), images)
+    return [
+        {"form": name, "field": field, **errors(ours[field], truth[field])}
+        for name, form in forms_of(encoder, kernels)
+        for ours in [_outputs(form, images)]
+        for field in FIELDS
+    ]
+
+
+def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
+    """Each field of the outputs of all pictures, tokens [T, D] on the CPU."""
+    import torch
+
+    with torch.no_grad():
+        outputs = encoder.encode(images=[str(path) for path in images])
+    return {
+        field: torch.cat([getattr(one, field).flatten(0, -2).cpu() for one in outputs])
+        for field in FIELDS
+    }
+
+
+def errors(ours: Tensor, truth: Tensor) -> dict[str, float]:
+    """How far tokens [T, D] lie from those of float32.
+
+    Returns:
+        ``relative_l2``, over all tokens; ``lowest_cosine`` of any token; ``near``, the share of
+        tokens whose cosine is at least :data:`NEAR`.
+    """
+    import torch.nn.functional as F
+
+    a, b = ours.double(), truth.double()
+    cosine = F.cosine_similarity(a, b, dim=-1)
+    return {
+        "relative_l2": float((a - b).norm() / b.norm()),
+        "lowest_cosine": float(cosine.min()),
+        "near": float((cosine >= NEAR).double().mean()),
+    }
+
+
+def table(rows: Sequence[Mapping[str, str | float]]) -> str:
+    """A row per form and field."""
+    head = ("form", "field", "relative L2", "lowest cosine", f"tokens >= {NEAR}")
+    cells = [
+        (
+            str(row["form"]),
+            str(row["field"]),
+            f"{row['relative_l2']:.2e}",
+            f"{row['lowest_cosine']:.4f}",
+            f"{row['near']:.2%}",
+        )
+        for row in rows
+    ]
+    return "Distance to the encoder in float32, per token:\n" + format_table(head, cells)
