@@ -32,6 +32,7 @@ from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
 from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .intern_vit import InternViT, InternViTConfig
+from .pixtral import PixtralConfig, PixtralEncoder
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
 from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
@@ -70,6 +71,8 @@ __all__ = [
     "PartialOutput",
     "PathInputs",
     "PathsEncoder",
+    "PixtralConfig",
+    "PixtralEncoder",
     "PrunedTokens",
     "Qwen2VLConfig",
     "Qwen2VLEncoder",

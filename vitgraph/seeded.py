@@ -176,6 +176,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "num_heads": width // HEAD,
         "num_attention_heads": width // HEAD,
         "heads": width // HEAD,
+        "head_dim": HEAD,
         "output_hidden_size": 2 * width,  # channels between the two convolutions of Step3
         "num_key_value_heads": max(width // (4 * HEAD), 1),  # EXAONE's four query heads per group
         "intermediate_size": round(ratio) * width,

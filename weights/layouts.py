@@ -58,6 +58,8 @@ class Layout:
     """Beginnings of names, after the prefix, of which a checkpoint in this layout has one."""
     projector: tuple[str, ...] = ()
     """Beginnings of the projector's names, after the root."""
+    projected: bool = False
+    """Whether a checkpoint without names of the projector is in another layout."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our module <- published modules whose rows are concatenated in this order."""
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +74,8 @@ class Layout:
     """Published names of tensors that no forward pass needs."""
     processor_files: Mapping[str, JsonObject] = field(default_factory=dict)
     """Processor files that repos publish with this layout, by file name without ``.json``."""
+    refused: str = ""
+    """Why a checkpoint in this layout is not loaded, and what to load; empty if it is loaded."""
     images_only: str = ""
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
@@ -146,11 +150,16 @@ def find_layout(
     for layout in layouts:
         starts = {p: tuple(p.whole + mark for mark in layout.marks) for p in layout.prefixes}
         found = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
+        if layout.projected:
+            beside = {p: tuple(p.root + start for start in layout.projector) for p in found}
+            found = [p for p in found if any(name.startswith(beside[p]) for name in names)]
         if len(found) > 1:
             raise CheckpointError(
                 f"{label}: holds several towers, under "
                 f"{' and '.join(repr(p.whole) for p in found)}: keep one of them"
             )
+        if found and layout.refused:
+            raise CheckpointError(f"{label}: {layout.refused}")
         if found:
             return layout, found[0]
     tried = dict.fromkeys(p.whole or "(none)" for layout in layouts for p in layout.prefixes)

@@ -1,7 +1,8 @@
-"""Images and videos to the patches of a tower that takes any size: Qwen and GLM.
+"""Images and videos to the patches of a tower that takes any size: Qwen, GLM and Pixtral.
 
 Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``, and the
-image and video processors of GLM-4.1V, GLM-4.6V and GLM-5 of transformers 5.23.0.
+image and video processors of GLM-4.1V, GLM-4.6V and GLM-5, and ``PixtralImageProcessor`` of
+transformers 5.23.0.
 
 Shapes: T frames per patch, p patch size, m merge size, P patches.
 
@@ -49,13 +50,22 @@ from .pixel_rules import (
     QWEN3_PUBLISHED_VIDEOS,
     GlmRule,
     PixelRules,
+    long_side,
+    long_side_rules,
     patch_image_rules,
     patch_video_rules,
 )
 from .processor_files import ProcessorFiles
 from .sampling import sample_frames
-from .sizes import canvas_size, content_size, smart_resize, smart_resize_video
+from .sizes import (
+    canvas_size,
+    content_size,
+    long_side_resize,
+    smart_resize,
+    smart_resize_video,
+)
 
+IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
 BLACK = (0.0, 0.0, 0.0)
 """The colour around frames that do not fill their canvas."""
 _STRIP = 1 << 16
@@ -108,6 +118,12 @@ class PatchPreprocessor:
         """
         return cls(patch_size, temporal_patch_size, merge_size, GLM_IMAGES[rule], GLM_VIDEOS[rule])
 
+    @classmethod
+    def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
+        """Return transformers' class defaults of Pixtral, which takes images alone."""
+        rules = long_side(longest_edge)
+        return cls(patch_size, 1, merge_size, rules, rules, ValueError(IMAGES_ALONE))
+
     def with_files(
         self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
     ) -> PatchPreprocessor:
@@ -127,10 +143,13 @@ class PatchPreprocessor:
             "temporal_patch_size": self.temporal_patch_size,
             "merge_size": self.merge_size,
         }
+        read_rules = long_side_rules if self.images.longest_edge else patch_image_rules
         try:
-            images = patch_image_rules(files, self.images, sizes)
+            images = read_rules(files, self.images, sizes)
         except ValueError as bad:
             raise error(str(bad)) from bad
+        if self.images.longest_edge:
+            return replace(self, images=images)
         try:
             videos = patch_video_rules(files, self.videos, sizes)
         except ValueError as bad:
@@ -264,7 +283,9 @@ class PatchPreprocessor:
         height, width = frames[0].shape[1:]
         factor, pair = self.patch_size * self.merge_size, self.temporal_patch_size
         low, high = rules.min_pixels, rules.max_pixels
-        if rules.whole_clip:
+        if rules.longest_edge:
+            height, width = long_side_resize(height, width, factor, rules.longest_edge, low, high)
+        elif rules.whole_clip:
             fit = canvas_size if rules.canvas else smart_resize_video
             count = max(len(frames), pair)
             height, width = fit(count, height, width, factor, low, high, pair)

@@ -6,6 +6,7 @@ that a file leaves out comes from the class that the file names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -46,6 +47,8 @@ class PixelRules:
     """Seconds of a video beyond which it is sampled more thinly (GLM); 0: none."""
     canvas: bool = False
     """Frames are laid on a black canvas (GLM-5) instead of stretched to its size."""
+    longest_edge: int | None = None
+    """Longest side of an image before sides are rounded up (Pixtral), for images alone."""
 
     def bounded(self, min_pixels: int | None, max_pixels: int | None) -> PixelRules:
         """Return a copy with these bounds on the area in place of its own.
@@ -133,6 +136,44 @@ def patch_image_rules(
         raise ValueError(f"{found[0]}: {error}") from error
 
 
+def long_side_rules(
+    files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
+) -> PixelRules:
+    """Read how a Pixtral or Mistral repo prepares images.
+
+    ``patch_size`` of an image processor is not read: that of the processor around it, times its
+    ``spatial_merge_size``, replaces it, and those may not contradict the tower.
+
+    Args:
+        files: parsed JSON per file name without ``.json``.
+        family: the rules to return where no file describes images.
+        sizes: ``patch_size`` and ``merge_size`` of the tower.
+
+    Raises:
+        ValueError: a value that is not implemented, or that disagrees with the tower.
+    """
+    outer = files.get("processor_config", {})
+    names = {"patch_size": "patch_size", "spatial_merge_size": "merge_size"}
+    _check_sizes("processor_config.json", outer, {k: sizes[v] for k, v in names.items()})
+    found = image_section(files)
+    if found is None:
+        return family
+    where, section = found
+    require_supported(where, section)
+    size = section.get("size", {"longest_edge": 1024})  # the class default
+    longest = size.get("longest_edge") if isinstance(size, Mapping) else None
+    if longest is None:
+        raise ValueError(f"{where}: size={size!r} must have longest_edge, a side in pixels")
+    side = read_positive(where, "longest_edge", longest, 1024, math.isqrt(MOST_PIXELS))
+    mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    return long_side(side, mean, std)
+
+
+def long_side(side: int, mean: Stats = CLIP_MEAN, std: Stats = CLIP_STD) -> PixelRules:
+    """Return the rules of images whose sides have at most ``side`` pixels, rounded up."""
+    return PixelRules(1, MOST_PIXELS, mean, std, longest_edge=side)
+
+
 def patch_video_rules(
     files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
@@ -178,12 +219,7 @@ def _read_pixel_rules(
     where: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
     require_supported(where, section, {"cap_pixels_per_frame": False, "patch_expand_factor": 1})
-    for key, tower in sizes.items():
-        if section.get(key) not in (None, tower):
-            raise ValueError(
-                f"{where}: {key}={section[key]!r} but the tower has {tower}: use the processor "
-                "files of the checkpoint's own repo"
-            )
+    _check_sizes(where, section, sizes)
     if defaults.canvas:
         lowest, highest = _token_bounds(where, section, defaults)
     else:
@@ -203,6 +239,15 @@ def _read_pixel_rules(
         ),
         max_duration=_read_duration(where, section, defaults),
     )
+
+
+def _check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
+    for key, tower in sizes.items():
+        if section.get(key) not in (None, tower):
+            raise ValueError(
+                f"{where}: {key}={section[key]!r} but the tower has {tower}: use the processor "
+                "files of the checkpoint's own repo"
+            )
 
 
 def _read_duration(where: str, section: Section, defaults: PixelRules) -> int:

@@ -1,6 +1,7 @@
 """The size an image is resized to, and how it is tiled.
 
 Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image, Qwen3-VL video and GLM processors,
+``get_resize_output_image_size`` of its PixtralImageProcessor,
 ``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), and
 ``select_best_resolution`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e. Python's ``round`` (half
 to even) is part of the definitions.
@@ -164,6 +165,37 @@ def canvas_size(
     heights = range(1, height + 1)
     fitting = bisect_right(heights, max_pixels, key=lambda n: rounded * math.prod(around(n)))
     return around(fitting) if fitting else (factor, factor)
+
+
+def long_side_resize(
+    height: int, width: int, factor: int, longest: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Return the size that a Pixtral tower resizes an image to.
+
+    Args:
+        height: of the image in pixels.
+        width: of the image in pixels.
+        factor: height and width of the result are multiples of it.
+        longest: an image with a longer side is shrunk to it before sides are rounded up.
+        min_pixels: smallest area of the result.
+        max_pixels: largest area of the result, except that each side has at least ``factor``.
+
+    Returns:
+        Height and width in about the shape of the image.
+    """
+    ratio = max(height / longest, width / longest)
+    if ratio > 1:
+        height, width = (max(1, math.floor(side / ratio)) for side in (height, width))
+    tall, wide = _up(height, factor), _up(width, factor)
+    if tall * wide > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        tall, wide = (
+            max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)
+        )
+    elif tall * wide < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        tall, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return tall, wide
 
 
 def content_size(

@@ -30,6 +30,7 @@ OFFERED = {
     "qwen3_vl": ONE_PATH,
     "glm4v": ONE_PATH,
     "glm_ocr": ONE_PATH,
+    "pixtral": ONE_PATH,
     "intern_vit": ONE_PATH | {"at", "side"},
     "siglip": ONE_PATH | {"at", "side"},
     "siglip2": ONE_PATH,

@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import AutoModel
 
 from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, same_weights
-from encoders import PathsEncoder
+from encoders import PathsEncoder, PixtralEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
+from oracles.pixtral import in_merge_order, pixtral_states
 from oracles.siglip import siglip2_inputs
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
@@ -46,6 +47,9 @@ TRANSFORMERS = {
     "siglip": ("siglip", "SiglipVisionModel"),
     "siglip2": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
+    "pixtral": ("pixtral", "PixtralVisionModel"),
+    "ministral3": ("pixtral", "PixtralVisionModel"),
+    "lighton_ocr": ("pixtral", "PixtralVisionModel"),
     "step3_vl": ("step3p7", "Step3p7VisionModel"),
     "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
 }
@@ -61,6 +65,7 @@ AUTO = {
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
     *("siglip", "siglip2", "gemma3"),
+    *("pixtral", "ministral3", "lighton_ocr"),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 
@@ -156,6 +161,9 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
             found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)
             if (head := image.pooling_head) is not None:
                 torch.testing.assert_close(head([pooled]), out.pooler_output)
+        elif isinstance(image, PixtralEncoder):
+            found, _ = pixtral_states(model, pixels, [[*grid[0]]], 2)
+            found, wanted = in_merge_order(found, [[*grid[0]]], 2), hidden
         elif isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:

@@ -58,6 +58,7 @@ from .deepseek import (
 from .deepseek_vl2 import VL2Twin, vl2_output
 from .family import make_row
 from .keys import glm4v_keys, intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .pixtral import PixtralReference, pixtral_keys, pixtral_output
 from .references import (
     Grids,
     glm_output,
@@ -122,6 +123,13 @@ GLM4V_NARROW = {
     "out_hidden_size": 48,
 }
 GLM5_NARROW = {**GLM4V_NARROW, "projection_intermediate_size": 80, "swiglu_limit": 2.0}
+PIXTRAL_NARROW = {
+    "hidden_size": 64,
+    "intermediate_size": 92,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "llm_width": 48,
+}
 QWEN3_SHALLOW = {"depth": 3, "deepstack_visual_indexes": [0, 2]}
 QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
 
@@ -239,6 +247,21 @@ FAMILIES = [
         shallow={"depth": 2},
         narrow=GLM5_NARROW,
         tiny={**GLM5_NARROW, "depth": 3},
+    ),
+    make_row(
+        "pixtral", "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        PixtralReference, pixtral_keys, pixtral_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=PIXTRAL_NARROW,
+        tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3},
+    ),
+    make_row(
+        "pixtral_12b", "mistral-community/pixtral-12b",
+        PixtralReference, pixtral_keys, pixtral_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**PIXTRAL_NARROW, "hidden_act": "gelu"},
+        tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3, "hidden_act": "gelu"},
+        twin=True,
     ),
     make_row(
         "step3_vl", "stepfun-ai/Step3-VL-10B", Step3VLReference, step3_vl_keys, step3_vl_output,

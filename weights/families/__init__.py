@@ -16,6 +16,7 @@ from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRI
 from .family import Family, Fields, Shapes
 from .glm import GLM4V, GLM_OCR
 from .intern_vit import INTERN_VIT
+from .pixtral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .siglip import GEMMA3, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, Family] = {
         SIGLIP,
         SIGLIP2,
         GEMMA3,
+        PIXTRAL,
     )
 }
 """Every family by name."""
