@@ -135,6 +135,11 @@ def main() -> None:
     engine = Engine(request["model"], request["store"])
     found = {"its own tower": engine.answer({**ask(images), **clip})}
     found["the store"] = engine.answer(ask(images, keys))
+    known = ask(images, keys)
+    for name, (numbers, _) in QUESTIONS.items():
+        grids = encoder.preprocess([images[n] for n in numbers]).grid_thw
+        known[name]["multi_modal_data"] = {"image": {"image_grid_thw": grids}}
+    found["grids alone"] = engine.answer(known)
     made["clip"] = {"prompt": f"{VIDEO}Tell.", "multi_modal_data": made_clip}
     found["multi_modal_data"] = engine.answer(made)
     found["Dynamo's prompts"] = engine.answer(dynamo_prompts(request["model"], paths, engine.llm))

@@ -65,6 +65,12 @@ def test_features_of_the_store_give_the_tokens_of_vllms_tower(answers: Any) -> N
     assert store["calls"] == 0
 
 
+def test_a_grid_may_take_the_place_of_an_image_in_the_store(answers: Any) -> None:
+    own, grids = answers["its own tower"], answers["grids alone"]
+    assert_same(grids["answers"], own["answers"], ("one", "two"))
+    assert grids["calls"] == 0
+
+
 def test_vllm_encodes_the_image_whose_file_is_missing_itself(answers: Any) -> None:
     own, missing = answers["its own tower"], answers["one file missing"]
     assert_same(missing["answers"], own["answers"], ("one", "two"))
