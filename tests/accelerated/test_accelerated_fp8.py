@@ -21,6 +21,7 @@ from accelerated_cases import (
     needs_interpreter,
     needs_triton,
     relative,
+    rows8,
     run,
     same_bits,
 )
@@ -60,16 +61,9 @@ def rounds_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", rounding)
 
 
-def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows in e4m3 and their scales, computed by torch."""
-    rows = rows.float()
-    scales = rows.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
-    return (rows / scales).to(E4M3), scales
-
-
 def rounded(rows: Tensor) -> Tensor:
     """Return rows as e4m3 holds them."""
-    values, scales = rounded_rows(rows)
+    values, scales = rows8(rows)
     return values.float() * scales
 
 
@@ -83,7 +77,7 @@ def test_rows_are_activated_and_quantised_in_one_pass(kind: str | None, gated: b
     truth = x.double() if kind is None else ACTIVATIONS[kind](x.double())
     truth = truth * up.double() if gated else truth
     values, scales = quantise(x, kind, up if gated else None)
-    assert relative(scales, rounded_rows(truth)[1]) <= 1e-6
+    assert relative(scales, rows8(truth).scales) <= 1e-6
     assert relative(values.float() * scales, rounded(truth)) <= 1e-2  # few numbers round otherwise
 
 
@@ -157,7 +151,7 @@ def test_a_tower_in_fp8_computes_what_its_rounded_products_compute(name: str) ->
 
 
 @needs_interpreter
-@pytest.mark.usefixtures("fused_in_interpreter")
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in OURS])
 def test_every_tower_stays_near_bfloat16_in_fp8(name: str) -> None:
     encoder = fresh(name, torch.bfloat16)
@@ -167,8 +161,8 @@ def test_every_tower_stays_near_bfloat16_in_fp8(name: str) -> None:
 
 
 @needs_interpreter
-@pytest.mark.usefixtures("fused_in_interpreter")
-@pytest.mark.parametrize("write", ["counted", "data"])
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("write", ["counted", pytest.param("data", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FIT)
 def test_weights_written_in_place_are_quantised_anew(name: str, write: str) -> None:
     encoder = fresh(name, torch.bfloat16)
@@ -181,7 +175,7 @@ def test_weights_written_in_place_are_quantised_anew(name: str, write: str) -> N
 
 
 @needs_interpreter
-@pytest.mark.usefixtures("fused_in_interpreter")
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
 def test_a_hooked_layer_is_called_while_others_stay_in_fp8(name: str) -> None:
     encoder = fresh(name, torch.bfloat16)
@@ -193,7 +187,7 @@ def test_a_hooked_layer_is_called_while_others_stay_in_fp8(name: str) -> None:
 
 
 @needs_interpreter
-@pytest.mark.usefixtures("fused_in_interpreter")
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
 def test_a_product_with_outlier_columns_stays_in_bfloat16(name: str) -> None:
     encoder = fresh(name, torch.bfloat16)
@@ -205,7 +199,7 @@ def test_a_product_with_outlier_columns_stays_in_bfloat16(name: str) -> None:
 
 
 @needs_interpreter
-@pytest.mark.usefixtures("fused_in_interpreter")
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
 def test_choices_of_products_are_saved_and_loaded(name: str) -> None:
     encoder = fresh(name, torch.bfloat16)
@@ -222,7 +216,7 @@ def test_choices_of_products_are_saved_and_loaded(name: str) -> None:
 
 
 @needs_interpreter
-@pytest.mark.usefixtures("fused_in_interpreter")
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
 def test_quantised_weights_have_half_the_bytes_of_the_blocks(name: str) -> None:
     encoder = fresh(name, torch.bfloat16)

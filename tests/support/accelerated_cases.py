@@ -169,9 +169,17 @@ def with_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) 
     return rows.double() + (table.double()[index] * weight.double()[:, :, None]).sum(1)
 
 
+def rows8(rows: Tensor) -> Any:
+    """Return rows [T, W] in e4m3 with a scale per row."""
+    from encoders.accelerated.quantise import E4M3, Rows8
+
+    scales = rows.float().abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
+    return Rows8((rows.float() / scales).to(E4M3), scales)
+
+
 def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernels by these steps, which run 100 times faster than the interpreter."""
-    from encoders.accelerated import activations, norms, positions, rotary
+    from encoders.accelerated import activations, fp8, norms, positions, rotary
 
     def add(stream: Any) -> Tensor:
         return summed(stream).to(stream.hidden.dtype)
@@ -211,6 +219,16 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         return with_table_rows(rows, table, index, weight).to(rows.dtype)
 
+    def quantise(x: Tensor, kind: str | None = None, up: Any = None, *, limit: Any = None) -> Any:
+        assert limit is None
+        return rows8(x.double() if kind is None else activate(x.double(), kind, up))
+
+    def normalise_quantised(stream: Any, norm: Any, keep: bool) -> Any:
+        total = add(stream) if keep else None
+        return total, rows8(normed(summed(stream), norm))
+
+    monkeypatch.setattr(fp8, "quantise", quantise)
+    monkeypatch.setattr(norms, "normalise_quantised", normalise_quantised)
     monkeypatch.setattr(norms, "add", add)
     monkeypatch.setattr(norms, "normalise", normalise)
     monkeypatch.setattr(norms, "normalise_heads", normalise_heads)
