@@ -10,6 +10,7 @@
 - ``shards``: the files of one shard
 - ``storage``: the folder of a job, on a disk or on a remote store
 - ``parquet_files``: the form of a shard that pandas and polars read
+- ``feature_store``: the form of a shard that vLLM reads, one file per image
 - ``verify``: ``--status`` and ``--verify``
 - ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``
 """

@@ -1,7 +1,8 @@
 """Features in the form that vLLM takes instead of images (``enable_mm_embeds=True``).
 
 vLLM is not imported: the result is plain tensors, which may be made in another process or on
-another machine.
+another machine. :class:`FeatureStore` keeps features in a folder that vLLM reads
+(``docs/engines.md``).
 
 Source: vLLM 0.33.0, ``model_executor/models``: ``Qwen2VLMultiModalDataParser`` of ``qwen2_vl.py``,
 ``Qwen3VLMultiModalDataParser`` and ``Qwen3_VisionTransformer.forward`` of ``qwen3_vl.py``,
