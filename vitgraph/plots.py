@@ -20,6 +20,7 @@ from torch import Tensor
 
 from encoders.inputs.intake import read_images, to_rgb
 
+from .analysis.nearest import nearest_patches
 from .colours import feature_rgb, require_map
 from .devices import enough_disk
 from .packages import require_matplotlib
@@ -181,38 +182,6 @@ def _fill_columns(
             axes.set_axis_off()
 
 
-def nearest_patches(
-    source: Tensor, target: Tensor, points: Sequence[tuple[int, int]]
-) -> list[tuple[int, int, float]]:
-    """For patches of one feature map, find the most similar patch of another.
-
-    Similarity is the cosine between features from which the mean over both maps was subtracted.
-
-    Args:
-        source, target: [h, w, D] each, not necessarily of one size.
-        points: (row, column) of patches in ``source``.
-
-    Returns:
-        (row, column, cosine similarity) in ``target``, one per point.
-
-    Raises:
-        ValueError: a point lies outside of ``source``.
-    """
-    height, width, _ = source.shape
-    for row, column in points:
-        if not (0 <= row < height and 0 <= column < width):
-            raise ValueError(f"point ({row}, {column}) lies outside of the {height}x{width} map")
-    mean = torch.cat((source.flatten(0, 1), target.flatten(0, 1))).float().mean(dim=0)
-    queries = torch.stack([source[row, column] for row, column in points]).float() - mean
-    keys = target.flatten(0, 1).float() - mean
-    similarity = torch.nn.functional.cosine_similarity(queries[:, None], keys[None], dim=-1)
-    best = similarity.max(dim=1)
-    return [
-        (int(index) // target.shape[1], int(index) % target.shape[1], float(value))
-        for value, index in zip(best.values, best.indices, strict=True)
-    ]
-
-
 def plot_nearest_patches(
     images: tuple[Any, Any],
     maps: tuple[Tensor, Tensor],
@@ -240,18 +209,23 @@ def plot_nearest_patches(
     from matplotlib.patches import ConnectionPatch
 
     source, target = (features[0] if features.ndim == 4 else features for features in maps)
-    matches = nearest_patches(source, target, points)
+    height, width, _ = source.shape
+    for row, column in points:
+        if not (0 <= row < height and 0 <= column < width):
+            raise ValueError(f"point ({row}, {column}) lies outside of the {height}x{width} map")
+    shares = [((row + 0.5) / height, (column + 0.5) / width) for row, column in points]
+    matches = [found[0] for found in nearest_patches([source[None], target[None]], shares)]
     figure = Figure(figsize=(10, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, image in zip((left, right), images, strict=True):
         pixels = to_rgb(image).permute(1, 2, 0)
         _picture(axes, pixels, pixels.shape[:2], f"{pixels.shape[1]} x {pixels.shape[0]} pixels")
     colours = colormaps["turbo"](torch.linspace(0.05, 0.95, len(points)).numpy())
-    for point, (row, column, cosine), colour in zip(points, matches, colours, strict=True):
+    for point, match, colour in zip(points, matches, colours, strict=True):
         start = _centre(point, source.shape, left)
-        end = _centre((row, column), target.shape, right)
+        end = _centre((match.row, match.column), target.shape, right)
         _dot(left, start, colour, "")
-        _dot(right, end, colour, f"{cosine:.2f}")
+        _dot(right, end, colour, f"{match.cosine:.2f}")
         figure.add_artist(
             ConnectionPatch(start, end, "data", "data", axesA=left, axesB=right, color=colour)
         )

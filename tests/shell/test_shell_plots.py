@@ -17,7 +17,7 @@ from encoders.contract import EncoderOutput
 from encoders.inputs.intake import to_rgb
 from vitgraph.colours import feature_rgb, principal_components
 from vitgraph.features import Features, Item, load_features, save_features
-from vitgraph.plots import nearest_patches, plot_feature_maps, plot_nearest_patches
+from vitgraph.plots import plot_feature_maps, plot_nearest_patches
 from vitgraph.terminal import format_table
 
 
@@ -171,14 +171,6 @@ def test_one_map_that_is_in_no_list_is_refused() -> None:
             plot_feature_maps([image], features)
 
 
-def test_nearest_patch_of_a_shifted_map_is_shifted() -> None:
-    features = noise(6, 8, 32)
-    shifted = features.roll((1, 2), dims=(0, 1))
-    (match,) = nearest_patches(features, shifted, [(3, 4)])
-    assert match[:2] == (4, 6)
-    assert match[2] == pytest.approx(1.0, abs=1e-5)
-
-
 def test_nearest_patches_are_drawn_at_the_middle_of_their_patch() -> None:
     features = noise(1, 3, 4, 8)
     first, second = photographs()[:2]
@@ -189,7 +181,7 @@ def test_nearest_patches_are_drawn_at_the_middle_of_their_patch() -> None:
 
 def test_point_outside_of_the_map_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(3, 0\) lies outside of the 3x4 map"):
-        nearest_patches(noise(3, 4, 8), noise(3, 4, 8), [(3, 0)])
+        plot_nearest_patches(tuple(photographs()[:2]), (noise(3, 4, 8),) * 2, [(3, 0)])
 
 
 def test_missing_matplotlib_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
