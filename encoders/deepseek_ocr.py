@@ -85,9 +85,9 @@ class DeepseekOCRConfig:
     downsample_channels: tuple[int, ...] = (512, 1024)
     mode: str = "gundam"
     max_tiles: int = field(default=6, compare=False)
-    """Most tiles of an image; like the next field, no part of the architecture."""
+    """Most tiles of an image; not compared, since it is no part of the architecture."""
     tiles_several: bool = field(default=True, compare=False)
-    """Whether the images of a call with several are cut into tiles."""
+    """Whether images are cut into tiles also if a call has several; not compared."""
 
     def __post_init__(self) -> None:
         for name, kind in (("sam", SamSizes), ("clip", BlockSizes)):
@@ -102,7 +102,7 @@ class DeepseekOCRConfig:
 
     @property
     def depth(self) -> int:
-        """Blocks of CLIP."""
+        """Number of blocks of CLIP."""
         return self.clip.depth
 
     @property

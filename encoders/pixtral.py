@@ -61,7 +61,7 @@ class PixtralConfig:
     num_heads: int
     out_hidden_size: int
     activation: str
-    """Of the gate in the MLPs of the blocks: "silu" or "gelu"."""
+    """The activation of the gate in the MLPs of the blocks: "silu" or "gelu"."""
     merger: bool
     """Whether the projector normalises patches and merges them (all but Pixtral)."""
     projector_bias: bool

@@ -35,7 +35,7 @@ class Group(NamedTuple):
     """Items that run together, through one budget or eagerly (None)."""
 
     items: tuple[int, ...]
-    """Their numbers in the call, ascending."""
+    """The numbers of the items in the call, ascending."""
     budget: Budget | None
     cost: float
     reasons: tuple[str, ...] = ()

@@ -31,8 +31,8 @@ SCHEDULE_ITEMS = 200_000
 METADATA_BYTES = 128 * 2**20
 """Most bytes of metadata that are kept for grids seen before."""
 ENTRIES = 20_000
-"""Values of a cache at most. Each takes some 2 KiB of the host's memory, whatever its size is: the
-metadata of eight tiled images is 168 bytes, and 64 MiB of them would take a gigabyte."""
+"""Most values that a cache keeps. A value takes about 2 KiB of the host's memory beside its bytes:
+the metadata of eight tiled images has 168 bytes, and 128 MiB of such values would take 1.6 GB."""
 Value = TypeVar("Value")
 
 
@@ -78,7 +78,7 @@ class Executor:
 
     form: EncoderForm
     graphs: PathGraphs
-    """No budgets on the eager backend."""
+    """The captured budgets of the path; there are none on the eager backend."""
     guard: WeightGuard
     counts: GraphStats
     """Counters of eager runs."""

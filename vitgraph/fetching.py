@@ -44,7 +44,7 @@ _HEADERS = {
 }
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HOLD_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
-"""Their last 32 bits are an IPv4 address: those that are mapped, and those of NAT64."""
+"""IPv6 networks whose last 32 bits are an IPv4 address: mapped addresses, and those of NAT64."""
 _IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
 _SPECIAL = IPv4Network("192.0.0.0/24")
 """Reserved for protocols; older versions of Python call a part of it global."""

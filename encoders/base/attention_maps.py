@@ -124,9 +124,9 @@ class AttentionObserver:
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the numbers of the rows [.., 1] once, then the weights [.., H] of each block.
+        """Yield the number of each row [.., 1], then the attention weights [.., H] of each block.
 
-        Blocks that are not those of ``tower.blocks`` run as they are and yield their states.
+        Blocks other than those of ``tower.blocks`` run as usual, and their states are yielded.
         """
         if blocks is not tower.blocks:
             yield from tower._reference_blocks(hidden, metadata, wanted, blocks)

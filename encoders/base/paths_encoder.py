@@ -248,7 +248,7 @@ class Entry(NamedTuple):
 
     item: int
     name: str
-    """Of the path."""
+    """The name of the path."""
     grid: Grid
     sizes: tuple[int, int]
     """Patches and tokens."""

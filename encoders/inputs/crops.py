@@ -43,8 +43,9 @@ class Crops(NamedTuple):
     """How an image is cut into tiles."""
 
     width: int
-    """Of the resized image, in pixels."""
+    """Width of the resized image in pixels."""
     height: int
+    """Height of the resized image in pixels."""
     side: int
     """Side of a crop in pixels; 0 means no tiles."""
 

@@ -27,7 +27,8 @@ from .sizes import MOST_PIXELS
 
 _NO_VIDEOS = "this family takes images alone; pass frames as images"
 _LARGEST_SCALE, _TOLERANCE = 100.0, 1e-5
-"""Where the source's search for the scale begins, and how near its ends come."""
+"""The search for the scale of an image begins below the first number, and ends when its two bounds
+are closer than the second; both numbers are the source's."""
 
 
 @dataclass(frozen=True)

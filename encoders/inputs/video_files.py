@@ -45,7 +45,7 @@ def require_av() -> None:
 
 
 class _Pass(threading.local):
-    """The position of the current thread in the file."""
+    """The decoder that the current thread reads a video file with, and how far it has read."""
 
     decoder: Iterator[tuple[int, VideoFrame]] | None = None
     position: int = -1

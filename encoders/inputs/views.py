@@ -318,7 +318,7 @@ class CandidatePreprocessor(ViewPreprocessor):
 
     image_size: int = 384
     candidates: tuple[tuple[int, int], ...] = ((384, 384),)
-    """Widths and heights in pixels that an image may be resized to, multiples of S."""
+    """(width, height) in pixels that an image may be resized to, in multiples of a view."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

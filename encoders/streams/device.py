@@ -30,7 +30,7 @@ class DeviceQueue:
             self._copies, self._runs = _streams(device)
 
     def begin(self) -> None:
-        """Let batches run after what the caller's stream has been given so far."""
+        """Make batches wait for the work that the caller's stream has been given so far."""
         if self._on_cuda:
             self._runs.wait_stream(torch.cuda.current_stream(self.device))
 
@@ -39,7 +39,7 @@ class DeviceQueue:
         return rows.pin_memory() if self.pins else rows
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The parts on the device if that is a GPU; the encoder moves others itself."""
+        """Return tensors copied to a CUDA device; for other devices the encoder copies them."""
         if not self._on_cuda:
             return list(parts)
         with torch.cuda.stream(self._copies):
@@ -50,11 +50,11 @@ class DeviceQueue:
         return sent
 
     def running(self) -> AbstractContextManager[object]:
-        """Where a batch is to be encoded."""
+        """Return the context in which a batch is to be encoded: a stream of its own on CUDA."""
         return torch.cuda.stream(self._runs) if self._on_cuda else nullcontext()
 
     def mark(self) -> torch.cuda.Event | None:
-        """A point after everything that was queued so far."""
+        """Return an event after everything that was queued so far, None without CUDA."""
         if not self._on_cuda:
             return None
         event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to a decoder
@@ -65,7 +65,7 @@ class DeviceQueue:
         """Wait until the device has passed ``mark``; ``results`` then belong to the caller."""
         if mark is not None:
             mark.synchronize()
-            for tensor in results:  # its memory is not used again while the caller's stream may
+            for tensor in results:  # the caller's stream may read it: torch then keeps its memory
                 tensor.record_stream(torch.cuda.current_stream(self.device))
 
 

@@ -57,7 +57,7 @@ class ItemResult(NamedTuple):
     """The result of one item of a stream, and where it comes from."""
 
     number: int
-    """Of the item, from 0."""
+    """Number of the item, from 0."""
     key: Any
     value: Any
     """An ``EncoderOutput``, a vector [D], or an :class:`ItemError`."""

@@ -112,6 +112,14 @@ def test_every_module_begins_with_a_docstring() -> None:
         assert ast.get_docstring(tree_of(path)) or not path.read_text().strip(), path
 
 
+def test_no_docstring_begins_with_a_word_for_the_name_before_it() -> None:
+    for path in sources(*PACKAGES):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                first = str(node.value.value).split(" ")[0]
+                assert first not in ("Of", "Its", "Their"), f"{path}: line {node.lineno}"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_exported_name_has_a_docstring(package: str) -> None:
     module = importlib.import_module(package)

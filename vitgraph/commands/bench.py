@@ -39,7 +39,8 @@ _TIMES = {
     "graphed_ms": "graphed",
     "bare_replay_ms": "bare replay",
 }
-"""The measured times and their columns; results older than the accelerated towers lack one."""
+"""The name of each measured time in a results file, and the title of its column. Results that are
+older than the accelerated towers lack ``accelerated_ms``."""
 
 
 def results_folder() -> Path:

@@ -26,9 +26,9 @@ from ..video import read_video
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 NO_LIMITS = Limits()
-"""The limits of the checkpoint itself."""
+"""Sets no limits, so that those of the checkpoint hold."""
 WHOLE = ItemResults()
-"""Whole outputs, no vectors."""
+"""Asks for the whole output of each item, not for one vector."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
 """Each item is a call of its own."""
 _SIDEWAYS = (5, 6, 7, 8)
@@ -40,7 +40,7 @@ class Media(NamedTuple):
 
     name: str
     item: Any
-    """As ``encoder.encode_many`` takes it."""
+    """The image or video in a form that ``encoder.encode_many`` takes."""
 
     @property
     def kind(self) -> str:

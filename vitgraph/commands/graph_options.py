@@ -16,9 +16,9 @@ MODALITIES = {"image": 1, "video": 1, "image+video": 2}
 CLIP_SEGMENTS = 64
 """Frame pairs that a graph for clips holds: 128 frames."""
 MAX_GRAPHS = 48
-"""As many as :class:`GraphedEncoder` captures by default."""
+"""Most graphs that are captured, the default of :class:`GraphedEncoder`."""
 MOST_ITEMS = 8192
-"""Items per replay at most: the tokens of the largest default budget."""
+"""Most items per replay: the tokens of the largest default budget, as an item has at least one."""
 
 
 @dataclass(frozen=True)

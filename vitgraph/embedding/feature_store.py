@@ -40,7 +40,7 @@ TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
 """The encoders whose features vLLM takes."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
-"""How the names of the files end that a job writes into the folder."""
+"""Endings of the names of files that a job writes into its folder."""
 
 
 class StoreSettings(NamedTuple):
@@ -50,9 +50,9 @@ class StoreSettings(NamedTuple):
     """The repo, None for a checkpoint that was not loaded from the Hub."""
     dtype: str
     commit: str
-    """Of the repo; of another checkpoint, a digest of the weights in this dtype."""
+    """The commit of the repo; without a repo, a digest of the weights in ``dtype``."""
     width: int
-    """Columns of each tensor, (1 + L) * D."""
+    """Columns of each tensor: (1 + L) * D for L DeepStack features of width D."""
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_tiles: int | None = None

@@ -153,7 +153,7 @@ def state_of(files: Iterable[Path], root: Path) -> str:
 
 
 def checkpoint_state(checkpoint: str, subfolder: str | None) -> str:
-    """Return the text that stands for the commit of a checkpoint on a disk."""
+    """Return a digest of the files of a checkpoint on a disk, which has no commit to name it by."""
     folder = Path(checkpoint).expanduser() / (subfolder or "")
     files = [folder] if folder.is_file() else sorted(folder.iterdir())
     kept = [path for path in files if path.suffix in (".json", ".safetensors")]

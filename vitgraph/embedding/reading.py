@@ -18,7 +18,7 @@ class SourceOptions(NamedTuple):
     """Where images are inside other files, and what names in lists and cells may say."""
 
     column: str = "image"
-    """Of parquet files and data sets."""
+    """The column with the images in parquet files and data sets."""
     subset: str | None = None
     """Configuration of a data set."""
     split: str = "train"
@@ -34,7 +34,7 @@ class File(NamedTuple):
     key: str
     """Path relative to the source, with forward slashes; names the image in the result."""
     path: str
-    """Of the image file or of the file that holds it: an absolute path, or an address."""
+    """Absolute path or address of the image file, or of the file that holds the image."""
     size: int = -1
     """Bytes of the image file, -1 if they are not known."""
     version: str = ""

@@ -27,7 +27,7 @@ from .files import explaining, is_remote, local_path, open_filesystem, protocol_
 JOB = "job"
 """Name of the lock under which the files of the job as a whole are written."""
 STORE, STORED, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
-"""Of a feature store: the name of its settings, of the file of an item, and of the tensor in it."""
+"""Names in a feature store: the file of its settings, the file of an item, the tensor in it."""
 SPARE = 1 << 20
 """Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
 

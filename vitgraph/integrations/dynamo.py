@@ -65,9 +65,9 @@ class Options(NamedTuple):
     revision: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    """Of weights and features; a text-only decoder takes features of its own dtype alone."""
+    """The dtype of weights and features; a text-only decoder takes only features of its own."""
     max_tokens: int | None = None
-    """Output tokens per batch, per image and of the largest graph. None means 8192, and graphs that
+    """Most output tokens of a batch, of an image and of a graph. None means 8192, and graphs that
     fit a third of the memory that is free."""
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -79,7 +79,7 @@ class Options(NamedTuple):
     image_token_id: int | None = None
     """The placeholder of a text-only decoder, one per image; None for Qwen3-VL and Qwen3.5."""
     backend: str = "auto"
-    """Of the GraphedEncoder; "eager" captures nothing."""
+    """The ``backend`` of the GraphedEncoder; "eager" captures nothing."""
     table: str | None = None
     """A file of ``GraphedEncoder.save_table``, with which a restart measures nothing."""
 

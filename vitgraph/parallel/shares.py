@@ -71,9 +71,9 @@ class Shares(NamedTuple):
     """The items of one call, and which of them each rank encodes."""
 
     grids: list[Grid]
-    """Of each item, in the path "image"."""
+    """The grid of each item in the path "image"."""
     specs: list[EncoderItemSpec]
-    """Of each item; none for an encoder of several paths."""
+    """The sizes of each item; empty for an encoder of several paths."""
     of_ranks: list[list[int]]
     """The numbers of the items of each rank, ascending."""
     mine: list[int]

@@ -193,13 +193,13 @@ class Repo:
         )
 
     def store(self, commit: str) -> Store:
-        """Return the folder of what we keep of the repo, or of a folder in it, at a commit."""
+        """Return the store of what is kept of the repo, or of its subfolder, at a commit."""
         subfolder = self.options.subfolder
         inside = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
         return Store(repo_folder(self.root, self.repo_id) / f"{commit}{inside}")
 
     def inside(self, name: str) -> str:
-        """Return the path of a file in the repo, of which the checkpoint may be a folder."""
+        """Return the path in the repo of a file of the checkpoint, which may be in a subfolder."""
         folder = self.options.subfolder
         return check_name(f"{folder}/{name}" if folder else name, self.label)
 
@@ -211,7 +211,12 @@ class Repo:
         return self._remotes[name]
 
     def clients_file(self, name: str, revision: str | None = None) -> Path | Literal[False] | None:
-        """Return a file in the client's cache; False if it is known not to exist, else None."""
+        """Look a file up in the cache of the Hub's client.
+
+        Returns:
+            The path of the file; False if the cache says that the repo has no such file, None if
+            the cache does not know.
+        """
         found = try_to_load_from_cache(
             self.repo_id,
             self.inside(name),

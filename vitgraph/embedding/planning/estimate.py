@@ -17,7 +17,7 @@ from ...terminal import format_table, readable
 GPUS = (1, 8, 64)
 """The rows of the table where ``--gpus`` says nothing."""
 THREADS_PER_GPU = 12
-"""As many hosts of eight GPUs have cores for each."""
+"""Cores per GPU of a usual host with eight GPUs."""
 
 
 class Sample(NamedTuple):
@@ -25,9 +25,9 @@ class Sample(NamedTuple):
 
     read_bytes: float
     read_seconds: float
-    """Of one thread, waiting included."""
+    """Seconds in which one thread reads an image, waiting included."""
     decode_seconds: float
-    """Of one core."""
+    """Seconds in which one core decodes an image."""
     written_bytes: float
     tokens: Sequence[int]
     """Output tokens of each image."""
@@ -48,7 +48,7 @@ class Estimate(NamedTuple):
     images: int
     sample: Sample
     rate: Rate | None
-    """Of one GPU, None if nobody has measured it."""
+    """The rate of one GPU, None if nobody has measured it."""
     threads: int = THREADS_PER_GPU
 
     @property
