@@ -52,7 +52,7 @@ def require_metadata(metadata: object) -> None:
 
 
 def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
-    """Return the fix for a call without grid and metadata; for tiles, with their grid as one item."""
+    """Return the fix for a call without grid and metadata; for tiles, with the grid of one item."""
     fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
     if pixel_values.ndim != 4:
         return fix
