@@ -1,7 +1,17 @@
 """CUDA graphs for any encoder that keeps the contract: one graph per token budget, padded exactly.
 
 This package knows no model: it asks an encoder what items cost, prepares padded metadata, and
-replays.
+replays. Its modules, in the order of a call's way through them:
+
+- ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
+- ``guards``: what is refused, such as gradients and weights that have changed
+- ``forms``: the form of the encoder that is captured, such as the accelerated one
+- ``budgets``, ``bucketing``: the capacities of the graphs, and which ones are captured
+- ``capture``, ``budget_graph``, ``buffers``: graphs made, each with its part of the static buffers
+- ``measuring``, ``prices``: times of replays and eager runs, taken, saved and compared
+- ``packing``: items put into the groups that cost least
+- ``replay``, ``results``: inputs copied in, graphs replayed, results copied out
+- ``stats``: what was replayed, padded and run eagerly
 """
 
 from .bucketing import fit_budgets

@@ -1,7 +1,7 @@
 """Accelerated towers: the same blocks with fused steps and the fastest attention kernels.
 
 This package knows no model. The blocks of an encoder list their layers by role, as
-:class:`encoders.contract.BlockParts`.
+:class:`encoders.block_parts.BlockParts`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The base classes of all encoders, checks of their arguments, and saving.
 
 - ``encoder``: the base class of all encoders, with their one call
-- ``features``: feature maps and the outputs of inner blocks
+- ``feature_maps``, ``intermediates``, ``attention_maps``: what a tower shows of images, in space
 - ``vision_encoder``: encoders of one input path, and how their blocks run
 - ``patch_encoder``, ``tile_encoder``: towers over packed patches, and over square tiles
 - ``paths_encoder``: encoders of several input paths

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -118,6 +119,15 @@ def test_no_docstring_begins_with_a_word_for_the_name_before_it() -> None:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 first = str(node.value.value).split(" ")[0]
                 assert first not in ("Of", "Its", "Their"), f"{path}: line {node.lineno}"
+
+
+def test_the_modules_that_a_package_lists_in_its_docstring_exist() -> None:
+    for path in (path for path in sources(*PACKAGES) if path.name == "__init__.py"):
+        for line in (ast.get_docstring(tree_of(path)) or "").splitlines():
+            listed = line.partition(":")[0] if line.startswith("- ``") else ""
+            for name in re.findall("``([a-z_0-9]+)``", listed):
+                found = (path.parent / f"{name}.py").exists() or (path.parent / name).is_dir()
+                assert found, f"{path} lists {name}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

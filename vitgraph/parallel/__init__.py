@@ -1,6 +1,6 @@
 """One call over several GPUs: items are shared out among the ranks of a process group.
 
-- ``encoder``: :class:`DataParallelEncoder`, which is called as an encoder is
+- ``data_parallel``: :class:`DataParallelEncoder`, which is called as an encoder is
 - ``shares``: which rank encodes which items, and where their rows lie in what all ranks gather
 - ``rank_result``: what one rank has computed, and what it has to hear of the others' parts
 - ``rows``: the rows of all ranks, gathered on each
