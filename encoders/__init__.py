@@ -29,6 +29,7 @@ from .deepseek_vl import (
     DeepseekVLHybridEncoder,
 )
 from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
+from .gemma4 import Gemma4Config, Gemma4Encoder
 from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .intern_vit import InternViT, InternViTConfig
@@ -60,6 +61,8 @@ __all__ = [
     "EncoderOutput",
     "Gemma3Config",
     "Gemma3Encoder",
+    "Gemma4Config",
+    "Gemma4Encoder",
     "Glm4VConfig",
     "Glm4VEncoder",
     "GlmOCRConfig",

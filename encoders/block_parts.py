@@ -28,8 +28,9 @@ class BlockParts(NamedTuple):
     """The layers of one pre-norm block by role, for code that runs its steps in another way.
 
     Each layer has the type given here, or is a module that replaces it (LoRA, quantised). A block
-    computes ``x += scale1 * proj(attention(qkv(norm1(x))))`` and ``x += scale2 *
-    down(activation(up(norm2(x))))``, the activation of ``gate`` times ``up`` if there is a gate.
+    computes ``x += scale1 * post_norm1(proj(attention(qkv(norm1(x)))))`` and ``x += scale2 *
+    post_norm2(down(activation(up(norm2(x)))))``, the activation of ``gate`` times ``up`` if there
+    is a gate.
     """
 
     containers: tuple[nn.Module, ...]
@@ -48,19 +49,24 @@ class BlockParts(NamedTuple):
     scale1: Tensor | None = None
     """[D], multiplies the attention branch (layer scale)."""
     scale2: Tensor | None = None
+    post_norm1: PartNorm | None = None
+    post_norm2: PartNorm | None = None
     limit: float | None = None
     """Largest input of the activation of ``gate``, and largest factor ``up`` of either sign."""
     q_norm: PartNorm | None = None
     """Norm over the query rows, all heads together or each by itself (``head_norms``)."""
     k_norm: PartNorm | None = None
+    v_norm: PartNorm | None = None
     head_norms: bool = False
-    """Whether ``q_norm`` and ``k_norm`` are over the rows of one head, with one weight for all."""
+    """Whether these norms are over the rows of one head, with one weight for all or none."""
+    softmax_scale: float | None = None
+    """What products of queries and keys are multiplied by; None: K ** -0.5."""
     num_key_value_heads: int | None = None
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windows: bool = False
     """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
-    interleaved: bool = False
-    """Whether rotary positions turn pairs (2i, 2i + 1) of a head instead of (i, i + K/2)."""
+    apart: int | None = None
+    """Columns from one of a rotary pair to the other, inside groups of twice as many; None: K/2."""
     relative: RelativePositions | None = None
     """Relative positions, of a block whose views each attend to themselves alone."""
 

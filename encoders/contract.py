@@ -219,6 +219,7 @@ class Limits(NamedTuple):
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_tiles: int | None = None
+    max_soft_tokens: int | None = None
     fps: float | None = None
     num_frames: int | None = None
 
@@ -234,6 +235,7 @@ class Preprocessor(Protocol):
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:

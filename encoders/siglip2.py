@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from .base.checks import check_input_size, check_rows
-from .base.patch_encoder import PatchEncoder, merge_order_positions
+from .base.patch_encoder import RasterEncoder, merge_order_positions
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import find_section, read_epsilon, read_flag, read_size, require_value
 from .layers.attention import TileSegments, padding_rows
@@ -110,7 +110,7 @@ class Siglip2Config:
         )
 
 
-class Siglip2Encoder(PatchEncoder):
+class Siglip2Encoder(RasterEncoder):
     """Encodes patches and a grid to hidden states and one normed token per patch."""
 
     def __init__(self, config: Siglip2Config, preprocessor: Preprocessor | None = None) -> None:

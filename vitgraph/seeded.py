@@ -169,6 +169,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     widths = ("embed_dim", "width", "hidden_size")
     own = next((name for name in widths if isinstance(section.get(name), int)), "hidden_size")
     ratio = section.get("intermediate_size", 0) / section.get(own, 1)
+    grouped = section.get("num_key_value_heads") != section.get("num_attention_heads")
     small = {
         "depth": depth,
         "num_hidden_layers": depth,
@@ -178,7 +179,8 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "heads": width // HEAD,
         "head_dim": HEAD,
         "output_hidden_size": 2 * width,  # channels between the two convolutions of Step3
-        "num_key_value_heads": max(width // (4 * HEAD), 1),  # EXAONE's four query heads per group
+        # EXAONE has four query heads per group.
+        "num_key_value_heads": max(width // (4 * HEAD), 1) if grouped else width // HEAD,
         "intermediate_size": round(ratio) * width,
         "out_hidden_size": TEXT_WIDTH,
         "hidden_size": TEXT_WIDTH,  # Qwen2-VL's name for the language model's width
@@ -240,6 +242,10 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
         return 1 + 0.05 * noise
     if name.endswith((".ls1", ".ls2", ".ls_1", ".ls_2")):
         return 0.1 + 0.01 * noise
+    if name.endswith(("_min", "_max")):  # what clips inputs and outputs
+        return (3 + noise.abs()) * (-1 if name.endswith("_min") else 1)
+    if name == "std_scale":
+        return 1 + 0.05 * noise
     if like.ndim < 2 or "pos" in name or "class" in name:
         return 0.02 * noise
     return noise * like[0].numel() ** -0.5
@@ -253,7 +259,8 @@ def _publish(
     for ours, tensor in tower.items():
         names = layout.to_published(ours)
         tensor = tensor.view(layout.published_shape(ours, tuple(tensor.shape)))
-        for name, rows in zip(names, tensor.chunk(len(names)), strict=True):
+        parts = tensor.chunk(len(names)) if len(names) > 1 else [tensor]  # a number has no rows
+        for name, rows in zip(names, parts, strict=True):
             slot = layout.to_ours(name)
             if slot is not None and slot.halves:
                 rows = in_halves(rows, heads)

@@ -214,13 +214,21 @@ class FusedForward:
         return self.norms.Norm(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
 
     def _add(
-        self, layer: nn.Linear, rows: Rows, scale: Tensor | None, weight: Tensor | None = None
+        self,
+        layer: nn.Linear,
+        rows: Rows,
+        scale: Tensor | None,
+        norm: PartNorm | None,
+        weight: Tensor | None = None,
     ) -> None:
         """Add the last product of a branch to the stream; ``weight`` replaces the layer's."""
-        if scale is not None or not isinstance(rows, Tensor) or not is_plain(layer):
-            self.stream = self.stream._replace(branch=self._linear(layer, rows), scale=scale)
+        if not isinstance(rows, Tensor) or not is_plain(layer):
+            self._leave(self._linear(layer, rows), scale, norm)
             return
         weight = layer.weight if weight is None else weight
+        if scale is not None or norm is not None:
+            self._leave(F.linear(rows, weight, layer.bias), scale, norm)
+            return
         hidden = self.stream.hidden
         if self.writable:
             hidden.addmm_(rows, weight.t())
@@ -230,21 +238,31 @@ class FusedForward:
         if layer.bias is not None:
             self.stream = self.stream.plus_bias(layer.bias)
 
+    def _leave(self, branch: Tensor, scale: Tensor | None, norm: PartNorm | None) -> None:
+        """Leave a branch to the norm that reads the stream next, which adds it."""
+        inner = None
+        if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
+            inner = self._kernel_norm(norm)
+        elif norm is not None:
+            self.ran.called += 1
+            branch = norm(branch.view(self.shape)).flatten(0, -2).contiguous()
+        self.stream = self.stream._replace(branch=branch, scale=scale, branch_norm=inner)
+
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
         """Add the output product of the attention to the stream."""
         rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
-        self._add(parts.proj, rows, parts.scale1)
+        self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
         """Add the MLP of the normalised stream to the stream."""
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
-            self._add(parts.down, inner, parts.scale2, weight)
+            self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight)
         else:
             assert self.fp8 is not None
             branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
-            self.stream = self.stream._replace(branch=branch, scale=parts.scale2)
+            self._leave(branch, parts.scale2, parts.post_norm2)
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
         """Attention over normalised rows, before the output product."""
@@ -255,7 +273,7 @@ class FusedForward:
         shared = parts.num_key_value_heads or heads
         qkv = self._fresh_linear(parts.qkv, rows).unflatten(-1, (heads + 2 * shared, -1))
         q, k, v = qkv.split((heads, shared, shared), 1)
-        for norm, part in ((parts.q_norm, q), (parts.k_norm, k)):
+        for norm, part in ((parts.q_norm, q), (parts.k_norm, k), (parts.v_norm, v)):
             if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
                 self._norm_in_place(norm, part if parts.head_norms else part.flatten(1))
         cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
@@ -267,10 +285,19 @@ class FusedForward:
             self.picked[parts.windows] = shape, self.attention.kernel(name)
             self.ran.kernels.add(name)
         shape, kernel = self.picked[parts.windows]
+        scale = parts.softmax_scale
+        factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5  # kernels scale by K ** -0.5
         if cos is not None and sin is not None:  # this clears padding, too
-            self.rotary.rotate_in_place(qkv, cos, sin, offsets, heads + shared, parts.interleaved)
-        elif kernel.reads_beyond and shape.pads:
-            self.rotary.clear_rows(qkv.flatten(1), offsets, kernel.reads_beyond)
+            queries = 0 if scale is None else heads
+            turned = heads + shared
+            self.rotary.rotate_in_place(
+                qkv, cos, sin, offsets, turned, parts.apart, queries, factor
+            )
+        else:
+            if scale is not None:
+                q.mul_(factor)
+            if kernel.reads_beyond and shape.pads:
+                self.rotary.clear_rows(qkv.flatten(1), offsets, kernel.reads_beyond)
         try:
             out = kernel.attend(q, k, v, self.buffer, offsets, shape)
         except torch.OutOfMemoryError:
@@ -311,8 +338,8 @@ class FusedForward:
         return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
 
     def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
-        """Normalise queries or keys: rows of all heads [T, D], or of each head [T, H, K]."""
-        if not is_norm(norm):
+        """Normalise queries, keys or values: rows [T, D] of all heads, or [T, H, K] of each."""
+        if not is_norm(norm, weighted=rows.ndim == 2):
             self.ran.called += 1
             rows.copy_(norm(rows))
         elif rows.ndim == 3:

@@ -23,6 +23,7 @@ from .quantise import E4M3, Rows8, row_scale
 def _add_norm_kernel(
     hidden,
     branch,
+    branch_weight,
     scale,
     offset,
     pending,
@@ -36,8 +37,10 @@ def _add_norm_kernel(
     branch_stride,
     normed_stride,
     columns,
+    branch_eps,
     eps,
     ADD: tl.constexpr,
+    BRANCH_NORM: tl.constexpr,
     SCALE: tl.constexpr,
     OFFSET: tl.constexpr,
     PENDING: tl.constexpr,
@@ -63,6 +66,9 @@ def _add_norm_kernel(
         x += shift
     if ADD:
         y = tl.load(branch + row * branch_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if BRANCH_NORM:
+            y *= 1.0 / tl.sqrt(tl.sum(y * y, axis=0) / columns + branch_eps)
+            y *= tl.load(branch_weight + column, mask=inside, other=0.0).to(tl.float32)
         if SCALE:
             y *= tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
         x += y
@@ -96,6 +102,7 @@ def _head_norm_kernel(
     columns,
     eps,
     RMS: tl.constexpr,
+    WEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -108,8 +115,9 @@ def _head_norm_kernel(
     if not RMS:
         x = tl.where(inside, x - (tl.sum(x, axis=1) / columns)[:, None], 0.0)
     moment = (tl.sum(x * x, axis=1) / columns)[:, None]
-    gain = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
-    out = x * (1.0 / tl.sqrt(moment + eps)) * gain
+    out = x * (1.0 / tl.sqrt(moment + eps))
+    if WEIGHT:
+        out *= tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
     if BIAS:
         out += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
     tl.store(place, out.to(rows.dtype.element_ty), mask=inside)
@@ -118,7 +126,8 @@ def _head_norm_kernel(
 class Norm(NamedTuple):
     """A layer norm, or an RMS norm (``rms``), over rows of D columns."""
 
-    weight: Tensor
+    weight: Tensor | None
+    """None for a norm of heads without weights."""
     bias: Tensor | None
     eps: float
     rms: bool
@@ -139,6 +148,8 @@ class Sum(NamedTuple):
     shifted: Tensor | None = None
     """float32 [D], which receives offset + pending when a kernel reads the sum. The program of the
     first row writes it, and none reads it in the same launch."""
+    branch_norm: Norm | None = None
+    """RMS norm of the branch, before it is scaled and added."""
 
     @property
     def complete(self) -> bool:
@@ -174,13 +185,14 @@ def normalise_heads(rows: Tensor, norm: Norm) -> None:
     assert rows.stride()[1:] == (columns, 1)
     _head_norm_kernel[(count,)](
         rows,
-        norm.weight.contiguous(),
+        None if norm.weight is None else norm.weight.contiguous(),
         None if norm.bias is None else norm.bias.contiguous(),
         rows.stride(0),
         heads,
         columns,
         norm.eps,
         RMS=norm.rms,
+        WEIGHT=norm.weight is not None,
         BIAS=norm.bias is not None,
         HEADS=triton.next_power_of_2(heads),
         BLOCK=triton.next_power_of_2(columns),
@@ -222,13 +234,16 @@ def _launch(
     normed: Tensor | None,
     scales: Tensor | None = None,
 ) -> None:
-    hidden, branch, scale, offset, pending, shifted = stream
-    vectors = (scale, pending, *(norm[:2] if norm is not None else (None, None)))
-    scale, pending, weight, bias = (None if x is None else x.contiguous() for x in vectors)
+    hidden, branch, scale, offset, pending, shifted, inner = stream
+    vectors = (scale, pending, inner and inner.weight, *(norm[:2] if norm else (None, None)))
+    scale, pending, branch_weight, weight, bias = (
+        None if x is None else x.contiguous() for x in vectors
+    )
     rows, columns = hidden.shape
     _add_norm_kernel[(rows,)](
         hidden,
         branch,
+        branch_weight,
         scale,
         offset,
         pending,
@@ -242,8 +257,10 @@ def _launch(
         0 if branch is None else branch.stride(0),
         0 if normed is None else normed.stride(0),
         columns,
+        0.0 if inner is None else inner.eps,
         0.0 if norm is None else norm.eps,
         ADD=branch is not None,
+        BRANCH_NORM=inner is not None,
         SCALE=scale is not None,
         OFFSET=offset is not None,
         PENDING=pending is not None,

@@ -69,10 +69,16 @@ def fusible(block: nn.Module) -> BlockParts | None:
     return parts
 
 
-def is_norm(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
-    """Whether the fused kernel computes everything that this norm computes."""
+def is_norm(norm: nn.Module, weighted: bool = True) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
+    """Whether a fused kernel computes everything that this norm computes.
+
+    Args:
+        norm: a norm, or a module that wraps or replaces it.
+        weighted: whether the kernel is one of those that take norms with weights only.
+    """
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or not is_untouched(norm):
         return False
     if type(norm) not in (nn.LayerNorm, nn.RMSNorm):
         return False
-    return norm.eps is not None and len(norm.normalized_shape) == 1 and norm.elementwise_affine
+    usual = norm.eps is not None and len(norm.normalized_shape) == 1
+    return usual and (norm.elementwise_affine or not weighted)

@@ -20,10 +20,12 @@ def _rotate_kernel(
     segments,
     row_stride,
     period,
+    factor,
+    QUERIES: tl.constexpr,
     TURNED: tl.constexpr,
     VALUES: tl.constexpr,
     HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    APART: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -31,8 +33,7 @@ def _rotate_kernel(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]  # of queries, then of keys
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (head < TURNED) & (pair < HALF)
-    first_of_pair = 2 * pair if INTERLEAVED else pair
-    APART: tl.constexpr = 1 if INTERLEAVED else HALF
+    first_of_pair = pair // APART * (2 * APART) + pair % APART
     place = qkv + row * row_stride + head * (2 * HALF) + first_of_pair
     if row >= tl.load(offsets + segments):
         zero = tl.zeros([BLOCK_H, BLOCK], qkv.dtype.element_ty)
@@ -47,6 +48,9 @@ def _rotate_kernel(
         s = tl.load(sin + angle, mask=pair < HALF, other=0.0)
         first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(place + APART, mask=inside, other=0.0).to(tl.float32)
+        if QUERIES:
+            c = tl.where(head < QUERIES, c * factor, c)
+            s = tl.where(head < QUERIES, s * factor, s)
         tl.store(place, (first * c - second * s).to(qkv.dtype.element_ty), mask=inside)
         tl.store(place + APART, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
 
@@ -57,7 +61,9 @@ def rotate_in_place(
     sin: Tensor,
     offsets: Tensor,
     turned: int,
-    interleaved: bool = False,
+    apart: int | None = None,
+    queries: int = 0,
+    factor: float = 1.0,
 ) -> None:
     """Rotate queries and keys, and clear pad rows, whose NaN must not reach a tile of keys.
 
@@ -70,7 +76,9 @@ def rotate_in_place(
         cos, sin: float32 [T, K/2], or [n, K/2] for tiles of n rows that share their angles.
         offsets: int32 [S+1].
         turned: number of heads of queries and keys; there are at most as many of values.
-        interleaved: whether pairs are (2i, 2i + 1) instead of (i, i + K/2).
+        apart: columns between the two of a pair, which stand in groups of twice as many; None: K/2.
+        queries: number of heads that are multiplied by ``factor``, too.
+        factor: what they are multiplied by before they are rounded.
     """
     rows, heads, size = qkv.shape
     _rotate_kernel[(rows, triton.cdiv(turned, HEADS_PER_PROGRAM))](
@@ -81,10 +89,12 @@ def rotate_in_place(
         len(offsets) - 1,
         qkv.stride(0),
         len(cos),
+        factor,
+        QUERIES=queries,
         TURNED=turned,
         VALUES=heads - turned,
         HALF=size // 2,
-        INTERLEAVED=interleaved,
+        APART=apart or size // 2,
         BLOCK_H=HEADS_PER_PROGRAM,
         BLOCK=triton.next_power_of_2(size // 2),
         num_warps=WARPS,

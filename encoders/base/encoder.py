@@ -229,6 +229,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
@@ -244,6 +245,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             max_pixels: largest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
             max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
                 DeepSeek-OCR, DeepSeek-VL2).
+            max_soft_tokens: most tokens per image or frame: 70, 140, 280, 560 or 1120 (Gemma 4).
             fps: sample videos at this many frames per second; by default every frame is used.
             num_frames: sample videos to this many frames.
 
@@ -253,7 +255,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         Raises:
             ValueError: an image that cannot be encoded, or a keyword this family has no use for.
         """
-        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         return self.preprocessor(images, videos, **limits._asdict())
 
     @abstractmethod

@@ -85,6 +85,20 @@ class PatchEncoder(VisionEncoder):
         return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
 
 
+class RasterEncoder(PatchEncoder):
+    """A tower over packed patches that lie row by row, as its tokens do."""
+
+    def _maps_of_grids(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        grids = self._read(grid_thw)
+        whole = len(features) == sum(t * h * w for t, h, w in grids)
+        return raster_maps(features, grids, 1 if whole else self.config.spatial_merge_size)
+
+
 def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Tensor]:
     """Undo the merge-block order.
 

@@ -174,11 +174,12 @@ class PatchPreprocessor:
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
         """Return patches [P, 3*T*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
-        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         return self._fill(self._read(images, videos, limits))
 
     def stage(
@@ -250,11 +251,11 @@ class PatchPreprocessor:
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return the frames of each item, the rules for it, and its grid."""
-        if limits.max_tiles is not None:
-            raise ValueError(
-                f"max_tiles={limits.max_tiles}: this tower has no tiles; bound the size with "
-                "max_pixels"
-            )
+        for name in ("max_tiles", "max_soft_tokens"):
+            if (value := limits._asdict()[name]) is not None:
+                raise ValueError(
+                    f"{name}={value}: this tower has no tiles; bound the size with max_pixels"
+                )
         check_limits(limits)
         choose = partial(
             sample_frames,

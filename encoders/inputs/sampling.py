@@ -1,7 +1,7 @@
 """Which frames are sampled from a video.
 
 Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V and GLM-5 video
-processors of transformers 5.23.0.
+processors, and ``default_sample_indices_fn`` (the "uniform" rule), of transformers 5.23.0.
 
 Deliberate differences:
 
@@ -20,7 +20,7 @@ from typing import Literal, SupportsFloat, TypeAlias
 import torch
 
 SamplingRule: TypeAlias = Literal[
-    "qwen2_vl", "qwen3_vl", "internvl", "glm4v", "glm46v", "glm5_next"
+    "qwen2_vl", "qwen3_vl", "internvl", "glm4v", "glm46v", "glm5_next", "uniform"
 ]
 
 
@@ -77,6 +77,9 @@ def sample_frames(
         if fps is not None:
             count = min(max(count, min_frames), max_frames, total)
         return list(map(round, _evenly(0, total - 1, count)))
+    if rule == "uniform":
+        count = num_frames if num_frames is not None else max(int(wanted), 1)
+        return [frame * total // count for frame in range(_check_count(count, total, fps, 1))]
     if rule == "internvl":
         count = _check_count(int(wanted), total, fps, 1)
         start = total / count / 2 if initial_shift is True else float(initial_shift)

@@ -127,11 +127,12 @@ class TilePreprocessor:
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
         """Return tiles [n, 3, S, S] of images, then videos; see ``VisionEncoder.preprocess``."""
-        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         items = self._read(images, videos, limits)
         counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
         size = self.image_size
@@ -199,7 +200,7 @@ class TilePreprocessor:
         limits: Limits,
     ) -> list[tuple[list[Tensor], tuple[int, int, bool], Stats, Stats]]:
         """Return the frames of each item, how each frame is cut into tiles, mean and std."""
-        for name in ("min_pixels", "max_pixels"):
+        for name in ("min_pixels", "max_pixels", "max_soft_tokens"):
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(
                     f"{name}={value}: InternViT resizes to tiles of {self.image_size}x"

@@ -141,11 +141,12 @@ class ViewPreprocessor(ABC):
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
         """Return the views of images by path; see ``VisionEncoder.preprocess``."""
-        limits = (min_pixels, max_pixels, max_tiles, fps, num_frames)
+        limits = (min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         items = self.read(images, videos, Limits(*limits))
         paths = {name: self._path(name, items) for name in self.sides}
         return VisionInputs(*paths.pop("image")[:2], [item.tiles for item in items], paths)
@@ -166,11 +167,9 @@ class ViewPreprocessor(ABC):
                 f"max_tiles={max_tiles}: this family's images are cut by their size or not at all; "
                 "leave it out"
             )
-        if len(videos):
-            raise ValueError(
-                f"{len(videos)} video{'s' * (len(videos) != 1)}: this family takes images alone; "
-                "pass frames as images"
-            )
+        if count := len(videos):
+            some = f"{count} video{'s' * (count != 1)}"
+            raise ValueError(f"{some}: this family takes images alone; pass frames as images")
         items, found = [], read_images(images)
         if len(found) > 1 and max_tiles is None and not self.tiles_several:
             max_tiles = 1

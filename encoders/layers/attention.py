@@ -242,15 +242,7 @@ def _attention_node(
 
 
 @_attention_node.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: Tensor,
-    padding: Tensor | None,
-    segment_rows: int,
-) -> Tensor:
+def _(q: Tensor, *rest: object) -> Tensor:
     return q.new_empty(q.shape)
 
 
@@ -289,14 +281,7 @@ def _attention_node_backward(
 
 @_attention_node_backward.register_fake
 def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: Tensor,
-    padding: Tensor | None,
-    segment_rows: int,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 

@@ -37,6 +37,7 @@ class EncodesItems(Generic[Output]):
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> list[Output]: ...
@@ -53,6 +54,7 @@ class EncodesItems(Generic[Output]):
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> list[Tensor]: ...
@@ -68,6 +70,7 @@ class EncodesItems(Generic[Output]):
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> list[Output] | list[Tensor]:
@@ -86,7 +89,7 @@ class EncodesItems(Generic[Output]):
             max_tokens_per_call: most output tokens that the encoder is given at a time. An item
                 above it runs in parts between its segments (frames, tiles), which is exact; one
                 segment alone may exceed the limit. None runs all items in one call.
-            min_pixels, max_pixels, max_tiles, fps, num_frames: as ``preprocess`` takes them.
+            min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
             One :class:`EncoderOutput` per item or, with a pool, one tensor [D] per item in float32
@@ -104,7 +107,7 @@ class EncodesItems(Generic[Output]):
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         item_encoder = self.item_encoder()
         item_encoder.check(wanted)
-        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
         return item_encoder.encode(inputs, wanted)
 
@@ -122,6 +125,7 @@ class EncodesItems(Generic[Output]):
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> Iterator[Any]:
@@ -145,7 +149,7 @@ class EncodesItems(Generic[Output]):
             on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place,
                 whatever was raised while the item was read.
             max_tokens_per_call: as :meth:`encode` takes it.
-            min_pixels, max_pixels, max_tiles, fps, num_frames: as ``preprocess`` takes them.
+            min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
             A generator of one result per item, on the encoder's device: what :meth:`encode`
@@ -160,7 +164,7 @@ class EncodesItems(Generic[Output]):
         from .calls import ItemResults
         from .stream import StreamOptions, stream_items
 
-        limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
         results = stream_items(self.item_encoder(), items, limits, wanted, options)

@@ -57,6 +57,7 @@ def stream_of(rows: int, width: int, dtype: torch.dtype, kind: str) -> Any:
         (strided(branch) if "strided" in kind else branch) if "branch" in kind else None,
         scale if "scale" in kind else None,
         offset if "offset" in kind else None,
+        branch_norm=norm_of(width, dtype, "RMS norm") if "normed" in kind else None,
     )
     return stream.plus_bias(drawn(width, dtype=dtype, seed=6)) if "bias" in kind else stream
 
@@ -65,17 +66,19 @@ def norm_of(width: int, dtype: torch.dtype, kind: str) -> Any:
     from encoders.accelerated.norms import Norm
 
     bias = drawn(width, dtype=dtype, seed=5) if kind == "layer norm" else None
-    return Norm(1 + drawn(width, dtype=dtype, seed=4), bias, 1e-6, kind == "RMS norm")
+    weight = None if "without weight" in kind else 1 + drawn(width, dtype=dtype, seed=4)
+    return Norm(weight, bias, 1e-6, kind.startswith("RMS norm"))
 
 
 KINDS = [
     "hidden",
     "branch",
     "branch, scale",
+    "normed branch",
     "offset",
     "bias",
     "offset, bias",
-    "strided branch, scale, offset, bias",
+    "normed strided branch, scale, offset, bias",
 ]
 
 
@@ -129,7 +132,9 @@ def test_a_norm_may_write_over_strided_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["layer norm", "layer norm without bias", "RMS norm"])
+@pytest.mark.parametrize(
+    "kind", ["layer norm", "layer norm without bias", "RMS norm", "RMS norm without weight"]
+)
 @pytest.mark.parametrize(("heads", "size"), [(16, 64), (3, 72)])
 def test_norms_of_heads_match_torch_inside_the_fused_projection(
     heads: int, size: int, kind: str, dtype: torch.dtype
@@ -195,15 +200,15 @@ def test_rotary_turns_queries_and_keys_and_clears_padding(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_tiles_share_the_angles_of_one(interleaved: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("apart", [None, 1, 6])
+def test_tiles_share_the_angles_of_one(apart: int | None, dtype: torch.dtype) -> None:
     from encoders.accelerated.rotary import rotate_in_place
 
     qkv, angles = drawn(12, 15, 24, dtype=dtype), drawn(4, 12, seed=1)
-    truth = rotated(qkv, angles.cos(), angles.sin(), 10, interleaved)
+    truth = rotated(qkv, angles.cos(), angles.sin(), 10, apart, 5, 3.0)
     qkv[8:] = float("nan")
     offsets = torch.tensor([0, 4, 8, 8], dtype=torch.int32, device=DEVICE)
-    rotate_in_place(qkv, angles.cos(), angles.sin(), offsets, 10, interleaved)
+    rotate_in_place(qkv, angles.cos(), angles.sin(), offsets, 10, apart, 5, 3.0)
     assert relative(qkv[:8], truth[:8]) <= ROUNDING[dtype]
     assert not qkv[8:].any()
 

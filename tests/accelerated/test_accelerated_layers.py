@@ -75,7 +75,7 @@ def test_hooks_on_each_module_of_a_block_fire(name: str) -> None:
         fired = []
         hooks = [
             module.register_forward_pre_hook(lambda *_, fired=fired: fired.append("before")),
-            module.register_forward_hook(lambda module, args, out: 1.1 * out),
+            module.register_forward_hook(lambda module, args, out: 1.1 * out + 0.1),
         ]
         assert both(encoder, fast, name, 1) > 1e-4, key
         assert fired == ["before", "before"], key
@@ -120,7 +120,7 @@ def test_a_forward_set_on_a_module_is_called(name: str) -> None:
     parts = block.parts()
     for module in (block, block.attn, block.mlp, parts.proj, parts.norm2):
         plain = module.forward
-        module.forward = lambda *args, plain=plain: 1.1 * plain(*args)
+        module.forward = lambda *args, plain=plain: 1.1 * plain(*args) + 0.1
         assert both(encoder, fast, name, 1) > 1e-3
         del module.forward
 
@@ -174,7 +174,7 @@ def test_replaced_modules_are_called(name: str) -> None:
             self.inner = inner
 
         def forward(self, *args: Any) -> Tensor:
-            return 1.1 * self.inner(*args)
+            return 1.1 * self.inner(*args) + 0.1
 
     encoder = fresh(name)
     fast, block = encoder.accelerated(), encoder.blocks[1]

@@ -39,6 +39,7 @@ OFFERED = {
     "deepseek_vl_hybrid": SEVERAL_PATHS,
     "deepseek_vl2": SEVERAL_PATHS,
     "deepseek_ocr": SEVERAL_PATHS | {"at_mode"},
+    "gemma4": ONE_PATH,
     "step3": SEVERAL_PATHS,
     "step3_vl": SEVERAL_PATHS,
 }
@@ -49,6 +50,7 @@ OFFERED = {
 def test_completion_offers_what_users_call(family: str, tmp_path: Path) -> None:
     folder = write_seeded_checkpoint(tmp_path / family, family, width=64)
     encoder = load_encoder(folder, progress=False)
-    layers = {name for name, _ in [*encoder.named_children(), *encoder.named_parameters()]}
+    tensors = [*encoder.named_parameters(), *encoder.named_buffers()]
+    layers = {name for name, _ in [*encoder.named_children(), *tensors]}
     offered = set(dir(encoder)) - set(dir(nn.Module)) - layers - {"training"}
     assert {name for name in offered if not name.startswith("_")} == OFFERED[family] - layers

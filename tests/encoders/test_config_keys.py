@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 from transformers.models.exaone4_5.configuration_exaone4_5 import Exaone4_5_VisionConfig
+from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
 from transformers.models.internvl.configuration_internvl import InternVLVisionConfig
 from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni2
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
@@ -25,7 +26,7 @@ from transformers.models.sam.configuration_sam import SamVisionConfig
 from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
 from transformers.models.step3p7.configuration_step3p7 import Step3p7VisionConfig
 
-from encoders import InternViTConfig, Step3VLConfig
+from encoders import Gemma4Config, InternViTConfig, Step3VLConfig
 from encoders.deepseek_vl import DeepseekVLConfig, DeepseekVLHybridConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
@@ -39,7 +40,6 @@ from oracles import (
     draw_pixels,
     edited,
 )
-from oracles.references import qwen_output
 
 GRIDS = [[1, 8, 12], [2, 4, 8]]
 ROPE = {"rope_type": "axial", "rope_theta": 100.0}
@@ -128,6 +128,32 @@ TABLE: dict[type[PreTrainedConfig], tuple[str, Keys]] = {
         Keys(Qwen3VLConfig, QWEN3, OTHER_ACT, INERT),
     ),
     Qwen3_5VisionConfig: ("qwen3_5", Keys(Qwen3VLConfig, QWEN3_5, OTHER_ACT, INERT)),
+    Gemma4VisionConfig: (
+        "gemma4",
+        Keys(
+            Gemma4Config,
+            {
+                "hidden_size": 96,
+                "intermediate_size": 100,
+                "num_hidden_layers": 2,
+                "head_dim": 32,
+                "patch_size": 8,
+                "pooling_kernel_size": 4,
+                "position_embedding_size": 100,
+                "rms_norm_eps": 1e-2,
+                "rope_parameters": {**ROPE, "rope_theta": 1e4},
+                "standardize": False,
+                "use_clipped_linears": True,
+            },
+            {
+                "hidden_activation": "gelu",
+                "attention_bias": True,
+                "num_attention_heads": 6,  # queries share no keys
+                "num_key_value_heads": 1,
+            },
+            {**IN_TRAINING, "max_position_embeddings": 100},
+        ),
+    ),
 }
 """The families whose reference takes its config as it is published."""
 
@@ -294,7 +320,7 @@ def test_the_reference_does_the_same_with_each_key(kind: type[PreTrainedConfig],
         ours, theirs = build_pair(family, {**family.tiny, ALIASES.get(key, key): value, key: value})
         pixels = draw_pixels(ours, GRIDS)
         output = ours(pixels, GRIDS)
-        truth = qwen_output(theirs, pixels, torch.tensor(GRIDS))
+        truth = family.output(theirs, pixels, torch.tensor(GRIDS))
         assert distance(tokens_of(output), tokens_of(truth)) <= FLOAT32, key
         if what == "inert":
             assert torch.equal(tokens_of(output), tokens_of(usual(pixels, GRIDS)))

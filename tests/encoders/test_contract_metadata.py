@@ -96,7 +96,7 @@ def test_rotary_tables_are_float32_or_the_encoders_own_float64(name: str) -> Non
         config = encoder.config
         for key in ("rotary_pos_emb_cos", "rotary_pos_emb_sin"):
             assert metadata[key].dtype == expected
-            assert metadata[key].shape == (24, config.hidden_size // config.num_heads // 2)
+            assert metadata[key].shape == (24, config.head_size // 2)
 
 
 def test_qwen3_taps_are_those_of_the_worked_example() -> None:

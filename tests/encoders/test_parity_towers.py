@@ -14,6 +14,7 @@ import pytest
 import timm
 import torch
 
+from encoders.base.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     FAMILIES,
@@ -104,6 +105,12 @@ def grids_of(family: Family, tier: str) -> list[Grids]:
     return lists[family.tiled, tier]
 
 
+def in_tokens_of(encoder: VisionEncoder, grids: Grids) -> Grids:
+    """Return grids for tokens of 2x2 patches as those with as many tokens of this encoder's."""
+    side = encoder.config.spatial_merge_size
+    return [[t, h // 2 * side, w // 2 * side] for t, h, w in grids]
+
+
 def worst_distances(
     family: Family,
     changes: Config,
@@ -115,6 +122,7 @@ def worst_distances(
     encoder, reference = build_pair(family, changes, dtype, lift)
     worst: dict[str, float] = {}
     for number, grids in enumerate(grid_lists):
+        grids = grids if family.tiled else in_tokens_of(encoder, grids)
         pixels = draw_pixels(encoder, grids, seed=number, dtype=dtype)
         grid_thw = torch.tensor(grids)
         ours = encoder(pixels, grid_thw)

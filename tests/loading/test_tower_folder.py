@@ -50,6 +50,8 @@ TRANSFORMERS = {
     "pixtral": ("pixtral", "PixtralVisionModel"),
     "ministral3": ("pixtral", "PixtralVisionModel"),
     "lighton_ocr": ("pixtral", "PixtralVisionModel"),
+    "gemma4": ("gemma4", "Gemma4VisionModel"),
+    "gemma4_e2b": ("gemma4", "Gemma4VisionModel"),
     "step3_vl": ("step3p7", "Step3p7VisionModel"),
     "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
 }
@@ -65,7 +67,7 @@ AUTO = {
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
     *("siglip", "siglip2", "gemma3"),
-    *("pixtral", "ministral3", "lighton_ocr"),
+    *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 
@@ -164,6 +166,10 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
         elif isinstance(image, PixtralEncoder):
             found, _ = pixtral_states(model, pixels, [[*grid[0]]], 2)
             found, wanted = in_merge_order(found, [[*grid[0]]], 2), hidden
+        elif "gemma4" in family:
+            places = torch.cartesian_prod(torch.arange(3), torch.arange(3)).flip(1)[None]
+            tokens = model(pixels[None] / 2 + 0.5, places).last_hidden_state
+            found, wanted = image.embed_vision(tokens), pooled
         elif isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:

@@ -57,6 +57,7 @@ from .deepseek import (
 )
 from .deepseek_vl2 import VL2Twin, vl2_output
 from .family import make_row
+from .gemma import gemma4_keys, gemma4_output, gemma4_reference
 from .keys import glm4v_keys, intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .pixtral import PixtralReference, pixtral_keys, pixtral_output
 from .references import (
@@ -132,6 +133,15 @@ PIXTRAL_NARROW = {
 }
 QWEN3_SHALLOW = {"depth": 3, "deepstack_visual_indexes": [0, 2]}
 QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
+GEMMA4_NARROW = {
+    "hidden_size": 64,
+    "intermediate_size": 92,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 24,
+    "position_embedding_size": 160,
+    "llm_width": 48,
+}
 
 FAMILIES = [
     make_row(
@@ -261,6 +271,19 @@ FAMILIES = [
         shallow={"num_hidden_layers": 2},
         narrow={**PIXTRAL_NARROW, "hidden_act": "gelu"},
         tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3, "hidden_act": "gelu"},
+        twin=True,
+    ),
+    make_row(
+        "gemma4", "google/gemma-4-31B-it", gemma4_reference, gemma4_keys, gemma4_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=GEMMA4_NARROW,
+        tiny={**GEMMA4_NARROW, "num_hidden_layers": 3, "pooling_kernel_size": 2},
+    ),
+    make_row(
+        "gemma4_e2b", "google/gemma-4-E2B-it", gemma4_reference, gemma4_keys, gemma4_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=GEMMA4_NARROW,
+        tiny={**GEMMA4_NARROW, "num_hidden_layers": 3, "pooling_kernel_size": 2},
         twin=True,
     ),
     make_row(

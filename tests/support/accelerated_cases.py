@@ -130,6 +130,8 @@ def activated(x: Tensor, kind: str, up: Tensor | None, limit: float | None) -> T
 def summed(stream: Any) -> Tensor:
     """Return the sum of a stream's terms, and note the sum of its biases as the kernel does."""
     hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
+    if branch is not None and stream.branch_norm is not None:
+        branch = normed(branch, stream.branch_norm)
     if branch is not None:
         hidden = hidden + (branch if scale is None else branch * scale)
     if stream.shifted is not None:
@@ -146,21 +148,26 @@ def normed(rows: Tensor, norm: Any) -> Tensor:
 
 
 def rotated(
-    qkv: Tensor, cos: Tensor, sin: Tensor, turned: int, interleaved: bool = False
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    turned: int,
+    apart: int | None = None,
+    queries: int = 0,
+    factor: float = 1.0,
 ) -> Tensor:
     """Return rows [T, heads, K] whose first ``turned`` heads are rotated.
 
-    Pairs are (i, i + K/2), or (2i, 2i + 1) if interleaved; tiles share the angles of one.
+    Pairs are (i, i + apart) in groups of 2 * apart columns, of which K/2 is the default; tiles
+    share the angles of one. The first ``queries`` heads are multiplied by ``factor``.
     """
-    out, half = qkv.double(), qkv.shape[-1] // 2
+    out, apart = qkv.double(), apart or qkv.shape[-1] // 2
     tiles = len(qkv) // len(cos)
-    c, s = (x.double().repeat(tiles, 1)[:, None] for x in (cos, sin))
-    pairs = (
-        (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
-    )
-    first, second = (out[:, :turned, place].clone() for place in pairs)
-    out[:, :turned, pairs[0]] = first * c - second * s
-    out[:, :turned, pairs[1]] = second * c + first * s
+    c, s = (x.double().repeat(tiles, 1)[:, None].unflatten(-1, (-1, apart)) for x in (cos, sin))
+    first, second = out[:, :turned].unflatten(-1, (-1, 2, apart)).unbind(-2)
+    both = torch.stack((first * c - second * s, second * c + first * s), -2)
+    out = torch.cat((both.flatten(2), out[:, turned:]), 1)
+    out[:, :queries] *= factor
     return out
 
 
@@ -194,9 +201,11 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         sin: Tensor,
         offsets: Tensor,
         turned: int,
-        interleaved: bool = False,
+        apart: int | None = None,
+        queries: int = 0,
+        factor: float = 1.0,
     ) -> None:
-        qkv.copy_(rotated(qkv, cos, sin, turned, interleaved))
+        qkv.copy_(rotated(qkv, cos, sin, turned, apart, queries, factor))
         qkv[int(offsets[-1]) :] = 0.0
 
     def clear_rows(x: Tensor, offsets: Tensor, count: int) -> None:

@@ -122,7 +122,7 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     )
 
 
-LIMITS = ("min_pixels", "max_pixels", "max_tiles", "fps", "num_frames")
+LIMITS = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens", "fps", "num_frames")
 """The options that are keywords of ``preprocess``."""
 
 
@@ -131,6 +131,7 @@ def add_sizes(group: argparse._ActionsContainer) -> None:
     group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
+    group.add_argument("--max-soft-tokens", type=int, help="most tokens per image (Gemma 4)")
 
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -24,6 +24,7 @@ _POSITIVE = (
     "min_pixels",
     "max_pixels",
     "max_tiles",
+    "max_soft_tokens",
     "batch_tokens",
     "workers",
     "max_tokens_per_call",
@@ -157,9 +158,8 @@ class Command:
     @property
     def limits(self) -> dict[str, int | None]:
         """The keywords of ``preprocess``."""
-        return {
-            name: vars(self.options)[name] for name in ("min_pixels", "max_pixels", "max_tiles")
-        }
+        names = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
+        return {name: vars(self.options)[name] for name in names}
 
 
 def _read_fields(options: argparse.Namespace) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class EmbedBatch:
         min_pixels: as ``preprocess`` takes it.
         max_pixels: as ``preprocess`` takes it.
         max_tiles: as ``preprocess`` takes it.
+        max_soft_tokens: as ``preprocess`` takes it.
 
     Raises:
         ValueError: a pool that makes no vector.
@@ -73,6 +74,7 @@ class EmbedBatch:
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
     ) -> None:
         check_pool(pool, normalize)
         if pool == "none":
@@ -93,6 +95,7 @@ class EmbedBatch:
             "min_pixels": min_pixels,
             "max_pixels": max_pixels,
             "max_tiles": max_tiles,
+            "max_soft_tokens": max_soft_tokens,
         }
         self._pinned = False
         self._loaded: tuple[Encoder | GraphedEncoder, int] | None = None

@@ -66,7 +66,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
             pool of processes takes.
         pool: "mean" or "max" over the tokens of an image, "cls" for the class token of InternViT,
             averaged over the tiles, or "head" for the head of SigLIP and SigLIP2.
-        min_pixels, max_pixels, max_tiles: as for ``encoder.preprocess``; None for the checkpoint's.
+        min_pixels, max_pixels, max_tiles, max_soft_tokens: as for ``encoder.preprocess``; None for
+            the checkpoint's.
 
     Raises:
         ValueError: an unknown ``pool``, or one that this encoder cannot make: it has no class
@@ -75,7 +76,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     """
 
     config_file_name = "vitgraph_config.json"
-    config_keys = ["pool", "min_pixels", "max_pixels", "max_tiles"]
+    config_keys = ["pool", "min_pixels", "max_pixels", "max_tiles", "max_soft_tokens"]
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
     ) -> None:
         super().__init__()
         pools = [name for name in POOLS if name != "none"]
@@ -100,7 +102,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
                 "ImageEncoder hands over one: call encoder.encode_many(images, pool=...) instead"
             )
         self.pool = pool
-        self.min_pixels, self.max_pixels, self.max_tiles = min_pixels, max_pixels, max_tiles
+        self.min_pixels, self.max_pixels = min_pixels, max_pixels
+        self.max_tiles, self.max_soft_tokens = max_tiles, max_soft_tokens
 
     @property
     def modalities(self) -> list[str]:
@@ -116,6 +119,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
             min_pixels=self.min_pixels,
             max_pixels=self.max_pixels,
             max_tiles=self.max_tiles,
+            max_soft_tokens=self.max_soft_tokens,
         )
         return {"pixel_values": pixels.pixel_values, "grid_thw": pixels.grid_thw.tolist()}
 

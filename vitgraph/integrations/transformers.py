@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders import EncoderOutput, InternViT, VisionEncoder
-from encoders.base.patch_encoder import PatchEncoder
+from encoders.base.patch_encoder import PatchEncoder, RasterEncoder
 from graphwrap import GraphedEncoder
 
 try:
@@ -54,7 +54,7 @@ class VisionTower(nn.Module):
     def __init__(self, encoder: VisionEncoder | GraphedEncoder) -> None:
         super().__init__()
         inner = _unwrap(encoder)
-        if not isinstance(inner, PatchEncoder):
+        if not isinstance(inner, PatchEncoder) or isinstance(inner, RasterEncoder):
             other = "call encoder.encode(images) for the features of each image"
             if isinstance(inner, InternViT):
                 other = (
@@ -149,6 +149,7 @@ def mm_encoder_outputs(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
     max_tiles: int | None = None,
+    max_soft_tokens: int | None = None,
     fps: float | None = None,
     num_frames: int | None = None,
 ) -> dict[str, BaseModelOutputWithPooling]:
@@ -162,7 +163,8 @@ def mm_encoder_outputs(
         encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
         images: in the order of their placeholders in the prompts.
         videos: likewise. InternVL has one kind of placeholder: the images have to come first.
-        min_pixels, max_pixels, max_tiles, fps, num_frames: as for ``encoder.preprocess``.
+        min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames: as
+            for ``encoder.preprocess``.
 
     Returns:
         ``"image"`` and ``"video"``, as far as there are any. Qwen families: ``pooler_output`` is a
@@ -182,6 +184,7 @@ def mm_encoder_outputs(
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             max_tiles=max_tiles,
+            max_soft_tokens=max_soft_tokens,
             fps=fps,
             num_frames=num_frames,
         )

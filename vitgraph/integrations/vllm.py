@@ -49,6 +49,7 @@ def multi_modal_data(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
     max_tiles: int | None = None,
+    max_soft_tokens: int | None = None,
     fps: float | None = None,
     num_frames: int | None = None,
 ) -> dict[str, Any]:
@@ -60,7 +61,8 @@ def multi_modal_data(
         videos: likewise; InternVL takes none, as vLLM cannot tell how long their placeholders are.
         timestamps: for each video, the time in seconds of each of its frame pairs, which Qwen3-VL
             and Qwen3.5 write into the prompt; the other families have none.
-        min_pixels, max_pixels, max_tiles, fps, num_frames: as for ``encoder.preprocess``.
+        min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames: as
+            for ``encoder.preprocess``.
 
     Returns:
         ``"image"`` and ``"video"``, as far as there are any, with tensors on the CPU in the shapes
@@ -91,6 +93,7 @@ def multi_modal_data(
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             max_tiles=max_tiles,
+            max_soft_tokens=max_soft_tokens,
             fps=fps,
             num_frames=num_frames,
         )

@@ -156,6 +156,7 @@ class DataParallelEncoder:
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> list[PartialOutput] | list[Tensor]:
@@ -173,6 +174,7 @@ class DataParallelEncoder:
             min_pixels: as ``preprocess`` takes it.
             max_pixels: as ``preprocess`` takes it.
             max_tiles: as ``preprocess`` takes it.
+            max_soft_tokens: as ``preprocess`` takes it.
             fps: as ``preprocess`` takes it.
             num_frames: as ``preprocess`` takes it.
 
@@ -195,7 +197,7 @@ class DataParallelEncoder:
                 )
             item_encoder = self.encoder.item_encoder()
             item_encoder.check(wanted)
-            limits = Limits(min_pixels, max_pixels, max_tiles, fps, num_frames)
+            limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
             inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
             if self._several:
                 return self._result_of_items(

@@ -53,7 +53,7 @@ def search(options: argparse.Namespace) -> None:
     settings = vectors.settings
     limits = {
         name: settings[name]
-        for name in ("min_pixels", "max_pixels", "max_tiles")
+        for name in ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
         if settings.get(name) is not None
     }
     encoder = _load(options, settings)

@@ -14,6 +14,7 @@ from ..tensor_file import JsonDict, JsonObject
 from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .family import Family, Fields, Shapes
+from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
 from .intern_vit import INTERN_VIT
 from .pixtral import PIXTRAL
@@ -40,6 +41,7 @@ FAMILIES: Mapping[str, Family] = {
         SIGLIP2,
         GEMMA3,
         PIXTRAL,
+        GEMMA4,
     )
 }
 """Every family by name."""

@@ -1,0 +1,155 @@
+"""Images and frames to the patches of Gemma 4, as many as a number of tokens takes.
+
+Source: ``Gemma4ImageProcessor``, ``Gemma4VideoProcessor`` and ``default_sample_indices_fn`` of
+transformers 5.23.0, without their padding.
+
+Deliberate difference: frames are sampled only on request (``fps=``, ``num_frames=``), and the
+``num_frames`` of a repo's files is not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..contract import Grid, Limits
+from .patches import PatchPreprocessor
+from .pixel_rules import PixelRules
+from .processor_files import (
+    HALF,
+    ProcessorFiles,
+    Section,
+    image_section,
+    read_stats,
+    require_supported,
+    video_section,
+)
+
+SOFT_TOKENS = (70, 140, 280, 560, 1120)
+"""The numbers of tokens that the model was trained with, most of one image or frame."""
+
+
+@dataclass(frozen=True)
+class SoftTokenPreprocessor(PatchPreprocessor):
+    """Resizes an image to about the area of a number of tokens; small images grow.
+
+    A frame of a video is an image. A row of ``pixel_values`` has the order row, column, channel.
+    """
+
+    pool: int = 3
+    """Patches on a side of one token."""
+
+    @classmethod
+    def gemma4(cls, patch_size: int, pool: int) -> SoftTokenPreprocessor:
+        """Return the class defaults: 280 tokens per image, 70 per frame."""
+        images, videos = (_rules(patch_size * pool, tokens) for tokens in (280, 70))
+        return cls(patch_size, 1, 1, images, videos, channels_last=True, pool=pool)
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> SoftTokenPreprocessor:
+        """Return a copy with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. A bad value for videos is raised by the first call that passes a video.
+        """
+        try:
+            images = self._read_rules(image_section(files), self.images)
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+        found = video_section(files)
+        if found is not None and "image_processor_type" in found[1]:  # a file for images alone
+            found = None
+        try:
+            videos = self._read_rules(found, self.videos)
+        except ValueError as bad:
+            return replace(self, images=images, video_error=error(str(bad)))
+        return replace(self, images=images, videos=videos, video_error=None)
+
+    def _read_rules(self, found: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
+        if found is None:
+            return rules
+        where, section = found
+        sizes = {"patch_size": self.patch_size, "pooling_kernel_size": self.pool}
+        require_supported(where, section, {"do_normalize": section.get("do_normalize"), **sizes})
+        plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        if section.get("do_normalize") and read_stats(where, section, *plain) != plain:
+            raise ValueError(
+                f"{where}: image_mean and image_std are not implemented: the tower takes pixels "
+                "from 0 to 1, mean 0 and std 1"
+            )
+        tokens = section.get("max_soft_tokens")
+        return rules if tokens is None else _rules(self._side, _checked(tokens, f"{where}: "))
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return the values that no file sets, and the keyword that sets some of them."""
+        tokens = (rules.max_pixels // self._side**2 for rules in (self.images, self.videos))
+        return "max_soft_tokens={} for images, {} for frames".format(*tokens), "max_soft_tokens"
+
+    @property
+    def _side(self) -> int:
+        """Pixels on a side of one token."""
+        return self.patch_size * self.pool
+
+    def _read(
+        self, images: Sequence[object], videos: Sequence[object], limits: Limits
+    ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
+        for name in ("min_pixels", "max_pixels", "max_tiles"):
+            if (value := limits._asdict()[name]) is not None:
+                raise ValueError(
+                    f"{name}={value}: Gemma 4 resizes every image to max_soft_tokens, one of "
+                    f"{', '.join(map(str, SOFT_TOKENS))}; pass that instead"
+                )
+        own = self
+        if limits.max_soft_tokens is not None:
+            rules = _rules(self._side, _checked(limits.max_soft_tokens))
+            own = replace(self, images=rules, videos=rules)
+        others = limits._replace(max_soft_tokens=None)
+        return super(SoftTokenPreprocessor, own)._read(images, videos, others)
+
+    def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
+        height, width = frames[0].shape[1:]
+        h, w = soft_token_size(height, width, self._side, rules.max_pixels // self._side**2)
+        return len(frames), h * self.pool, w * self.pool
+
+
+def soft_token_size(height: int, width: int, side: int, tokens: int) -> tuple[int, int]:
+    """Return the rows and columns of tokens that an image is resized to.
+
+    Args:
+        height: of the image in pixels.
+        width: of the image in pixels.
+        side: pixels on a side of one token.
+        tokens: most tokens.
+
+    Returns:
+        The rows and columns that come nearest to ``tokens`` in about the shape of the image, from
+        below. A side that would have none has one, and then the other has as many as the image is
+        times longer, at most ``tokens``.
+    """
+    scale = math.sqrt(tokens * side**2 / (height * width))
+    rows, columns = math.floor(scale * height / side), math.floor(scale * width / side)
+    if not rows:
+        return 1, min(width // height, tokens)
+    if not columns:
+        return min(height // width, tokens), 1
+    return rows, columns
+
+
+def _rules(side: int, tokens: int) -> PixelRules:
+    return PixelRules(1, tokens * side**2, HALF, HALF, sampling="uniform")
+
+
+def _checked(tokens: object, where: str = "") -> int:
+    if tokens not in SOFT_TOKENS or not isinstance(tokens, int):
+        known = ", ".join(map(str, SOFT_TOKENS))
+        raise ValueError(f"{where}max_soft_tokens={tokens!r}: must be one of {known}")
+    return tokens

@@ -1,0 +1,43 @@
+"""Linear layers that clip what they read and what they return.
+
+Source: ``Gemma4ClippableLinear`` of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Bounds(nn.Module):
+    """The bounds of the input and of the output of a linear layer, each a number."""
+
+    input_min: Tensor
+    input_max: Tensor
+    output_min: Tensor
+    output_max: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("input_min", "output_min"):
+            self.register_buffer(name, torch.tensor(-torch.inf))
+        for name in ("input_max", "output_max"):
+            self.register_buffer(name, torch.tensor(torch.inf))
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        out = F.linear(x.clamp(self.input_min, self.input_max), weight)
+        return out.clamp(self.output_min, self.output_max)
+
+
+class ClippedLinear(nn.Linear):
+    """Linear layers of one input, side by side, that clip what they read and what they return."""
+
+    def __init__(self, columns: int, rows: int, parts: int = 1) -> None:
+        super().__init__(columns, rows, bias=False)
+        self.bounds = nn.ModuleList(Bounds() for _ in range(parts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.weight.chunk(len(self.bounds))
+        parts = [bounds(x, weight) for bounds, weight in zip(self.bounds, weights, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
