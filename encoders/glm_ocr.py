@@ -7,7 +7,8 @@ patches to one token. GLM-5.3-Flash bounds the inner values of every SwiGLU.
 Source: ``GlmOcrVisionModel`` and ``Glm5NextVisionModel`` of transformers 5.23.0.
 Repo ids: zai-org/GLM-OCR, zai-org/GLM-5.3-Flash.
 
-Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head size, S segments.
+Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
+head size, S segments.
 
 Deliberate differences:
 
@@ -273,10 +274,10 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_size, eps=config.rms_norm_eps)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
-        q_THK, k_THK, v_THK = qkv_THK.unbind(1)
-        normed_THK = torch.stack((self.q_norm(q_THK), self.k_norm(k_THK)), 1)
-        q_THK, k_THK = rotate(normed_THK, context.cos, context.sin).unbind(1)
+        qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
+        q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
+        normed_T2HK = torch.stack((self.q_norm(q_THK), self.k_norm(k_THK)), 1)
+        q_THK, k_THK = rotate(normed_T2HK, context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))

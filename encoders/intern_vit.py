@@ -10,7 +10,8 @@ published repos) and ``InternVLVisionModel`` of transformers 5.23.0.
 Repo ids: OpenGVLab/InternViT-{300M-448px,300M-448px-V2_5,6B-448px-V1-5,6B-448px-V2_5},
 OpenGVLab/InternVL2-*, InternVL2_5-*, InternVL3-*, InternVL3_5-* (with or without -hf / -HF).
 
-Shapes: B tiles of n = 1 + h*w rows (class token first), D width, H heads, K head size, N = B*h*w/4.
+Shapes: B tiles of n = 1 + h*w rows (class token first), T = B*n rows of attention, D width,
+H heads, K head size, N = B*h*w/4 tokens.
 
 Deliberate differences:
 

@@ -9,7 +9,8 @@ and ``LlavaMultiModalProjector`` of transformers 5.23.0.
 Repo ids: mistral-community/pixtral-12b, mistralai/Mistral-Small-3.{1,2}-24B-Instruct-{2503,2506},
 mistralai/Ministral-3-{3B,8B,14B}-Instruct-2512, lightonai/LightOnOCR-1B-1025.
 
-Shapes: P patches in merge-block order, N tokens, D width, H heads, K head size, S segments.
+Shapes: P patches in merge-block order (T rows of attention), N tokens, D width, H heads, K head
+size, S segments.
 
 Deliberate differences:
 
@@ -269,10 +270,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
-        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
+        q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
-        v_THK = qkv_THK[:, 2]
+        v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
 

@@ -9,8 +9,8 @@ Source: ``Qwen2_5_VisionTransformerPretrainedModel`` and ``Exaone4_5_VisionModel
 Repo ids: Qwen/Qwen2.5-VL-{3B,7B,32B,72B}-Instruct, Qwen/Qwen2.5-Omni-{3B,7B},
 LGAI-EXAONE/EXAONE-4.5-33B.
 
-Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head size, S segments,
-W windows.
+Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
+head size, S segments, W windows.
 
 Deliberate differences:
 
@@ -320,10 +320,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         heads, shared = self.num_heads, self.num_key_value_heads
-        qkv_THK = self.qkv(x).view(x.shape[0], 1, heads + 2 * shared, self.head_size)
-        turned_THK = rotate(qkv_THK[:, :, : heads + shared], context.cos, context.sin).squeeze(1)
+        qkv_T1HK = self.qkv(x).view(x.shape[0], 1, heads + 2 * shared, self.head_size)
+        turned_THK = rotate(qkv_T1HK[:, :, : heads + shared], context.cos, context.sin).squeeze(1)
         q_THK, k_THK = turned_THK.split((heads, shared), 1)
-        v_THK = qkv_THK[:, 0, heads + shared :]
+        v_THK = qkv_T1HK[:, 0, heads + shared :]
         if self.group > 1:
             k_THK, v_THK = (part.repeat_interleave(self.group, 1) for part in (k_THK, v_THK))
         offsets, longest = context.cu_window_seqlens, context.max_window_seqlen

@@ -6,7 +6,8 @@ each frame pair, and a 2x2 merger into the language model's width.
 Source: ``Qwen2VisionTransformerPretrainedModel`` of transformers 5.23.0.
 Repo ids: Qwen/Qwen2-VL-{2B,7B,72B}-Instruct, Qwen/Qwen2-VL-{2B,7B,72B}.
 
-Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head size, S segments.
+Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
+head size, S segments.
 
 Deliberate differences:
 
@@ -239,10 +240,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
-        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
+        q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
-        v_THK = qkv_THK[:, 2]
+        v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
 

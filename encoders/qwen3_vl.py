@@ -10,7 +10,8 @@ Qwen/Qwen3-VL-235B-A22B-Instruct, Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3.5
 Qwen/Qwen3.8-*, Qwen/Qwen-Drive-1.0-4B, CohereLabs/North-Micro-Vision-Instruct, and timm's
 qwen3_vit_*_enc, whose patches have one frame and which have no DeepStack mergers.
 
-Shapes: P patches in merge-block order, N = P/4 tokens, D width, H heads, K head size, S segments.
+Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
+head size, S segments.
 
 Deliberate differences:
 
@@ -279,10 +280,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
-        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
+        q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
-        v_THK = qkv_THK[:, 2]
+        v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
 

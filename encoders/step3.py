@@ -9,7 +9,8 @@ Source: ``step3_vl.py`` of vLLM 0.33.0. No reference that can be installed exist
 compared with a second implementation in the tests, and is not verified against an upstream one.
 Repo ids: stepfun-ai/step3.
 
-Shapes: B views of n = h*w patches and 4 prefix rows, D width, H heads, K head size, N tokens.
+Shapes: B views of n = h*w patches and 4 prefix rows, T rows of all views, D width, H heads, K head
+size, N tokens.
 
 Deliberate differences:
 

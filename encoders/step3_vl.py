@@ -8,8 +8,8 @@ Source: ``step_vl.py`` and ``step3_vl.py`` of vLLM 0.33.0 and ``Step3p7VisionMod
 5.23.0.
 Repo ids: stepfun-ai/Step3-VL-10B, stepfun-ai/Step-3.7-Flash; the tower of Step5 is the same.
 
-Shapes: B views of n = h*w patches, D width, H heads, K head size, N = B*(h/4)*(w/4) tokens, sizes
-rounded up.
+Shapes: B views of n = h*w patches, T = B*n rows of attention, D width, H heads, K head size,
+N = B*(h/4)*(w/4) tokens, sizes rounded up.
 
 Deliberate differences:
 

@@ -5,7 +5,7 @@
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, and its tiling; ``sampling``: the frames of a video
 - ``patches``, ``tiles``, ``crops``, ``views``: the preprocessing of the Qwen and GLM, InternViT,
-  Step and DeepSeek towers; ``stretched``, ``naflex``: that of SigLIP and of SigLIP2 NaFlex
+  Step and DeepSeek towers; ``stretched``: SigLIP and Gemma 3; ``naflex``: SigLIP2 NaFlex
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
   the repos of towers over patches
