@@ -207,6 +207,7 @@ def test_the_encoder_is_that_of_the_manifest(
     manifest = json.loads((out / "manifest.json").read_text())
     local = manifest["settings"]["checkpoint"]
     manifest["settings"] |= {"checkpoint": "owner/name", "commit": "c" * 40, "dtype": "float64"}
+    manifest["settings"]["precision"] = "fp8"
     (out / "manifest.json").write_text(json.dumps(manifest))
     asked: dict[str, Any] = {}
     load = weights.load_encoder
@@ -217,7 +218,9 @@ def test_the_encoder_is_that_of_the_manifest(
 
     monkeypatch.setattr(weights, "load_encoder", loading)
     photograph = photos / load_embeddings(out)[0][0]
-    assert cli("search", out, photograph, "--no-progress", "--local-files-only").code == 0
+    run = cli("search", out, photograph, "--no-progress", "--local-files-only")
+    assert run.code == 0
+    assert "the job ran products in fp8, the photograph none" in run.out
     wanted = {"repo": "owner/name", "revision": "c" * 40, "dtype": "float64"}
     assert {name: asked[name] for name in wanted} == wanted
     assert asked["local_files_only"] is True

@@ -147,12 +147,15 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: dict[str, Any]
     """What is said of a search, by name."""
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
+    fp8 = "; the job ran products in fp8, the photograph none"
     sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in limits.items())
     return {
         "folder": options.vectors,
         "checkpoint": settings["checkpoint"],
         "commit": settings["commit"],
-        "encoder": f"{settings['dtype']}, pool {pool}" + f", {sizes}" * bool(sizes),
+        "encoder": f"{settings['dtype']}, pool {pool}"
+        + f", {sizes}" * bool(sizes)
+        + fp8 * (settings.get("precision") == "fp8"),
         "numbers": f"cosines with {counted(vectors.count, 'vector')}; the mean of the folder was "
         "subtracted from each of them and from the photograph's",
     }
