@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,7 @@ from .hf_config import (
 from .layers.attention import TileSegments, attention
 from .layers.products import patch_product
 
+Default = TypeVar("Default")
 _CONVERTED = ("internvl_vision", "interns1_vision")
 """Model types of towers whose configs have the names and defaults of transformers' classes."""
 
@@ -113,9 +114,8 @@ class InternViTConfig:
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_select_strategy", "default")
 
-        def either(
-            original: object, conversion: object
-        ) -> Any:  # defaults of the two config classes
+        def either(original: Default, conversion: Default) -> Default:
+            """Return the default of the original config class, or of transformers' class."""
             return conversion if converted else original
 
         qk_norm = either(True, False)

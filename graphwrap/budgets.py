@@ -223,7 +223,6 @@ def _shapes(
 
 def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
     """Return a budget with twice the windows of one squarish item, and one more per segment."""
-    windows = (
-        2 * spec.windows + segments if spec.windows else 0
-    )  # one more each: windows cut off at edges
+    # One more window per segment, because windows are cut off at the edges of an item.
+    windows = 2 * spec.windows + segments if spec.windows else 0
     return Budget(spec.output_tokens, spec.input_size, segments, longest, windows)

@@ -223,9 +223,8 @@ def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
     Parameters come before buffers; a ValueError is raised where there is neither.
     """
     for tensor in chain(encoder.parameters(), encoder.buffers()):
-        if (
-            tensor.is_floating_point() and tensor.dtype.itemsize > 1
-        ):  # pixels cannot be cast to 8 bits
+        # Weights of 8 bits do not say the dtype of pixels, which cannot be cast to 8 bits.
+        if tensor.is_floating_point() and tensor.dtype.itemsize > 1:
             return tensor.device, tensor.dtype
     raise ValueError(
         f"{type(encoder).__name__} has no floating-point parameters or buffers: they say on which "

@@ -212,10 +212,8 @@ def _cost(groups: Sequence[Group]) -> float:
 
 def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:
     """Return the schedule of a call from its groups and the sizes of its items."""
-    rows = [
-        0,
-        *accumulate(int(spec.input_size) for spec in specs),
-    ]  # specs may have NumPy's integers
+    # The sizes may be NumPy's integers, whose sums are not Python's.
+    rows = [0, *accumulate(int(spec.input_size) for spec in specs)]
     tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
     steps = []
     for items, budget, _, reasons in groups:

@@ -173,9 +173,8 @@ class Executor:
             graph.replay()
             self.guard.check()
             accelerator = self.form.accelerator
-            if (
-                accelerator is not None and accelerator.refresh()
-            ):  # weights were written: replay with them
+            # If weights were written, derived ones were outdated in the replay above.
+            if accelerator is not None and accelerator.refresh():
                 graph.replay()
         rows, tokens = step.row_count, step.token_count
         self.graphs.stats[step.budget].count(len(step.grids), tokens)

@@ -22,9 +22,8 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
     if begin >= rows:
         return
     at = (begin + tl.arange(0, SAMPLED) * STEP)[:, None]
-    start = (
-        at * 7919 % tl.maximum(columns // 16, 1)
-    ) * 16  # a different group of columns in every row
+    # A different group of columns in every row.
+    start = (at * 7919 % tl.maximum(columns // 16, 1)) * 16
     column = start + tl.arange(0, 16)[None, :]
     inside = (at < rows) & (column < columns)
     mine = tl.load(source + at * down + column * across, mask=inside, other=0)
