@@ -1,4 +1,4 @@
-"""Vision encoders of InternVL, Qwen-VL, Step and DeepSeek: loaded strictly, replayed as graphs.
+"""The vision encoders of open vision-language models: loaded strictly, replayed as CUDA graphs.
 
 ``import vitgraph`` offers the whole library and imports each part when it is first used.
 """
