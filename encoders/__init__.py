@@ -33,6 +33,7 @@ from .gemma4 import Gemma4Config, Gemma4Encoder
 from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .intern_vit import InternViT, InternViTConfig
+from .paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
 from .pixtral import PixtralConfig, PixtralEncoder
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
 from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
@@ -71,6 +72,8 @@ __all__ = [
     "InternViT",
     "InternViTConfig",
     "ItemError",
+    "PaddleOCRVLConfig",
+    "PaddleOCRVLEncoder",
     "PartialOutput",
     "PathInputs",
     "PathsEncoder",

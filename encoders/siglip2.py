@@ -77,14 +77,8 @@ class Siglip2Config:
     @property
     def blocks(self) -> BlockSizes:
         """The sizes of the blocks."""
-        return BlockSizes(
-            self.depth,
-            self.hidden_size,
-            self.intermediate_size,
-            self.num_heads,
-            "gelu_tanh",
-            self.layer_norm_eps,
-        )
+        sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
+        return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Siglip2Config:

@@ -162,6 +162,8 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     for part in (config.get("llm_config"), config.get("text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH
+    if section is not config and "hidden_size" in config:  # PaddleOCR-VL's language model
+        config["hidden_size"] = TEXT_WIDTH
     for name in ("aligner_config", "projector_config"):
         part = config.get(name, {})
         if part:

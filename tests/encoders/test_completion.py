@@ -32,6 +32,7 @@ OFFERED = {
     "glm_ocr": ONE_PATH,
     "pixtral": ONE_PATH,
     "intern_vit": ONE_PATH | {"at", "side"},
+    "paddleocr_vl": ONE_PATH,
     "siglip": ONE_PATH | {"at", "side"},
     "siglip2": ONE_PATH,
     "gemma3": ONE_PATH | {"at", "side"},

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderItemSpec
 from oracles import (
+    BLOCK_ORDER_TOWERS,
     BY_NAME,
     MERGING_TOWERS,
     TOWERS,
@@ -157,6 +158,8 @@ def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None
 def blocks_of(name: str, reference: Any) -> Any:
     if name == "gemma4":
         return reference["vision_tower"].encoder.layers
+    if name == "paddleocr_vl":
+        return reference["tower"].vision_model.encoder.layers
     return reference.vision_tower.encoder.layer if name.startswith("intern") else reference.blocks
 
 
@@ -248,7 +251,7 @@ def assert_each_code_is_at_its_place(maps: list[Tensor], sizes: list[tuple[int, 
             assert tuple(item[place].tolist()) == (number, *place)
 
 
-@pytest.mark.parametrize("name", MERGING_TOWERS)
+@pytest.mark.parametrize("name", BLOCK_ORDER_TOWERS)
 def test_patch_features_land_at_their_row_and_column(name: str) -> None:
     grids = [[2, 4, 6], [1, 10, 2], [1, 2, 2]]
     maps = tiny(name).feature_maps(patch_codes(name, grids), grids)
@@ -262,7 +265,7 @@ def test_token_features_land_at_their_row_and_column(name: str) -> None:
     assert_each_code_is_at_its_place(maps, [(2, 2, 3), (1, 5, 1), (1, 1, 1)])
 
 
-@pytest.mark.parametrize("name", MERGING_TOWERS)
+@pytest.mark.parametrize("name", BLOCK_ORDER_TOWERS)
 def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
     """All weights after the patch embedding are zero, so a bright patch keeps its position.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, same_weights
-from encoders import PathsEncoder, PixtralEncoder
+from encoders import PaddleOCRVLEncoder, PathsEncoder, PixtralEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from oracles.pixtral import in_merge_order, pixtral_states
@@ -44,6 +44,7 @@ TRANSFORMERS = {
     "glm5_next": ("glm5_next", "Glm5NextVisionModel"),
     "intern_vit_hf": ("internvl", "InternVLVisionModel"),
     "deepseek_vl_hf": ("siglip", "SiglipVisionModel"),
+    "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVisionModel"),
     "siglip": ("siglip", "SiglipVisionModel"),
     "siglip2": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
@@ -170,6 +171,9 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
             places = torch.cartesian_prod(torch.arange(3), torch.arange(3)).flip(1)[None]
             tokens = model(pixels[None] / 2 + 0.5, places).last_hidden_state
             found, wanted = image.embed_vision(tokens), pooled
+        elif isinstance(image, PaddleOCRVLEncoder):
+            patches = pixels.view(1, -1, 3, 14, 14)
+            found, wanted = model(patches, torch.tensor(grid)).last_hidden_state, image.norm(hidden)
         elif isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:

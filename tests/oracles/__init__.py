@@ -20,9 +20,14 @@ from .drawn import (
     fresh,
     tiny,
 )
-from .families import (
+from .families import FAMILIES
+from .family import Family
+from .keys import timm_keys
+from .lift import NO_LIFT, LiftFloat32
+from .references import Grids, window_walk
+from .towers import (
+    BLOCK_ORDER_TOWERS,
     BY_NAME,
-    FAMILIES,
     FEW_FAST,
     MERGING_TOWERS,
     ONE_FAST,
@@ -33,12 +38,9 @@ from .families import (
     grids_for,
     slow,
 )
-from .family import Family
-from .keys import timm_keys
-from .lift import NO_LIFT, LiftFloat32
-from .references import Grids, window_walk
 
 __all__ = [
+    "BLOCK_ORDER_TOWERS",
     "BY_NAME",
     "FAMILIES",
     "FEW_FAST",

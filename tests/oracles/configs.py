@@ -32,6 +32,8 @@ def edited(config: Config, **changes: Any) -> Config:
         width = {"n_embed": changes.pop("llm_width")}
         params = config[name].get("params")
         config[name] = {**config[name], **(width if params is None else {"params": params | width})}
+    elif "llm_width" in changes and "hidden_size" in config:
+        config["hidden_size"] = changes.pop("llm_width")
     elif "llm_width" in changes:
         name = "llm_config" if "llm_config" in config else "text_config"
         config[name] = {**config[name], "hidden_size": changes.pop("llm_width")}

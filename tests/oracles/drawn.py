@@ -19,10 +19,10 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 
 from .configs import Config, edited
-from .families import BY_NAME
 from .family import Family
 from .lift import NO_LIFT
 from .references import Grids
+from .towers import BY_NAME
 
 
 def draw_weights(module: nn.Module, seed: int = 0, calm: float = 1.0) -> nn.Module:

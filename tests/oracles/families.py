@@ -6,9 +6,6 @@ reference from transformers and the key map to it stand here.
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from transformers.models.exaone4_5 import configuration_exaone4_5 as exaone_config
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
 from transformers.models.glm4v import configuration_glm4v as glm4v_config
@@ -59,9 +56,9 @@ from .deepseek_vl2 import VL2Twin, vl2_output
 from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
 from .keys import glm4v_keys, intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .paddle import paddle_keys, paddle_output, paddle_reference
 from .pixtral import PixtralReference, pixtral_keys, pixtral_output
 from .references import (
-    Grids,
     glm_output,
     intern_output,
     intern_reference,
@@ -142,6 +139,8 @@ GEMMA4_NARROW = {
     "position_embedding_size": 160,
     "llm_width": 48,
 }
+
+PADDLE_NARROW = {"hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}
 
 FAMILIES = [
     make_row(
@@ -370,29 +369,10 @@ FAMILIES = [
         },
         twin=True,
     ),
+    make_row(
+        "paddleocr_vl", "PaddlePaddle/PaddleOCR-VL", paddle_reference, paddle_keys, paddle_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**PADDLE_NARROW, "llm_width": 48},
+        tiny={**PADDLE_NARROW, "num_hidden_layers": 3, "llm_width": 48},
+    ),
 ]  # fmt: skip
-
-
-def slow(name: str) -> Any:
-    """Return a parameter with which a test is a slow one."""
-    return pytest.param(name, marks=pytest.mark.slow)
-
-
-BY_NAME = {family.name: family for family in FAMILIES}
-TOWERS = [family.name for family in FAMILIES if not family.twin]
-"""Names of the towers whose maths differ; most tests run over these."""
-WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].encoder_class]
-"""Names of the towers that are encoders by themselves and not a path of one."""
-FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) for name in TOWERS]
-"""The towers for tests that take a second or more each: two run in a plain pytest, all in CI."""
-ONE_FAST = [name if name == "intern_vit_300m" else slow(name) for name in TOWERS]
-"""The towers for tests that take some three seconds each: one runs in a plain pytest, all in CI."""
-PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
-MERGING_TOWERS = [name for name in PATCH_TOWERS if name != "siglip2"]
-"""The towers over patches that merge 2x2 of them, in merge-block order, with rotary positions."""
-TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
-
-
-def grids_for(name: str) -> Grids:
-    """Return two items for the tiny tower ``name``, the first of two frames."""
-    return [[2, 8, 8], [1, 8, 8]] if BY_NAME[name].tiled else [[2, 4, 6], [1, 10, 6]]

@@ -285,7 +285,7 @@ def test_only_the_table_of_kernels_imports_flash_attention() -> None:
 @pytest.mark.parametrize("twin", ["rotary_cos_sin", "rotate"])
 def test_the_rope_twins_of_the_qwen_towers_are_textually_identical(twin: str) -> None:
     texts = set()
-    for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+    for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl"):
         text = (ROOT / "encoders" / f"{name}.py").read_text()
         functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
         (function,) = [node for node in functions if node.name == twin]

@@ -17,6 +17,7 @@ from .family import Family, Fields, Shapes
 from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
 from .intern_vit import INTERN_VIT
+from .paddle import PADDLEOCR_VL
 from .pixtral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .siglip import GEMMA3, SIGLIP, SIGLIP2
@@ -42,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
         GEMMA3,
         PIXTRAL,
         GEMMA4,
+        PADDLEOCR_VL,
     )
 }
 """Every family by name."""

@@ -1,0 +1,350 @@
+"""The vision tower of PaddleOCR-VL: SigLIP's blocks over packed patches of images of any size.
+
+A pre-norm ViT: a learned 27x27 table of positions interpolated to the grid and 2D rotary positions,
+full attention inside each image, a final norm; then a projector that normalises each patch and
+turns 2x2 of them into one token.
+
+Source: ``PaddleOCRVisionModel`` and ``PaddleOCRProjector`` of transformers 5.23.0.
+Repo ids: PaddlePaddle/PaddleOCR-VL, PaddlePaddle/PaddleOCR-VL-1.5.
+
+Shapes: P patches row by row, N = P/4 tokens, D width, H heads, K head size.
+
+Deliberate differences:
+
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+- Position interpolation adds its four taps in the tower's precision or float32, whichever is
+  wider, in eager runs and in graphs alike.
+- The rotation multiplies in float32 and rounds to the tower's dtype once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .base.checks import check_input_size
+from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
+from .block_parts import BlockParts
+from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .hf_config import (
+    find_section,
+    read_epsilon,
+    read_rope_theta,
+    read_size,
+    require_divisible,
+    require_value,
+)
+from .layers import blocks
+from .layers.attention import attention, padding_rows
+from .layers.products import patch_product
+
+
+@dataclass(frozen=True)
+class PaddleOCRVLConfig:
+    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int
+    image_size: int = 384
+    patch_size: int = 14
+    spatial_merge_size: int = 2
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+
+    def __post_init__(self) -> None:
+        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_divisible("head size", self.head_size, "rotary axes * 2", 4)
+
+    @property
+    def position_side(self) -> int:
+        """Rows and columns of the learned position table."""
+        return self.image_size // self.patch_size
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_dim(self) -> int:
+        """Columns of ``pixel_values``: channels * height * width per patch."""
+        return self.in_channels * self.patch_size**2
+
+    @property
+    def blocks(self) -> blocks.BlockSizes:
+        """The sizes of the blocks."""
+        sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
+        return blocks.BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> PaddleOCRVLConfig:
+        """Read a published ``config.json``, whose language model's fields may lie at the top.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        language = find_section(config, "text_config")
+        require_value(vision, "hidden_act", "gelu_pytorch_tanh")
+        return cls(
+            depth=read_size(vision, "num_hidden_layers", default=27, most=1024),
+            hidden_size=read_size(vision, "hidden_size", default=1152),
+            intermediate_size=read_size(vision, "intermediate_size", default=4304),
+            num_heads=read_size(vision, "num_attention_heads", default=16),
+            out_hidden_size=read_size(language, "hidden_size", default=1024),
+            image_size=read_size(vision, "image_size", default=384),
+            patch_size=read_size(vision, "patch_size", default=14),
+            spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
+            in_channels=read_size(vision, "num_channels", default=3),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
+            rope_theta=read_rope_theta(vision),
+        )
+
+
+class PaddleOCRVLEncoder(PatchEncoder):
+    """Encodes patches and a grid to hidden states and merged tokens."""
+
+    def __init__(self, config: PaddleOCRVLConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config: PaddleOCRVLConfig = config
+        self._preprocessor = preprocessor
+        self.patch_embed = PatchEmbed(config)
+        self.pos_embed = nn.Embedding(config.position_side**2, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config.blocks) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.projector = Projector(config)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.raster import RasterPreprocessor
+
+        return RasterPreprocessor.paddleocr_vl(
+            patch_size=self.config.patch_size, token_size=self.config.spatial_merge_size
+        )
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode packed patches.
+
+        Returns:
+            ``last_hidden_state`` [P, D] row by row, ``pooler_output`` [N, out], no DeepStack
+            features.
+        """
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values, metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
+        return EncoderOutput(hidden, tokens, ())
+
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Return the rotary angles, offsets and padding that every block reads."""
+        return Context.of(metadata)
+
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
+    ) -> Metadata:
+        """Rotary angles and position embeddings per patch, row by row, and the order of merging.
+
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
+        and ``pos_embed_weight`` [P, 4] are the taps into the position table. ``merge_index`` int64
+        [P] has the patches of each token one after another.
+        """
+        dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
+        merge, side = self.config.spatial_merge_size, self.config.position_side
+        rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
+        positions = merge_order_positions(grids, 1, rows)
+        cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
+        index, weights = position_taps(grids, side, positions, dtype)
+        return {
+            "rotary_pos_emb_cos": cos,
+            "rotary_pos_emb_sin": sin,
+            "pos_embed_index": index,
+            "pos_embed_weight": weights,
+            "merge_index": merge_order(grids, merge, rows),
+        }
+
+    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
+        return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
+
+    def _maps_of_grids(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        """Arrange patches, which lie row by row, or tokens in space."""
+        grids = self._read(grid_thw)
+        per_patch = len(features) == sum(t * h * w for t, h, w in grids)
+        return raster_maps(features, grids, 1 if per_patch else self.config.spatial_merge_size)
+
+
+class Context(NamedTuple):
+    """The tensors that every block reads, made once per forward."""
+
+    cos: Tensor
+    sin: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> Context:
+        """Repeat cos and sin for both halves of a head, the first half of sin negated."""
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        return cls(
+            torch.cat((cos, cos), 1)[:, None, None],
+            torch.cat((-sin, sin), 1)[:, None, None],
+            metadata["cu_seqlens"],
+            metadata["max_seqlen"],
+            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
+        )
+
+
+class PatchEmbed(nn.Module):
+    """A Conv2d whose kernel equals its stride, computed as one matrix product."""
+
+    def __init__(self, config: PaddleOCRVLConfig) -> None:
+        super().__init__()
+        side = config.patch_size
+        self.patch = (config.in_channels, side, side)
+        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, side, stride=side)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return patch_product(self.proj, patches, self.patch)
+
+
+class Block(blocks.Block):
+    """SigLIP's block with rotary positions in its attention."""
+
+    def __init__(self, sizes: blocks.BlockSizes) -> None:
+        super().__init__(sizes)
+        self.attn = Attention(sizes)
+
+    def parts(self) -> BlockParts | None:
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, blocks.MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            proj=self.attn.proj,
+            norm2=self.norm2,
+            up=self.mlp.fc1,
+            down=self.mlp.fc2,
+            num_heads=self.attn.num_heads,
+            activation=self.mlp.activation,
+        )
+
+
+class Attention(blocks.Attention):
+    """Full attention inside each image; fused qkv rows are [Q; K; V], head-major."""
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # type: ignore[override]
+        qkv_THK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        offsets, longest = context.cu_seqlens, context.max_seqlen
+        v_THK = qkv_THK[:, 2]
+        out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
+        return self.proj(out_THK.flatten(1))
+
+
+class Projector(nn.Module):
+    """Normalises each patch and turns those of one token, one after another, into it."""
+
+    def __init__(self, config: PaddleOCRVLConfig) -> None:
+        super().__init__()
+        self.width = width = config.hidden_size * config.spatial_merge_size**2
+        self.pre_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.linear_1 = nn.Linear(width, width)
+        self.linear_2 = nn.Linear(width, config.out_hidden_size)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        rows = self.pre_norm(patches).view(-1, self.width)
+        return self.linear_2(F.gelu(self.linear_1(rows)))
+
+
+def rotary_cos_sin(
+    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
+    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
+    turns = theta ** (steps / (head_size // 2))
+    angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
+    first, second = x.chunk(2, dim=-1)
+    swapped = torch.cat((second, first), dim=-1)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+
+
+def position_taps(
+    grids: Sequence[Grid], side: int, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the four rows of the position table around each patch, and their bilinear weights.
+
+    The outer edges of the grid map to those of the table; one that shrinks is not smoothed first.
+
+    Args:
+        grids: ``(t, h, w)`` per item, in patches.
+        side: rows and columns of the position table.
+        positions: row and column of each patch, int64 [rows, 2], rows beyond the patches last.
+        dtype: of the weights.
+
+    Returns:
+        Row numbers int64 [rows, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights
+        [rows, 4] in ``dtype``; both are 0 beyond the patches.
+    """
+    counts = torch.tensor([t * h * w for t, h, w in grids], dtype=torch.int64, device="cpu")
+    sizes = torch.tensor([(h, w) for _, h, w in grids], dtype=dtype, device="cpu").view(-1, 2)
+    sizes = sizes.repeat_interleave(counts, 0)
+    at = (positions[: len(sizes)].to(dtype) + 0.5) * side / sizes - 0.5
+    at = at.clamp(0, side - 1)
+    low = at.to(torch.int64)
+    high, far = (low + 1).clamp(max=side - 1), at - low
+    (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, far))
+    taps = [r0 * side + c0, r0 * side + c1, r1 * side + c0, r1 * side + c1]
+    hats = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
+    beyond = (0, 0, 0, len(positions) - len(sizes))
+    return F.pad(torch.stack(taps, 1), beyond), F.pad(torch.stack(hats, 1), beyond)
+
+
+def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
+    """Return the number of each patch, row by row, in the order in which tokens take them.
+
+    Args:
+        grids: ``(t, h, w)`` per item, in patches.
+        merge: side of a token in patches.
+        rows: rows of the result, at least the number of patches; those beyond keep their number.
+
+    Returns:
+        int64 [rows].
+    """
+    order = torch.arange(rows, device="cpu")
+    start = 0
+    for t, h, w in grids:
+        cells = merge_order_positions([(1, h, w)], merge, h * w)
+        frame = cells[:, 0] * w + cells[:, 1]
+        frames = start + torch.arange(t, device="cpu")[:, None] * (h * w) + frame
+        order[start : start + t * h * w] = frames.flatten()
+        start += t * h * w
+    return order

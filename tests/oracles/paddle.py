@@ -1,0 +1,52 @@
+"""The reference of PaddleOCR-VL, which is a tower and a projector of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.models.paddleocr_vl import configuration_paddleocr_vl, modeling_paddleocr_vl
+
+from encoders.contract import EncoderOutput
+
+from .configs import Config, vision_of
+from .keys import State
+from .siglip import siglip_keys
+
+
+def paddle_reference(config: Config) -> nn.Module:
+    """Build transformers' tower and projector."""
+    fields = {name: value for name, value in vision_of(config).items() if name != "model_type"}
+    wrapped = configuration_paddleocr_vl.PaddleOCRVLConfig(
+        vision_config=fields, text_config={"hidden_size": config["hidden_size"]}
+    )
+    tower = modeling_paddleocr_vl.PaddleOCRVisionModel._from_config(
+        wrapped.vision_config, attn_implementation="sdpa"
+    )
+    projector = modeling_paddleocr_vl.PaddleOCRProjector(wrapped)
+    return nn.ModuleDict({"tower": tower, "projector": projector})
+
+
+def paddle_keys(state: State) -> State:
+    """Map to the tower and the projector of transformers."""
+    plain = {key.replace("pos_embed.weight", "pos_embed"): x for key, x in state.items()}
+    body = {key: x for key, x in plain.items() if not key.startswith("projector.")}
+    return {
+        **{f"tower.vision_model.{key}": x for key, x in siglip_keys(body).items()},
+        **{key: x for key, x in state.items() if key.startswith("projector.")},
+    }
+
+
+def paddle_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower, whose last hidden state is what follows the norm, and projector.
+
+    A frame of a clip is an image of its own, since this tower has no time.
+    """
+    side = reference["tower"].config.patch_size
+    patches = pixels.view(1, -1, 3, side, side)
+    seen: list[Tensor] = []
+    last = reference["tower"].vision_model.encoder.layers[-1]
+    hook = last.register_forward_hook(lambda module, args, out: seen.append(out))
+    normed = reference["tower"](patches, grid_thw).last_hidden_state
+    hook.remove()
+    return EncoderOutput(seen[0], reference["projector"](normed, grid_thw), ())

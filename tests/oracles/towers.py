@@ -1,0 +1,37 @@
+"""The names of the towers that tests run over, and grids for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .families import FAMILIES
+from .references import Grids
+
+
+def slow(name: str) -> Any:
+    """Return a parameter with which a test is a slow one."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+BY_NAME = {family.name: family for family in FAMILIES}
+TOWERS = [family.name for family in FAMILIES if not family.twin]
+"""Names of the towers whose maths differ; most tests run over these."""
+WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].encoder_class]
+"""Names of the towers that are encoders by themselves and not a path of one."""
+FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) for name in TOWERS]
+"""The towers for tests that take a second or more each: two run in a plain pytest, all in CI."""
+ONE_FAST = [name if name == "intern_vit_300m" else slow(name) for name in TOWERS]
+"""The towers for tests that take some three seconds each: one runs in a plain pytest, all in CI."""
+PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
+MERGING_TOWERS = [name for name in PATCH_TOWERS if name != "siglip2"]
+"""The towers over patches that merge 2x2 of them, with rotary positions."""
+BLOCK_ORDER_TOWERS = [name for name in MERGING_TOWERS if name != "paddleocr_vl"]
+"""Those of them whose rows lie in merge-block order."""
+TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
+
+
+def grids_for(name: str) -> Grids:
+    """Return two items for the tiny tower ``name``, the first of two frames."""
+    return [[2, 8, 8], [1, 8, 8]] if BY_NAME[name].tiled else [[2, 4, 6], [1, 10, 6]]

@@ -1,0 +1,60 @@
+"""The tower of PaddleOCR-VL, as PaddlePaddle publishes it.
+
+Source of the names: ``PaddleOCRVLForConditionalGeneration`` of transformers 5.23.0 and its
+conversion mapping, which renames ``visual`` and ``mlp_AR``.
+"""
+
+from __future__ import annotations
+
+from encoders import PaddleOCRVLConfig, PaddleOCRVLEncoder
+
+from ..layouts import Layout, Prefix
+from ..published import family_facts
+from .family import Family, TransformersClass, blocks, length, square, with_vision
+from .siglip import QKV, siglip_names
+
+_TOWER = "vision_model"
+_POSITIONS = "embeddings.position_embedding.weight"
+_NAMES = {
+    f"{_TOWER}.{name}": ours
+    for name, ours in siglip_names("", "patch_embed.proj").items()
+    if name != _POSITIONS
+}
+_LAYOUT = Layout(
+    name="paddleocr-vl",
+    prefixes=(Prefix("", "visual."), Prefix("", "")),
+    marks=(f"{_TOWER}.embeddings.patch_embedding.",),
+    projector=("mlp_AR.",),
+    joins={"blocks.N.attn.qkv": tuple(f"{_TOWER}.{name}" for name in QKV)},
+    renames={f"{_TOWER}.{_POSITIONS}": "pos_embed.weight", **_NAMES, "mlp_AR": "projector"},
+    # SigLIP's head, and positions of a packing that the published model does not use.
+    ignored=(
+        f"{_TOWER}.embeddings.packing_position_embedding.weight",
+        f"{_TOWER}.head.probe",
+        f"{_TOWER}.head.attention",
+        f"{_TOWER}.head.layernorm",
+        f"{_TOWER}.head.mlp",
+    ),
+    processor_files=family_facts("paddleocr_vl").processors["paddleocr-vl"],
+)
+_PATCH = "patch_embed.proj.weight"
+PADDLEOCR_VL = Family(
+    name="paddleocr_vl",
+    encoder=PaddleOCRVLEncoder,
+    config=PaddleOCRVLConfig,
+    model_types=with_vision("paddleocr_vl"),
+    signs=(("mlp_AR.pre_norm.weight", "mlp_AR.linear_1.weight"),),
+    layouts=(_LAYOUT,),
+    classes={
+        "paddleocr-vl": TransformersClass(
+            "paddleocr_vl", "PaddleOCRVisionModel", "paddleocr_vl_vision", auto=False
+        )
+    },
+    fields={
+        ("hidden_size",): length(_PATCH, 0),
+        ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
+        ("num_hidden_layers",): blocks("blocks."),
+        ("patch_size",): length(_PATCH, 3),
+        ("image_size",): square("pos_embed.weight", 0, _PATCH, extra=0),
+    },
+)
