@@ -10,8 +10,8 @@ transformers 5.23.0.
 Repo ids: google/gemma-4-E2B-it, google/gemma-4-E4B-it, google/gemma-4-26B-A4B-it,
 google/gemma-4-31B-it, and the same without ``-it``.
 
-Shapes: P patches row by row, N = P/9 tokens row by row, D width, H heads, K head size. A frame of
-a video is an image.
+Shapes: P patches row by row (T rows of attention), N = P/9 tokens row by row, D width, H heads,
+K head size. A frame of a video is an image.
 
 Deliberate differences:
 
@@ -296,8 +296,8 @@ class Attention(nn.Module):
         self.proj = linear(config, inner, config.hidden_size)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        qkv_THK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
-        q_THK, k_THK, v_THK = qkv_THK.unbind(1)
+        qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
+        q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
         cos, sin, root, *offsets = context
         q_THK = rotate(self.q_norm(q_THK), cos * root, sin * root)
         k_THK = rotate(self.k_norm(k_THK), cos, sin)

@@ -7,7 +7,7 @@ turns 2x2 of them into one token.
 Source: ``PaddleOCRVisionModel`` and ``PaddleOCRProjector`` of transformers 5.23.0.
 Repo ids: PaddlePaddle/PaddleOCR-VL, PaddlePaddle/PaddleOCR-VL-1.5.
 
-Shapes: P patches row by row, N = P/4 tokens, D width, H heads, K head size.
+Shapes: P patches row by row (T rows of attention), N = P/4 tokens, D width, H heads, K head size.
 
 Deliberate differences:
 
@@ -257,10 +257,10 @@ class Attention(blocks.Attention):
     """Full attention inside each image; fused qkv rows are [Q; K; V], head-major."""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # type: ignore[override]
-        qkv_THK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        q_THK, k_THK = rotate(qkv_THK[:, :2], context.cos, context.sin).unbind(1)
+        qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
-        v_THK = qkv_THK[:, 2]
+        v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
 

@@ -130,6 +130,14 @@ def test_the_modules_that_a_package_lists_in_its_docstring_exist() -> None:
                 assert found, f"{path} lists {name}"
 
 
+def test_the_legend_of_a_file_explains_the_shape_suffixes_of_its_names() -> None:
+    for path in sorted((ROOT / "encoders").glob("*.py")):
+        legend = (ast.get_docstring(tree_of(path)) or "").partition("Shapes:")[2]
+        suffixes = re.findall(r"\b[a-z]+_([A-Za-z0-9]*HK)\b", path.read_text())
+        for letter in {letter for suffix in suffixes for letter in suffix if letter.isalpha()}:
+            assert re.search(rf"\b{letter}\b", legend), f"{path}: {letter}"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_exported_name_has_a_docstring(package: str) -> None:
     module = importlib.import_module(package)
