@@ -105,6 +105,8 @@ TOWERS = {
         Tower("Qwen3-VL-2B", "qwen3_vl", "Qwen/Qwen3-VL-2B-Instruct"),
         Tower("Qwen2.5-VL-72B", "qwen2_5_vl", "Qwen/Qwen2.5-VL-72B-Instruct"),
         Tower("Qwen3.5-0.8B", "qwen3_5", "Qwen/Qwen3.5-0.8B"),
+        Tower("GLM-4.1V-9B", "glm4v", "zai-org/GLM-4.1V-9B-Thinking"),
+        Tower("GLM-OCR", "glm_ocr", "zai-org/GLM-OCR"),
         Tower("InternViT-6B", "intern_vit_6b", "OpenGVLab/InternVL3-38B"),
     )
 }

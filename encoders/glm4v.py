@@ -134,7 +134,7 @@ class Glm4VEncoder(PatchEncoder):
         width, merge = config.hidden_size, config.spatial_merge_size
         self.patch_embed = PatchEmbed(config)
         self.post_conv_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
-        self.pos_embed = nn.Embedding(config.position_side**2, width)
+        self.embeddings = Positions(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.post_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
         self.downsample = nn.Conv2d(width, config.out_hidden_size, merge, stride=merge)
@@ -197,13 +197,22 @@ class Glm4VEncoder(PatchEncoder):
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         normed = self.post_conv_layernorm(patches)
-        return self._add_weighted_rows(normed, self.pos_embed, taps, weights)
+        table = self.embeddings.position_embedding
+        return self._add_weighted_rows(normed, table, taps, weights)
 
     def _downsample(self, hidden: Tensor) -> Tensor:
         """Turn the 2x2 patches of each token, which are neighbouring rows, into one row."""
         merge = self.config.spatial_merge_size
         groups = self.post_layernorm(hidden).unflatten(0, (-1, merge**2))
         return patch_product(self.downsample, groups.mT.flatten(1), (hidden.shape[1], merge, merge))
+
+
+class Positions(nn.Module):
+    """The learned table of positions, whose rows the encoder interpolates."""
+
+    def __init__(self, config: Glm4VConfig) -> None:
+        super().__init__()
+        self.position_embedding = nn.Embedding(config.position_side**2, config.hidden_size)
 
 
 class Context(NamedTuple):

@@ -15,7 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
+from encoders import (
+    Glm4VConfig,
+    Glm4VEncoder,
+    GlmOCRConfig,
+    GlmOCREncoder,
+    InternViT,
+    PixtralConfig,
+    PixtralEncoder,
+    Qwen2_5VLEncoder,
+    Qwen2VLEncoder,
+    Qwen3VLEncoder,
+)
 from encoders.accelerated.attention_kernels import (
     KERNELS,
     AttentionKernel,
@@ -37,6 +48,7 @@ from graphwrap.prices import Prices
 
 Grids = list[list[int]]
 FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl"]
+FAMILIES += ["glm4v", "glm5_next", "pixtral"]
 TILE_PATCHES = {"intern_vit": 32, "step3_vl": 36}
 """Side of a tile in patches, of the towers over tiles; of Step3-VL its path "tiles"."""
 INTERN = {
@@ -93,6 +105,12 @@ STEP3 = {
         "pool_type": "none",
     },
 }
+GLM5 = {"model_type": "glm5_next_vision", "depth": 2, "out_hidden_size": 4096}
+MISTRAL3 = {
+    "model_type": "mistral3",
+    "text_config": {"hidden_size": 5120},
+    "vision_config": {"num_hidden_layers": 2, "hidden_act": "silu"},
+}
 QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096}
 
 
@@ -102,6 +120,9 @@ BUILD: dict[str, Callable[[], VisionEncoder]] = {
     "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
     "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
     "exaone4_5": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(EXAONE)),
+    "glm4v": lambda: Glm4VEncoder(Glm4VConfig.from_hf({"depth": 2})),
+    "glm5_next": lambda: GlmOCREncoder(GlmOCRConfig.from_hf(GLM5)),
+    "pixtral": lambda: PixtralEncoder(PixtralConfig.from_hf(MISTRAL3)),
     "step3_vl": lambda: Step3VLTower(Step3VLConfig.from_hf(STEP3)),
 }
 

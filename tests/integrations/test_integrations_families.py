@@ -55,7 +55,7 @@ def forms_of(name: str) -> list[Any]:
 def test_a_tower_for_transformers_is_refused_with_what_to_call(name: str) -> None:
     for form in forms_of(name):
         with pytest.raises(
-            ValueError, match=r"the Qwen families, not \w+: call encoder.encode\(images\)"
+            ValueError, match=r"Qwen and GLM families, not \w+: call encoder.encode\(images\)"
         ):
             as_vision_tower(form)
 

@@ -27,6 +27,11 @@ def limits_of(name: str) -> dict[str, int]:
     return {} if name == "internvl" else LIMITS
 
 
+def videos_beside_images(name: str) -> list[Any]:
+    """The videos, but none for GLM, whose prompts hold either images or videos."""
+    return [] if name.startswith("glm") else VIDEOS
+
+
 def pair(name: str, folder: Path) -> tuple[PreTrainedModel, VisionEncoder]:
     model = build_model(name)
     return model, load_own(name, model, folder)
@@ -49,13 +54,22 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 @pytest.mark.parametrize("name", QWENS)
 def test_a_swapped_tower_keeps_logits_and_tokens(name: str, wrapped: bool, tmp_path: Path) -> None:
     model, encoder = pair(name, tmp_path)
-    prompt = make_prompt(encoder, IMAGES, VIDEOS, LIMITS)
+    prompt = make_prompt(encoder, IMAGES, videos_beside_images(name), LIMITS)
     wanted, tokens = logits(model, **prompt.whole), generated(model, prompt.whole)
     tower = GraphedEncoder(encoder, [64, 128], backend="static") if wrapped else encoder
     model.model.visual = as_vision_tower(tower)
     assert relative(logits(model, **prompt.whole), wanted) <= 1e-5
     assert generated(model, prompt.whole) == tokens
     assert wrapped is False or tower.stats().to_dict()["budgets"]
+
+
+@pytest.mark.parametrize("name", ["glm4v", "glm_ocr"])
+def test_a_swapped_tower_of_glm_keeps_logits_of_videos(name: str, tmp_path: Path) -> None:
+    model, encoder = pair(name, tmp_path)
+    prompt = make_prompt(encoder, [], VIDEOS, LIMITS)
+    wanted = logits(model, **prompt.whole)
+    model.model.visual = as_vision_tower(encoder)
+    assert relative(logits(model, **prompt.whole), wanted) <= 1e-5
 
 
 @pytest.mark.parametrize("name", QWENS)
@@ -76,9 +90,10 @@ def test_a_model_with_swapped_tower_saves_and_reloads(name: str, tmp_path: Path)
 def test_features_encoded_before_generate_give_its_tokens(name: str, tmp_path: Path) -> None:
     model, encoder = pair(name, tmp_path)
     limits = limits_of(name)
-    prompt = make_prompt(encoder, IMAGES, VIDEOS, limits)
+    videos = videos_beside_images(name)
+    prompt = make_prompt(encoder, IMAGES, videos, limits)
     tokens = generated(model, prompt.whole)
-    given = mm_encoder_outputs(encoder, IMAGES, VIDEOS, **limits)
+    given = mm_encoder_outputs(encoder, IMAGES, videos, **limits)
     wanted = logits(model, **prompt.whole)
     assert relative(logits(model, **prompt.text, mm_encoder_outputs=dict(given)), wanted) <= 1e-5
     assert generated(model, {**prompt.text, "mm_encoder_outputs": given}) == tokens

@@ -55,7 +55,7 @@ from .deepseek import (
 from .deepseek_vl2 import VL2Twin, vl2_output
 from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
-from .keys import glm4v_keys, intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .paddle import paddle_keys, paddle_output, paddle_reference
 from .pixtral import PixtralReference, pixtral_keys, pixtral_output
 from .references import (
@@ -226,7 +226,7 @@ FAMILIES = [
     make_row(
         "glm4v", "zai-org/GLM-4.1V-9B-Thinking",
         qwen_reference(glm4v_config.Glm4vVisionConfig, glm4v.Glm4vVisionModel),
-        glm4v_keys, glm_output,
+        same_keys, glm_output,
         shallow={"depth": 2},
         narrow=GLM4V_NARROW,
         tiny={**GLM4V_NARROW, "depth": 3},
@@ -234,7 +234,7 @@ FAMILIES = [
     make_row(
         "glm4v_moe", "zai-org/GLM-4.5V",
         qwen_reference(glm4v_moe_config.Glm4vMoeVisionConfig, glm4v_moe.Glm4vMoeVisionModel),
-        glm4v_keys, glm_output,
+        same_keys, glm_output,
         shallow={"depth": 2},
         narrow=GLM4V_NARROW,
         tiny={**GLM4V_NARROW, "depth": 3},

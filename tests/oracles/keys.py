@@ -55,11 +55,6 @@ def omni3_keys(state: State) -> State:
     )
 
 
-def glm4v_keys(state: State) -> State:
-    """Map to GLM-4.1V and GLM-4.5V, whose table of positions has a name of its own."""
-    return renamed(state, [(r"^pos_embed\.", "embeddings.position_embedding.")])
-
-
 def intern_keys(state: State) -> State:
     """Map InternVL's remote-code names to those of transformers' InternVLModel."""
     return renamed(

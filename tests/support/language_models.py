@@ -25,6 +25,7 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+from encoders import Glm4VEncoder, GlmOCREncoder
 from encoders.base.vision_encoder import VisionEncoder
 from oracles import draw_weights
 from vitgraph.seeded import SEEDED
@@ -53,6 +54,16 @@ QWEN_TOKENS = {
     "vision_start_token_id": START,
     "vision_end_token_id": END,
 }
+GLM_TOKENS = {
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "image_start_token_id": START,
+    "image_end_token_id": END,
+    "video_start_token_id": START,
+    "video_end_token_id": END,
+}
+GLM_ROPE = {"rope_parameters": {**ROPE["rope_parameters"], "partial_rotary_factor": 1.0}}
+GLM = {"depth": 2, "hidden_size": 48, "num_heads": 4, "out_hidden_size": 48}
 LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
@@ -102,6 +113,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **QWEN_TOKENS,
         "text_config": {**TEXT, **ROPE, **LINEAR},
         "vision_config": QWEN3,
+    },
+    "glm4v": {
+        **GLM_TOKENS,
+        "text_config": {**TEXT, **GLM_ROPE},
+        "vision_config": {**GLM, "intermediate_size": 64, "image_size": 112},
+    },
+    "glm_ocr": {
+        **GLM_TOKENS,
+        "text_config": {**TEXT, **GLM_ROPE},
+        "vision_config": {**GLM, "intermediate_size": 64},
     },
     "internvl": {
         "image_token_id": IMAGE,
@@ -168,9 +189,10 @@ def make_prompt(
     limits: dict[str, int],
 ) -> Prompt:
     """One sequence with a placeholder per feature, all images before all videos."""
-    tokens, text, pixels = [3], {}, {}
+    tokens, types, text, pixels = [3], [0], {}, {}
     tiled = len(encoder.row_shape) > 1
-    for kind, items, mark in (("image", images, IMAGE), ("video", videos, VIDEO)):
+    video_mark = IMAGE if _is_glm(encoder) else VIDEO
+    for kind, items, mark in (("image", images, IMAGE), ("video", videos, video_mark)):
         if not items:
             continue
         inputs = encoder.preprocess(**{f"{kind}s": items}, **limits)
@@ -187,17 +209,23 @@ def make_prompt(
             shares = (
                 [spec.output_tokens // runs] * runs if _per_frame(encoder) else [spec.output_tokens]
             )
+            number = 2 if kind == "video" else 1
             tokens += chain.from_iterable([START, *[mark] * share, END, 5] for share in shares)
+            types += chain.from_iterable([0, *[number] * share, 0, 0] for share in shares)
     ids = torch.tensor([[*tokens, 7, 9]])
     if not tiled:
-        kinds = (ids == IMAGE).long() + 2 * (ids == VIDEO).long()
-        text["mm_token_type_ids"] = kinds
+        text["mm_token_type_ids"] = torch.tensor([[*types, 0, 0]])
     return Prompt({"input_ids": ids, "attention_mask": torch.ones_like(ids), **text}, pixels)
 
 
 def _per_frame(encoder: VisionEncoder) -> bool:
-    """Whether the prompt has one run of placeholders per frame pair (Qwen3-VL and later)."""
-    return "Qwen3" in type(encoder).__name__
+    """Whether the prompt has one run of placeholders per frame pair (Qwen3-VL and later, GLM)."""
+    return "Qwen3" in type(encoder).__name__ or _is_glm(encoder)
+
+
+def _is_glm(encoder: VisionEncoder) -> bool:
+    """Whether placeholders of videos are those of images, so that no prompt has both."""
+    return isinstance(encoder, Glm4VEncoder | GlmOCREncoder)
 
 
 TEMPLATE = (

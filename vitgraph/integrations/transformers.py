@@ -4,7 +4,7 @@ There are two ways. :func:`as_vision_tower` replaces the tower of a model, and e
 the model works as before. :func:`mm_encoder_outputs` encodes first, perhaps in another process,
 and its result goes to ``generate``.
 
-Source: ``generation/utils.py`` and the Qwen and InternVL models of transformers 5.23.0.
+Source: ``generation/utils.py`` and the Qwen, GLM and InternVL models of transformers 5.23.0.
 
 Shapes: P patches, N output tokens, D tower width.
 """
@@ -17,8 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from encoders import EncoderOutput, InternViT, VisionEncoder
-from encoders.base.patch_encoder import PatchEncoder, RasterEncoder
+from encoders import (
+    EncoderOutput,
+    Glm4VEncoder,
+    GlmOCREncoder,
+    InternViT,
+    Qwen2_5VLEncoder,
+    Qwen2VLEncoder,
+    Qwen3VLEncoder,
+    VisionEncoder,
+)
 from graphwrap import GraphedEncoder
 
 try:
@@ -31,13 +39,17 @@ except ImportError as error:
 __all__ = ["VisionTower", "as_vision_tower", "mm_encoder_outputs"]
 
 
+TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, Glm4VEncoder, GlmOCREncoder)
+"""The encoders of packed patches whose tower in transformers is called with ``grid_thw``."""
+
+
 class VisionTower(nn.Module):
-    """An encoder with the call, the outputs and the ``state_dict`` of a Qwen tower of transformers.
+    """An encoder with the call, outputs and ``state_dict`` of a Qwen or GLM tower of transformers.
 
     It shares all layers with the encoder: training, moving or changing one changes both.
 
     Args:
-        encoder: an encoder of a Qwen family, or a :class:`GraphedEncoder` around one.
+        encoder: an encoder of a Qwen or GLM family, or a :class:`GraphedEncoder` around one.
 
     Attributes:
         encoder: as given.
@@ -45,7 +57,7 @@ class VisionTower(nn.Module):
         spatial_merge_size: patches per side of one output token.
 
     Raises:
-        ValueError: the encoder is of no Qwen family, or a :class:`GraphedEncoder` whose
+        ValueError: the encoder is of neither, or a :class:`GraphedEncoder` whose
             ``outputs`` lack ``pooler_output`` or ``deepstack_features``.
     """
 
@@ -54,7 +66,7 @@ class VisionTower(nn.Module):
     def __init__(self, encoder: VisionEncoder | GraphedEncoder) -> None:
         super().__init__()
         inner = _unwrap(encoder)
-        if not isinstance(inner, PatchEncoder) or isinstance(inner, RasterEncoder):
+        if not isinstance(inner, TOWERS):
             other = "call encoder.encode(images) for the features of each image"
             if isinstance(inner, InternViT):
                 other = (
@@ -62,8 +74,8 @@ class VisionTower(nn.Module):
                     "generate"
                 )
             raise ValueError(
-                f"as_vision_tower takes encoders of the Qwen families, not {type(inner).__name__}: "
-                f"{other}"
+                "as_vision_tower takes encoders of the Qwen and GLM families, not "
+                f"{type(inner).__name__}: {other}"
             )
         # The dictionaries themselves are shared: a layer that peft replaces is replaced in both,
         # and the keys are those of the encoder, which are the published ones. The encoder is not
@@ -112,7 +124,8 @@ class VisionTower(nn.Module):
 
         Returns:
             ``last_hidden_state`` [P, D] (None from a :class:`GraphedEncoder` that does not return
-            it; in input order, where transformers leaves the window order of Qwen2.5-VL),
+            it; in input order, where transformers leaves the window order of Qwen2.5-VL; of GLM
+            that of the last block, where transformers has downsampled tokens),
             ``pooler_output`` [N, out] and, for Qwen3-VL, ``deepstack_features``, a list of
             [N, out].
         """
@@ -123,7 +136,7 @@ class VisionTower(nn.Module):
 
 
 def as_vision_tower(encoder: VisionEncoder | GraphedEncoder) -> VisionTower:
-    """A module to assign to ``model.model.visual`` of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+    """A module to assign to ``model.model.visual`` of Qwen2-VL to Qwen3.5 and of the GLM families.
 
     Logits and generated tokens stay what they are, and so do the keys of ``state_dict``:
     ``model.save_pretrained`` writes a checkpoint that transformers loads with its own tower.

@@ -19,7 +19,6 @@ _GLM4V_LAYOUT = Layout(
     name="glm4v",
     prefixes=_PREFIXES,
     marks=("embeddings.position_embedding.",),
-    renames={"embeddings.position_embedding": "pos_embed"},
     ignored=("rotary_pos_emb.inv_freq",),
     processor_files=family_facts("glm4v").processors["glm4v"],
 )
@@ -33,7 +32,7 @@ _GLM_OCR_LAYOUT = Layout(
 
 # --- config --------------------------------------------------------------------------------------
 
-_PATCH, _POSITIONS = "patch_embed.proj.weight", "pos_embed.weight"
+_PATCH, _POSITIONS = "patch_embed.proj.weight", "embeddings.position_embedding.weight"
 _SHARED: Fields = {
     ("depth", "num_hidden_layers"): blocks("blocks."),
     ("hidden_size",): length(_PATCH, 0),
