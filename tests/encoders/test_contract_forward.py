@@ -41,7 +41,8 @@ def on_fake_gpu(encoder: VisionEncoder, pixels: Tensor, metadata: Metadata) -> E
         def blank(like: Tensor) -> Tensor:
             return torch.empty(like.shape, dtype=like.dtype, device="cuda")
 
-        weights = {key: blank(value) for key, value in encoder.named_parameters()}
+        values = [*encoder.named_parameters(), *encoder.named_buffers()]
+        weights = {key: blank(value) for key, value in values}
         faked = {
             key: torch.tensor(host[key], dtype=torch.int32) if key in host else blank(value)
             for key, value in metadata.items()

@@ -133,8 +133,8 @@ QWEN2_5_SHALLOW = {"depth": 3, "fullatt_block_indexes": [1]}
 GEMMA4_NARROW = {
     "hidden_size": 64,
     "intermediate_size": 92,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "head_dim": 24,
     "position_embedding_size": 160,
     "llm_width": 48,
