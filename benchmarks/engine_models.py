@@ -132,12 +132,14 @@ def processor_files(family: str) -> dict[str, dict[str, Any]]:
     return files
 
 
-def write_tokenizer(folder: Path, ids: Mapping[str, int]) -> None:
+def write_tokenizer(
+    folder: Path, ids: Mapping[str, int], more: Mapping[str, int] | None = None
+) -> None:
     """Write a tokenizer whose tokens are bytes, with the special tokens at the given numbers."""
     vocab = {
         char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }
-    special = {token: ids[field] for token, field in SPECIAL.items()}
+    special = {**{token: ids[field] for token, field in SPECIAL.items()}, **(more or {})}
     tokenizer = Tokenizer(models.BPE(vocab={**vocab, **special}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,66 +1,94 @@
-"""Start one engine in a process of its own, answer the requests of a file, write what it says.
+"""Start engines one after the other in this process, and write what each says.
 
-python tests/engines/drive.py REQUEST.json ANSWER.json
+    python tests/engines/drive.py JOBS.json ANSWERS.json
+
+A job has the arguments of ``vllm.LLM``, the names of its prompts, and ``ours``: the options of our
+tower, or None for vLLM's. Jobs of vLLM's tower come first, because a registered model stays.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+QWEN = ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>")
+MARKS = {"qwen": QWEN, "internvl": ("<image>", "<video>")}
+"""What stands for an image and for a clip in a prompt."""
+FRAMES = 6
 
 
-def prompts(wanted: list[str]) -> list[dict[str, Any]]:
+def prompts(family: str, wanted: list[str]) -> list[dict[str, Any]]:
     """Requests by name: text alone, one image, two images, a clip."""
-    from PIL import Image
-
     dice = np.random.default_rng(0)
 
     def image(width: int, height: int) -> Image.Image:
         return Image.fromarray(dice.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
-    frames = dice.integers(0, 256, (6, 64, 96, 3), dtype=np.uint8)
-    about = {
+    frames = dice.integers(0, 256, (FRAMES, 64, 96, 3), dtype=np.uint8)
+    clip = {
         "fps": 2.0,
-        "total_num_frames": 6,
-        "frames_indices": [*range(6)],
-        "duration": 3.0,
+        "total_num_frames": FRAMES,
+        "frames_indices": [*range(FRAMES)],
+        "duration": FRAMES / 2,
         "video_backend": "opencv",
         "do_sample_frames": False,
     }
-    known = {
+    one, video = MARKS["internvl" if family == "internvl" else "qwen"]
+    images = [image(64, 96), image(160, 128)]
+    known: dict[str, dict[str, Any]] = {
         "text": {"prompt": "What is a graph?"},
-        "image": {"prompt": f"{IMAGE}What is this?", "multi_modal_data": {"image": image(96, 64)}},
-        "images": {
-            "prompt": f"{IMAGE}{IMAGE}Compare.",
-            "multi_modal_data": {"image": [image(64, 96), image(160, 128)]},
-        },
-        "clip": {"prompt": f"{VIDEO}Tell.", "multi_modal_data": {"video": [(frames, about)]}},
+        "image": {"prompt": f"{one}What is it?", "multi_modal_data": {"image": image(96, 64)}},
+        "images": {"prompt": f"{one}{one}Compare.", "multi_modal_data": {"image": images}},
+        "clip": {"prompt": f"{video}Tell.", "multi_modal_data": {"video": [(frames, clip)]}},
     }
     return [known[name] for name in wanted]
 
 
-def main() -> None:
-    """Answer, and write tokens and log-probabilities."""
-    request = json.loads(Path(sys.argv[1]).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """The answers of one engine, or the error that ended it."""
     from vllm import LLM, SamplingParams
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    engine = LLM(**request["engine"])
+    if job["ours"] is not None:
+        from vitgraph.integrations.vllm_plugin import register
+
+        os.environ |= {"VITGRAPH_VLLM": "1", "VITGRAPH_VLLM_OPTIONS": json.dumps(job["ours"])}
+        register()
     sampling = SamplingParams(
         temperature=0.0, max_tokens=12, logprobs=0, ignore_eos=True, detokenize=False
     )
-    outputs = engine.generate(prompts(request["prompts"]), sampling, use_tqdm=False)
+    try:
+        engine = LLM(**job["engine"])
+        requests = prompts(job["family"], job["prompts"])
+        outputs = engine.generate(requests, sampling, use_tqdm=False)
+        del engine
+    except (ValueError, RuntimeError) as error:
+        traceback.print_exc()
+        return {"error": str(error)}
+    finally:
+        cleanup_dist_env_and_memory()
     answers = [
         {"tokens": list(one.outputs[0].token_ids), "logprob": one.outputs[0].cumulative_logprob}
         for one in outputs
     ]
-    Path(sys.argv[2]).write_text(json.dumps(dict(zip(request["prompts"], answers, strict=True))))
+    return dict(zip(job["prompts"], answers, strict=True))
+
+
+def main() -> None:
+    """Run every job, and write the answers by the jobs' names."""
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    answers = {}
+    for name, job in jobs.items():
+        print(f"### {name}", flush=True)
+        answers[name] = run(job)
+        Path(sys.argv[2]).write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.engine_models import write_folder
+from benchmarks.engine_models import write_folder, write_tokenizer
+from encoders import InternViT, InternViTConfig
 
 WIDTH = 128
 IDS = {
@@ -88,4 +90,76 @@ def write_tiny(folder: Path, family: str) -> Path:
             torch.nn.init.normal_(weight, std=0.05 if "visual" in name else 0.1)
     drawn.float().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(written | {"torch_dtype": "float32"}))
+    return folder
+
+
+INTERN_TOKENS = {"<img>": 306, "</img>": 307, "<IMG_CONTEXT>": 308}
+INTERN_VISION = {
+    "model_type": "intern_vit_6b",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+    "qkv_bias": True,
+    "qk_normalization": False,
+    "norm_type": "layer_norm",
+    "layer_norm_eps": 1e-6,
+    "hidden_act": "gelu",
+    "initializer_factor": 1.0,
+    "num_channels": 3,
+}
+CONFIG_CODE = '''
+from transformers import PretrainedConfig, Qwen2Config
+
+
+class InternVLChatConfig(PretrainedConfig):
+    model_type = "internvl_chat"
+
+    def __init__(self, vision_config=None, llm_config=None, **kwargs):
+        self.vision_config = PretrainedConfig(**(vision_config or {}))
+        self.llm_config = Qwen2Config(**(llm_config or {}))
+        super().__init__(**kwargs)
+
+    def get_text_config(self, decoder=None, encoder=None):
+        return self.llm_config
+'''
+"""The class of the config, which repos of InternVL bring along as well."""
+
+
+def write_tiny_internvl(folder: Path) -> Path:
+    """Write an InternVL checkpoint of OpenGVLab's form, whose config class comes with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = {**TEXT, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+    config = {
+        "architectures": ["InternVLChatModel"],
+        "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
+        "model_type": "internvl_chat",
+        "vision_config": INTERN_VISION,
+        "llm_config": text,
+        "downsample_ratio": 0.5,
+        "dynamic_image_size": True,
+        "force_image_size": 56,
+        "max_dynamic_patch": 4,
+        "min_dynamic_patch": 1,
+        "use_thumbnail": True,
+        "ps_version": "v2",
+        "select_layer": -1,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "configuration_internvl_chat.py").write_text(CONFIG_CODE)
+    write_tokenizer(folder, IDS, INTERN_TOKENS)
+    torch.manual_seed(0)
+    tower = InternViT(InternViTConfig.from_hf(config))
+    language = Qwen2ForCausalLM(Qwen2Config(**text))
+    state = {f"language_model.{name}": value for name, value in language.state_dict().items()}
+    for name, value in tower.state_dict().items():
+        published = name.replace("layers.", "encoder.layers.", 1)
+        state[name if name.startswith("mlp1.") else f"vision_model.{published}"] = value
+    for name, value in state.items():
+        if value.ndim > 1:
+            torch.nn.init.normal_(value, std=0.1 if "language" in name else 0.05)
+    save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
     return folder

@@ -179,8 +179,9 @@ class Tower(nn.Module):
         if not stats.budgets:
             return f"{what}, kernels {self._options.kernels}{stats.note and f' ({stats.note})'}"
         kernels = ", ".join(sorted({budget.kernel for budget in stats.budgets}))
+        most = max(budget.tokens for budget in stats.budgets)
         return (
-            f"{what}, {len(stats.budgets)} budgets up to {graphed.budgets[-1]} tokens, kernels "
+            f"{what}, {len(stats.budgets)} budgets up to {most} tokens, kernels "
             f"{kernels}, pool {stats.pool_bytes / 2**20:.0f} MiB, {stats.capture_seconds:.1f} s"
         )
 

@@ -1,0 +1,157 @@
+"""The real vLLM on a CPU with our towers: the tokens that it has with its own.
+
+``make engines`` runs this file in an environment of its own. Engines are started one after the
+other in one process, because their imports take longer than they do; two more processes start an
+engine in a process of its own, and one on two ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engines
+
+ROOT = Path(__file__).parents[2]
+EVERYTHING = ["text", "image", "images", "clip"]
+CASES = {
+    "qwen2_vl": EVERYTHING,
+    "qwen2_5_vl": EVERYTHING,
+    "qwen3_vl": EVERYTHING,
+    "internvl": ["text", "image", "images"],
+}
+"""Model -> what it is asked."""
+LOGPROB = 1e-4
+"""Bound for the difference of the log-probabilities of twelve tokens, which are about -40."""
+ENGINE = {
+    "dtype": "float32",
+    "max_model_len": 4096,
+    "max_num_seqs": 8,
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.2,
+    "seed": 0,
+}
+STATIC = {"backend": "static", "budgets": [32, 64, 128]}
+Answers = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small checkpoints by family; vLLM takes a model that it has seen as it was, so there are two
+    links to each."""
+    from engines.tiny_models import MODELS, write_tiny, write_tiny_internvl
+
+    folder = tmp_path_factory.mktemp("models")
+    for family in MODELS:
+        write_tiny(folder / family, family)
+    write_tiny_internvl(folder / "internvl")
+    for family in CASES:
+        for use in ("ours", "dummy", "none"):
+            (folder / f"{family}-{use}").symlink_to(folder / family)
+    broken = shutil.copytree(folder / "qwen3_vl", folder / "broken")
+    _break(broken / "model.safetensors")
+    return folder
+
+
+def _break(file: Path) -> None:
+    """Take one tensor of the tower away."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    del tensors["model.visual.blocks.1.attn.proj.bias"]
+    save_file(tensors, file)
+
+
+def job(family: str, folder: Path, ours: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """An engine and what it is asked; ``ours`` are the options of our tower, None for vLLM's."""
+    limits = {"image": 4} if family == "internvl" else {"image": 4, "video": 1}
+    asked = more.pop("prompts", CASES[family])
+    engine = {**ENGINE, "model": str(folder), "limit_mm_per_prompt": limits}
+    if family == "internvl":
+        engine["trust_remote_code"] = True  # for the class of its config
+    return {"family": family, "ours": ours, "prompts": asked, "engine": {**engine, **more}}
+
+
+def drive(folder: Path, jobs: dict[str, dict[str, Any]], **environment: str) -> Answers:
+    """The answers of the jobs by name; what the engines print goes to this process's output."""
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    settings = {
+        "PYTHONPATH": f"{ROOT}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VITGRAPH_VLLM": "0",
+        **environment,
+    }
+    command = [sys.executable, str(ROOT / "tests" / "engines" / "drive.py")]
+    command += [str(folder / "jobs.json"), str(folder / "answers.json")]
+    subprocess.run(command, env=os.environ | settings, check=True, timeout=600)
+    return dict(json.loads((folder / "answers.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def answers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What engines in one process say: vLLM's towers first, then ours."""
+    dummy = {"load_format": "dummy", "prompts": ["text", "image"]}
+    none = {"limit_mm_per_prompt": {"image": 0, "video": 0}, "prompts": ["text"]}
+    jobs = {f"{family} stock": job(family, models / family, None) for family in CASES}
+    jobs["dummy stock"] = job("qwen3_vl", models / "qwen3_vl-dummy", None, **dummy)
+    (models / "qwen3_vl-dummies").symlink_to(models / "qwen3_vl")
+    jobs |= {
+        f"{family} ours": job(family, models / f"{family}-ours", STATIC if number % 2 else {})
+        for number, family in enumerate(CASES)
+        if family != "qwen3_vl"
+    }
+    jobs["dummy ours"] = job("qwen3_vl", models / "qwen3_vl-dummies", {}, **dummy)
+    jobs["none ours"] = job("qwen3_vl", models / "qwen3_vl-none", {}, **none)
+    jobs["broken ours"] = job("qwen3_vl", models / "broken", {})
+    folder = tmp_path_factory.mktemp("jobs")
+    return drive(folder, jobs, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+
+
+def compare(ours: dict[str, Any], stock: dict[str, Any]) -> None:
+    """Equal tokens, and log-probabilities within the bound."""
+    assert "error" not in ours
+    for name, answer in ours.items():
+        assert answer["tokens"] == stock[name]["tokens"], name
+        assert abs(answer["logprob"] - stock[name]["logprob"]) < LOGPROB, name
+        assert len(set(answer["tokens"])) > 1 or name == "images", name
+
+
+@pytest.mark.parametrize("family", [family for family in CASES if family != "qwen3_vl"])
+def test_tokens_are_those_of_vllms_own_tower(answers: Answers, family: str) -> None:
+    compare(answers[f"{family} ours"], answers[f"{family} stock"])
+
+
+def test_drawn_weights_are_the_same_ones(answers: Answers) -> None:
+    compare(answers["dummy ours"], answers["dummy stock"])
+
+
+def test_an_engine_without_images_keeps_no_tower(answers: Answers) -> None:
+    compare(answers["none ours"], {"text": answers["qwen3_vl stock"]["text"]})
+
+
+def test_a_missing_tensor_is_named(answers: Answers) -> None:
+    assert "blocks.1.attn.proj.bias" in answers["broken ours"]["error"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tokens_are_equal_in_engines_of_their_own_process(
+    answers: Answers, models: Path, tmp_path: Path, ranks: int
+) -> None:
+    more: dict[str, Any] = {}
+    if ranks > 1:
+        more = {"tensor_parallel_size": ranks, "mm_encoder_tp_mode": "data"}
+    jobs = {"ours": job("qwen3_vl", models / "qwen3_vl-ours", STATIC, **more)}
+    found = drive(tmp_path, jobs, VLLM_ENABLE_V1_MULTIPROCESSING="1", VITGRAPH_VLLM="1")
+    compare(found["ours"], answers["qwen3_vl stock"])
