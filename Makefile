@@ -1,6 +1,7 @@
 # A fresh machine needs nothing but Python >= 3.10: each target sets up .venv by itself, once.
 PYTHON ?= python3
 VENV ?= .venv
+ENGINES ?= .venv-engines
 PYTEST_ARGS ?=
 CONSTRAINTS ?= constraints.txt
 
@@ -11,7 +12,7 @@ INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help demo test lint types fast family notebooks docs clean
+.PHONY: help demo test lint types fast family notebooks engines docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -20,7 +21,8 @@ demo: $(VENV)/.demo ## encode photographs with every family, write demo/feature_
 	$(PY) -m vitgraph demo --out demo
 
 test: lint types ## everything CI runs: lint, types, fast and slow tests, notebooks
-	$(PYTEST) -m "not gpu" $(PARALLEL) $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu and not engines" $(PARALLEL) $(PYTEST_ARGS)
+	$(MAKE) engines
 
 lint: $(VENV)/.test ## ruff: rules and format
 	$(PY) -m ruff check .
@@ -34,16 +36,19 @@ fast: $(VENV)/.test ## the tests of a plain `pytest`
 
 family: $(VENV)/.test ## the tests of one family, for example make family NAME=qwen3_vl
 	@test -n "$(NAME)" || { echo "which family? make family NAME=qwen3_vl"; exit 1; }
-	$(PYTEST) -m "not gpu" --family $(NAME) $(PARALLEL) $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu and not engines" --family $(NAME) $(PARALLEL) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
 	$(PYTEST) -m "not gpu" tests/shell/test_shell_notebooks.py tests/shell/test_shell_bare.py -k notebook
+
+engines: $(ENGINES)/.installed ## vLLM and Dynamo with our towers, in an environment of their own
+	$(ENGINES)/bin/python -m pytest -m engines --noconftest tests/engines
 
 docs: $(VENV)/.test ## build the site of the documentation, with strict links, into build/site
 	$(PY) -m mkdocs build --strict
 
 clean: ## remove the environment and all that was built
-	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(ENGINES) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(VENV)/.pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "vitgraph needs Python >= 3.10 but $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=/path/to/python3"; exit 1; }
@@ -58,3 +63,12 @@ $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
 	$(INSTALL) --editable ".[demo]" --group test --group integrations --group lint --group docs
 	@touch $@ $(VENV)/.demo
+
+$(ENGINES)/.installed: tests/engines/requirements.txt tests/engines/torchvision_on_cpu.py
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(ENGINES)/bin/python -m pip install --quiet torch==2.13.0
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-compile --requirement tests/engines/requirements.txt
+	cp tests/engines/torchvision_on_cpu.* "$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@

@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     if not config.option.markexpr:
-        config.option.markexpr = "not slow and not gpu and not integrations"
+        config.option.markexpr = "not slow and not gpu and not integrations and not engines"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

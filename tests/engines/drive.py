@@ -18,7 +18,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-QWEN = ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>")
+QWEN = (
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    "<|vision_start|><|video_pad|><|vision_end|>",
+)
 MARKS = {"qwen": QWEN, "internvl": ("<image>", "<video>")}
 """What stands for an image and for a clip in a prompt."""
 FRAMES = 6

@@ -22,7 +22,7 @@ from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
 pytest.importorskip("dynamo")
-pytestmark = pytest.mark.integrations
+pytestmark = pytest.mark.engines
 SIZES = [(96, 64), (64, 64), (130, 70), (64, 200), (200, 96), (256, 256)]
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from tiny_models import write_tiny
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.integrations
+pytestmark = pytest.mark.engines
 HERE = Path(__file__).parent
 SIZES = [(96, 64), (64, 96), (160, 128)]
 

@@ -110,7 +110,7 @@ INTERN_VISION = {
     "initializer_factor": 1.0,
     "num_channels": 3,
 }
-CONFIG_CODE = '''
+CONFIG_CODE = """
 from transformers import PretrainedConfig, Qwen2Config
 
 
@@ -124,7 +124,7 @@ class InternVLChatConfig(PretrainedConfig):
 
     def get_text_config(self, decoder=None, encoder=None):
         return self.llm_config
-'''
+"""
 """The class of the config, which repos of InternVL bring along as well."""
 
 

@@ -18,7 +18,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 def plan(*arguments: str) -> str:
     """The commands that make would run in a folder without an environment."""
     result = subprocess.run(
-        ["make", "-n", "VENV=.venv-that-is-not-there", *arguments],
+        ["make", "-n", "VENV=.venv-that-is-not-there", "ENGINES=.engines-not-there", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -36,7 +36,9 @@ def test_make_test_sets_up_lints_checks_types_and_runs_both_tiers() -> None:
         "ruff check .",
         "ruff format --check .",
         "-m mypy",
-        'pytest -m "not gpu"',
+        'pytest -m "not gpu and not engines"',
+        "pip install --quiet --no-deps --no-compile --requirement tests/engines/requirements.txt",
+        "pytest -m engines --noconftest tests/engines",
     ]
     places = [commands.find(step) for step in steps]
     assert -1 not in places
@@ -75,7 +77,9 @@ def test_a_python_that_is_too_old_is_named() -> None:
 
 @needs_make
 def test_make_family_runs_the_tests_that_name_the_family() -> None:
-    assert 'pytest -m "not gpu" --family qwen3_vl ' in plan("family", "NAME=qwen3_vl")
+    assert 'pytest -m "not gpu and not engines" --family qwen3_vl ' in plan(
+        "family", "NAME=qwen3_vl"
+    )
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm")
 pytestmark = pytest.mark.engines
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ Answers = dict[str, dict[str, Any]]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small checkpoints by family; vLLM takes a model that it has seen as it was, so there are two
     links to each."""
-    from engines.tiny_models import MODELS, write_tiny, write_tiny_internvl
+    from tiny_models import MODELS, write_tiny, write_tiny_internvl
 
     folder = tmp_path_factory.mktemp("models")
     for family in MODELS:
