@@ -1,8 +1,8 @@
 """The real vLLM on a CPU with our towers: the tokens that it has with its own.
 
 ``make engines`` runs this file in an environment of its own. Engines are started one after the
-other in one process, because their imports take longer than they do; two more processes start an
-engine in a process of its own, and one on two ranks.
+other in one process, because their imports take longer than they do; three more start an engine in a
+process of its own, two of them on two ranks.
 """
 
 from __future__ import annotations
@@ -146,13 +146,18 @@ def test_a_missing_tensor_is_named(answers: Answers) -> None:
     assert "blocks.1.attn.proj.bias" in answers["broken ours"]["error"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {},
+        {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"},
+        {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "weights"},
+    ],
+    ids=["one rank", "two ranks data", "two ranks weights"],
+)
 def test_tokens_are_equal_in_engines_of_their_own_process(
-    answers: Answers, models: Path, tmp_path: Path, ranks: int
+    answers: Answers, models: Path, tmp_path: Path, ranks: dict[str, Any]
 ) -> None:
-    more: dict[str, Any] = {}
-    if ranks > 1:
-        more = {"tensor_parallel_size": ranks, "mm_encoder_tp_mode": "data"}
-    jobs = {"ours": job("qwen3_vl", models / "qwen3_vl-ours", STATIC, **more)}
+    jobs = {"ours": job("qwen3_vl", models / "qwen3_vl-ours", STATIC, **ranks)}
     found = drive(tmp_path, jobs, VLLM_ENABLE_V1_MULTIPROCESSING="1", VITGRAPH_VLLM="1")
     compare(found["ours"], answers["qwen3_vl stock"])
