@@ -1,8 +1,8 @@
 """The real vLLM on a CPU with our towers: the tokens that it has with its own.
 
 ``make engines`` runs this file in an environment of its own. Engines are started one after the
-other in one process, because their imports take longer than they do; three more start an engine in a
-process of its own, two of them on two ranks.
+other in one process, because their imports take longer than they do; three more start an engine in
+a process of its own, two of them on two ranks.
 """
 
 from __future__ import annotations
