@@ -14,7 +14,6 @@ import pytest
 import timm
 import torch
 
-from encoders.base.vision_encoder import VisionEncoder
 from oracles import (
     BY_NAME,
     FAMILIES,
@@ -31,6 +30,7 @@ from oracles import (
     distances,
     draw_pixels,
     edited,
+    in_tokens_of,
     timm_keys,
     tiny,
     window_walk,
@@ -103,12 +103,6 @@ def grids_of(family: Family, tier: str) -> list[Grids]:
         (True, "narrow"): INTERN_SLOW + INTERN_NARROW_ONLY,
     }
     return lists[family.tiled, tier]
-
-
-def in_tokens_of(encoder: VisionEncoder, grids: Grids) -> Grids:
-    """Return grids for tokens of 2x2 patches as those with as many tokens of this encoder's."""
-    side = encoder.config.spatial_merge_size
-    return [[t, h // 2 * side, w // 2 * side] for t, h, w in grids]
 
 
 def worst_distances(

@@ -17,6 +17,7 @@ import torch
 from gpu_towers import kernels_for
 from torch import Tensor
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.layers.attention import _flash_takes, attention, padding_rows
 from oracles import (
     BY_NAME,
@@ -31,6 +32,7 @@ from oracles import (
     draw_pixels,
     edited,
     fields_of,
+    in_tokens_of,
 )
 from oracles.halves import half_errors, six_blocks
 
@@ -195,10 +197,11 @@ def forms_of(family: Family) -> list[str]:
         return kernels_for(family.build(config))
 
 
-def small_grids(family: Family) -> list[Grids]:
+def small_grids(family: Family, encoder: VisionEncoder) -> list[Grids]:
     if family.tiled:
         return [[[2, 32, 32]], [[3, 8, 8]]]
-    return [[[1, 10, 14]], [[2, 4, 6], [1, 2, 2], [1, 18, 26]]]
+    lists = [[[1, 10, 14]], [[2, 4, 6], [1, 2, 2], [1, 18, 26]]]
+    return [in_tokens_of(encoder, grids) for grids in lists]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -207,7 +210,7 @@ def test_float64_on_the_gpu_matches_the_lifted_reference(family: Family) -> None
     lift = LiftFloat32()
     encoder, reference = build_pair(family, family.tiny, torch.float64, lift)
     encoder.cuda(), reference.cuda()
-    for grids in small_grids(family):
+    for grids in small_grids(family, encoder):
         pixels = draw_pixels(encoder, grids, dtype=torch.float64).cuda()
         with lift:
             theirs = family.output(reference, pixels, torch.tensor(grids, device="cuda"))
@@ -221,7 +224,7 @@ def test_float32_on_the_gpu_is_within_1e_5_of_float64(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, six_blocks(family)).cuda()
     exact = build_encoder(family, six_blocks(family), torch.float64).cuda()
-    for grids in small_grids(family):
+    for grids in small_grids(family, encoder):
         pixels = draw_pixels(encoder, grids).cuda()
         worst = distances(encoder(pixels, grids), exact(pixels.double(), grids))
         assert max(worst.values()) <= 1e-5, worst
@@ -232,7 +235,7 @@ def test_float32_on_the_gpu_is_within_1e_5_of_float64(name: str) -> None:
 def test_forward_with_metadata_never_waits_for_the_gpu(name: str, dtype: torch.dtype) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny, dtype).cuda()
-    grids = small_grids(family)[1]
+    grids = small_grids(family, encoder)[1]
     pixels = draw_pixels(encoder, grids).cuda()
     metadata = encoder.prepare_encoder_metadata(grids, max_frames_per_batch=8)
     plain = encoder(pixels, grids)
@@ -246,9 +249,10 @@ def test_forward_with_metadata_never_waits_for_the_gpu(name: str, dtype: torch.d
 def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny, torch.bfloat16).cuda()
-    grids = [[2, 8, 8]] if family.tiled else [[1, 10, 14], [2, 4, 6]]
+    grids = [[2, 8, 8]] if family.tiled else in_tokens_of(encoder, [[1, 10, 14], [2, 4, 6]])
     pixels = draw_pixels(encoder, grids).cuda()
-    rows = pixels.shape[0] + (2 if family.tiled else 60)
+    padding = 2 if family.tiled else 15 * encoder.config.spatial_merge_size**2
+    rows = pixels.shape[0] + padding
     metadata = encoder.prepare_encoder_metadata(
         grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=12
     )
@@ -268,7 +272,7 @@ def test_the_compiled_forward_matches_eager(name: str) -> None:
     torch.compiler.reset()
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny).cuda()
-    grids = small_grids(family)[1]
+    grids = small_grids(family, encoder)[1]
     pixels = draw_pixels(encoder, grids).cuda()
     metadata = encoder.prepare_encoder_metadata(grids)
     compiled = torch.compile(encoder.forward, fullgraph=True)
@@ -280,7 +284,7 @@ def test_the_compiled_forward_matches_eager(name: str) -> None:
 def test_pixels_on_the_host_are_moved(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny, torch.bfloat16).cuda()
-    grids = small_grids(family)[1]
+    grids = small_grids(family, encoder)[1]
     pixels = draw_pixels(encoder, grids)
     moved, given = encoder(pixels, grids), encoder(pixels.cuda(), grids)
     assert moved.pooler_output.device.type == "cuda"

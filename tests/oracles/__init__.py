@@ -18,6 +18,7 @@ from .drawn import (
     draw_weights,
     fields_of,
     fresh,
+    in_tokens_of,
     tiny,
 )
 from .families import FAMILIES
@@ -66,6 +67,7 @@ __all__ = [
     "fields_of",
     "fresh",
     "grids_for",
+    "in_tokens_of",
     "slow",
     "timm_keys",
     "tiny",

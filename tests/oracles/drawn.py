@@ -105,6 +105,12 @@ def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
     return build_encoder(BY_NAME[name], BY_NAME[name].tiny, dtype)
 
 
+def in_tokens_of(encoder: VisionEncoder, grids: Grids) -> Grids:
+    """Return grids for tokens of 2x2 patches as those with as many tokens of this encoder's."""
+    side = encoder.config.spatial_merge_size
+    return [[t, h // 2 * side, w // 2 * side] for t, h, w in grids]
+
+
 def add_noise(*weights: Tensor, share: float = 0.1, seed: int = 1) -> None:
     """Change weights in place by noise of ``share`` of their own size.
 

@@ -20,7 +20,7 @@ from encoders.contract import EncoderOutput
 from .configs import Config
 from .deepseek import hybrid, ocr, siglip
 from .deepseek_vl2 import VL2Twin
-from .drawn import build_pair, draw_pixels, fields_of
+from .drawn import build_pair, draw_pixels, fields_of, in_tokens_of
 from .family import Family
 from .lift import LiftFloat32
 from .references import Grids
@@ -146,6 +146,7 @@ def half_errors(
     errors: dict[str, dict[str, Errors]] = {name: {} for name in forms}
     with torch.no_grad():
         for seed, grids in enumerate(LARGE_TILES if family.tiled else LARGE_QWEN):
+            grids = grids if family.tiled else in_tokens_of(trio.encoder, grids)
             outputs, theirs, truth = trio.run(grids, seed, forms)
             for name, output in outputs.items():
                 for field_name, value in fields_of(truth).items():
