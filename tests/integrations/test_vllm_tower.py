@@ -86,6 +86,49 @@ def test_results_stay_the_callers_own(tmp_path: Path) -> None:
     assert torch.equal(first, kept)
 
 
+def test_weights_loaded_anew_are_seen_by_captured_graphs(tmp_path: Path) -> None:
+    tower, tensors = make(tmp_path, "qwen3_vl", Options(backend="static", budgets=[32]))
+    tower.load_weights(tensors.items())
+    pixels = draw_pixels(tower.encoder, GRIDS)
+    before = tower(pixels, GRIDS)
+    tower.load_weights([("merger.linear_fc2.bias", tensors["merger.linear_fc2.bias"] + 1)])
+    width = tower.encoder.out_features
+    torch.testing.assert_close(tower(pixels, GRIDS)[:, :width], before[:, :width] + 1)
+
+
+def test_a_table_of_times_is_measured_by_the_first_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    file = tmp_path / "times.json"
+
+    class Graphed:
+        backend = "cudagraph"
+
+        def __init__(self, encoder: object, **settings: Any) -> None:
+            assert "table" not in settings
+
+        def capture(self, progress: bool) -> Graphed:
+            done.append("capture")
+            return self
+
+        def save_table(self, path: str) -> None:
+            done.append("save")
+            Path(path).touch()
+
+        def load_table(self, path: str) -> None:
+            assert Path(path).exists()
+            done.append("load")
+
+    monkeypatch.setattr(f"{Tower.__module__}.GraphedEncoder", Graphed)
+    made = [make(tmp_path / str(n), "qwen3_vl", Options(table=str(file)))[0] for n in range(3)]
+    made[0].capture(first=True, wait=lambda: done.append("wait"))
+    made[1].capture(first=False, wait=lambda: done.append("wait"))
+    made[2].capture(first=True, wait=lambda: done.append("wait"))  # a restart
+    first, again = ["capture", "save", "wait"], ["wait", "load", "capture"]
+    assert done == [*first, *again, *again]
+
+
 def test_pixels_of_type_uint8_pass_through_vllms_normalisation(tmp_path: Path) -> None:
     class Norm(nn.Module):
         def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
