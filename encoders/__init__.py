@@ -32,6 +32,7 @@ from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
 from .gemma4 import Gemma4Config, Gemma4Encoder
 from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
+from .idefics3 import Idefics3Config, Idefics3Encoder
 from .intern_vit import InternViT, InternViTConfig
 from .paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
 from .pixtral import PixtralConfig, PixtralEncoder
@@ -69,6 +70,8 @@ __all__ = [
     "GlmOCRConfig",
     "GlmOCREncoder",
     "GraphableEncoder",
+    "Idefics3Config",
+    "Idefics3Encoder",
     "InternViT",
     "InternViTConfig",
     "ItemError",

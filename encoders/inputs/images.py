@@ -68,7 +68,7 @@ def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Ten
         image: uint8 [C, H, W].
         height: of the result in pixels.
         width: of the result in pixels.
-        mode: "bicubic" or "bilinear".
+        mode: "bicubic", "bilinear" or "lanczos", which older versions of torch lack.
 
     Returns:
         uint8 [C, height, width]; ``image`` itself if it has that size already.
@@ -81,9 +81,21 @@ def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Ten
     if image.stride(0) != 1:
         image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
     batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
+    if mode == "lanczos":
+        return _lanczos(batch, height, width)[0]
     return F.interpolate(
         batch, size=(height, width), mode=mode, antialias=True, align_corners=False
     )[0]
+
+
+def _lanczos(batch: Tensor, height: int, width: int) -> Tensor:
+    try:
+        return F.interpolate(batch, size=(height, width), mode="lanczos", antialias=True)
+    except NotImplementedError as error:
+        raise ValueError(
+            "the checkpoint resizes images by Lanczos, for which this version of torch has no "
+            "kernel: update torch, or resize the images and pass resample=3 in the processor file"
+        ) from error
 
 
 def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colour: Stats) -> Tensor:

@@ -189,12 +189,12 @@ def read_resample(where: str, section: Section, usual: str) -> str:
         usual: the kind for a section that names none.
 
     Raises:
-        ValueError: neither bilinear (2) nor bicubic (3).
+        ValueError: neither Lanczos (1) nor bilinear (2) nor bicubic (3).
     """
     value = section.get("resample")
-    kinds = {None: usual, 2: "bilinear", 3: "bicubic"}
+    kinds = {None: usual, 1: "lanczos", 2: "bilinear", 3: "bicubic"}
     if isinstance(value, bool) or not isinstance(value, int | None) or value not in kinds:
-        raise ValueError(f"{where}: resample={value!r} is not implemented: it must be 2 or 3")
+        raise ValueError(f"{where}: resample={value!r} is not implemented: it must be 1, 2 or 3")
     return kinds[value]
 
 

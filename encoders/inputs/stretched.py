@@ -26,15 +26,15 @@ from .views import ViewPreprocessor, Views
 
 
 @dataclass(frozen=True)
-class StretchPreprocessor(ViewPreprocessor):
-    """Resizes each image to S x S pixels, whatever its shape, and cuts the view to whole patches.
+class StagedViews(ViewPreprocessor):
+    """Views of one path, which can be normalised on another device.
 
-    It can leave normalising to another device, as :class:`StagedPreprocessor` says.
+    See :class:`StagedPreprocessor`.
     """
 
     image_size: int = 224
     resample: str = "bicubic"
-    """"bicubic" or "bilinear"."""
+    """"bilinear", "bicubic" or "lanczos"."""
 
     @property
     def sides(self) -> dict[str, int]:
@@ -43,30 +43,13 @@ class StretchPreprocessor(ViewPreprocessor):
 
     @property
     def has_tiles(self) -> bool:
-        """No image is cut."""
+        """No keyword bounds the number of views."""
         return False
 
     @property
     def pads(self) -> bool:
-        """Every image fills its view."""
+        """Every image fills its views."""
         return False
-
-    def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return one view."""
-        side = self.sides["image"]
-        view = resize(image, self.image_size, self.image_size, self.resample)
-        return Views({"image": [view[:, :side, :side]]})
-
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
-        """Return mean, std and the kind of resampling; the size must be the tower's."""
-        check_side(where, section, self.image_size)
-        named = str(section.get("image_processor_type") or "")
-        usual = "bilinear" if named.startswith("Gemma3") else "bicubic"
-        resample = read_resample(where, section, usual)
-        more = {"resample": section.get("resample"), "do_pan_and_scan": False}
-        require_supported(where, section, more)
-        mean, std = read_stats(where, section, self.mean, self.std)
-        return {"mean": mean, "std": std, "resample": resample}
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return the values that no file sets; no keyword sets them."""
@@ -88,7 +71,7 @@ class StretchPreprocessor(ViewPreprocessor):
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
-            Items whose pixels are uint8 [1, S, S, 3], cut to whole patches.
+            Items whose pixels are uint8 [views, S, S, 3], cut to whole patches.
 
         Raises:
             ValueError: what a call raises.
@@ -97,7 +80,7 @@ class StretchPreprocessor(ViewPreprocessor):
         return [
             StagedItem(
                 stack_frames(item.paths["image"], pinned),
-                (1, patches, patches),
+                (len(item.paths["image"]), patches, patches),
                 self.mean,
                 self.std,
                 item.tiles,
@@ -121,3 +104,25 @@ class StretchPreprocessor(ViewPreprocessor):
             pixels = normalize(torch.cat(views), items[0].mean, items[0].std)
         tilings = [item.tiles for item in items if item.tiles is not None]
         return VisionInputs(pixels, grid_tensor([item.grid for item in items]), tilings)
+
+
+@dataclass(frozen=True)
+class StretchPreprocessor(StagedViews):
+    """Resizes each image to S x S pixels, whatever its shape, and cuts off parts of patches."""
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return one view."""
+        side = self.sides["image"]
+        view = resize(image, self.image_size, self.image_size, self.resample)
+        return Views({"image": [view[:, :side, :side]]})
+
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Return mean, std and the kind of resampling; the size must be the tower's."""
+        check_side(where, section, self.image_size)
+        named = str(section.get("image_processor_type") or "")
+        usual = "bilinear" if named.startswith("Gemma3") else "bicubic"
+        resample = read_resample(where, section, usual)
+        more = {"resample": section.get("resample"), "do_pan_and_scan": False}
+        require_supported(where, section, more)
+        mean, std = read_stats(where, section, self.mean, self.std)
+        return {"mean": mean, "std": std, "resample": resample}

@@ -33,6 +33,7 @@ OFFERED = {
     "pixtral": ONE_PATH,
     "intern_vit": ONE_PATH | {"at", "side"},
     "paddleocr_vl": ONE_PATH,
+    "idefics3": ONE_PATH | {"at", "side"},
     "siglip": ONE_PATH | {"at", "side"},
     "siglip2": ONE_PATH,
     "gemma3": ONE_PATH | {"at", "side"},

@@ -132,7 +132,7 @@ def test_clips_are_refused(ours: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"resample": 1}, "resample=1 is not implemented: it must be 2 or 3"),
+        ({"resample": 0}, "resample=0 is not implemented: it must be 1, 2 or 3"),
         ({"max_num_patches": 0}, "max_num_patches=0 must be a positive integer"),
         ({"patch_size": 14}, "patch_size=14 is not implemented: it must be 16"),
         ({"do_resize": False}, "do_resize=False is not implemented"),

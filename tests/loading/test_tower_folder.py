@@ -45,6 +45,8 @@ TRANSFORMERS = {
     "intern_vit_hf": ("internvl", "InternVLVisionModel"),
     "deepseek_vl_hf": ("siglip", "SiglipVisionModel"),
     "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVisionModel"),
+    "idefics3": ("idefics3", "Idefics3VisionTransformer"),
+    "smolvlm": ("smolvlm", "SmolVLMVisionTransformer"),
     "siglip": ("siglip", "SiglipVisionModel"),
     "siglip2": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
@@ -67,7 +69,7 @@ AUTO = {
     *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
-    *("siglip", "siglip2", "gemma3"),
+    *("siglip", "siglip2", "gemma3", "idefics3", "smolvlm"),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
@@ -158,7 +160,7 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
     pixels = torch.randn(rows, *image.row_shape, generator=torch.Generator().manual_seed(0))
     hidden, pooled, _ = image(pixels, grid)
     with torch.no_grad():
-        if family in ("siglip", "siglip2", "gemma3"):
+        if family in ("siglip", "siglip2", "gemma3", "idefics3", "smolvlm"):
             inputs = siglip2_inputs(pixels, torch.tensor(grid)) if family == "siglip2" else {}
             out = model(**(inputs or {"pixel_values": pixels}), output_hidden_states=True)
             found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)

@@ -55,6 +55,7 @@ from .deepseek import (
 from .deepseek_vl2 import VL2Twin, vl2_output
 from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
+from .idefics import idefics3_keys, idefics3_output, idefics3_reference
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .paddle import paddle_keys, paddle_output, paddle_reference
 from .pixtral import PixtralReference, pixtral_keys, pixtral_output
@@ -374,5 +375,13 @@ FAMILIES = [
         shallow={"num_hidden_layers": 1},
         narrow={**PADDLE_NARROW, "llm_width": 48},
         tiny={**PADDLE_NARROW, "num_hidden_layers": 3, "llm_width": 48},
+    ),
+    make_row(
+        "idefics3", "HuggingFaceM4/Idefics3-8B-Llama3", idefics3_reference, idefics3_keys,
+        idefics3_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48},
+        twin=True,
     ),
 ]  # fmt: skip

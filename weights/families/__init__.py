@@ -16,6 +16,7 @@ from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRI
 from .family import Family, Fields, Shapes
 from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
+from .idefics import IDEFICS3
 from .intern_vit import INTERN_VIT
 from .paddle import PADDLEOCR_VL
 from .pixtral import PIXTRAL
@@ -44,6 +45,7 @@ FAMILIES: Mapping[str, Family] = {
         PIXTRAL,
         GEMMA4,
         PADDLEOCR_VL,
+        IDEFICS3,
     )
 }
 """Every family by name."""

@@ -1,0 +1,166 @@
+"""Idefics3's and SmolVLM's encoder: SigLIP over square tiles of an image and the whole of it.
+
+A pre-norm ViT without a class token: learned positions, layer norms, a final norm; then squares of
+patches are put side by side and projected to one token. An image is cut into tiles of one size;
+the whole image, resized to such a tile, comes last.
+
+Source: ``Idefics3VisionTransformer``, ``Idefics3Connector`` and ``SmolVLMVisionTransformer`` of
+transformers 5.23.0.
+Repo ids: HuggingFaceM4/Idefics3-8B-Llama3, HuggingFaceTB/SmolVLM-{256M,500M}-Instruct,
+HuggingFaceTB/SmolVLM-Instruct, HuggingFaceTB/SmolVLM2-{256M,500M,2.2B}-*.
+
+Shapes: B tiles, n patches of a tile, D width, N tokens.
+
+Deliberate differences:
+
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+- A tile is cut to whole patches: of 384x384 pixels and patches of 14, the source's convolution
+  never reads the last 6 rows and columns.
+- Clips are refused: pass frames as images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from .base.tile_encoder import TileEncoder
+from .contract import EncoderOutput, GridLike, Metadata, Preprocessor
+from .hf_config import find_section, read_epsilon, read_size, require_divisible, require_value
+from .layers.blocks import Block, BlockSizes, PatchEmbed
+
+
+@dataclass(frozen=True)
+class Idefics3Config:
+    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    image_size: int
+    patch_size: int
+    scale_factor: int
+    out_hidden_size: int
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        require_divisible("patches per side", self.side, "scale_factor", self.scale_factor)
+
+    @property
+    def tile_size(self) -> int:
+        """Side of a tile in pixels, cut to whole patches."""
+        return self.side * self.patch_size
+
+    @property
+    def side(self) -> int:
+        """Rows and columns of the table of positions."""
+        return self.image_size // self.patch_size
+
+    @property
+    def blocks(self) -> BlockSizes:
+        """The sizes of the blocks."""
+        sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
+        return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> Idefics3Config:
+        """Read a published ``config.json``.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        require_value(vision, "hidden_act", "gelu_pytorch_tanh")
+        return cls(
+            depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
+            hidden_size=read_size(vision, "hidden_size", default=1152),
+            intermediate_size=read_size(vision, "intermediate_size", default=3072),
+            num_heads=read_size(vision, "num_attention_heads", default=16),
+            image_size=read_size(vision, "image_size", default=224),
+            patch_size=read_size(vision, "patch_size", default=32),
+            scale_factor=read_size(config, "scale_factor", default=2, most=64),
+            out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
+            in_channels=read_size(vision, "num_channels", default=3),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
+        )
+
+
+class Idefics3Encoder(TileEncoder):
+    """Encodes tiles to hidden states and projected tokens."""
+
+    def __init__(self, config: Idefics3Config, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config: Idefics3Config = config
+        self._preprocessor = preprocessor
+        self._grid_multiple = config.scale_factor
+        sizes, width = config.blocks, config.hidden_size
+        self.patch_embed = PatchEmbed(width, config.patch_size, config.in_channels)
+        self.pos_embed = nn.Parameter(torch.randn(config.side**2, width))
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.projector = nn.Linear(
+            width * config.scale_factor**2, config.out_hidden_size, bias=False
+        )
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.splits import SplitPreprocessor
+
+        size = self.config.image_size
+        return SplitPreprocessor(self.config.patch_size, image_size=size, longest_edge=4 * size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode tiles.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out], no
+            DeepStack features.
+        """
+        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        h, side = pixel_values.shape[2] // self.config.patch_size, self.config.scale_factor
+        squares = rearrange(
+            self.norm(hidden), "b (r x c y) d -> (b r c) (x y d)", r=h // side, x=side, y=side
+        )
+        return EncoderOutput(hidden, self.projector(squares), ())
+
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """One token per square of patches."""
+        return h // self.config.scale_factor, w // self.config.scale_factor
+
+    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        pixels = self._admit_tiles(pixel_values, self.pos_embed, grid_thw)
+        patches = self.patch_embed(pixels)
+        return patches.flatten(1, 2) + self._positions(*patches.shape[1:3])
+
+    def _positions(self, h: int, w: int) -> Tensor:
+        """Return positions [h*w, D]: the table or, for another grid, its nearest rows below."""
+        side = self.config.side
+        if (h, w) == (side, side):
+            return self.pos_embed
+        rows, columns = nearest_below(h, side), nearest_below(w, side)
+        index = (rows[:, None] * side + columns).flatten()
+        return self.pos_embed[index.to(self.pos_embed.device)]
+
+
+def nearest_below(size: int, entries: int) -> Tensor:
+    """Return the entry of one axis of the table at or before each of ``size`` positions.
+
+    The source divides in float32, which decides where a position falls on an entry.
+    """
+    edges = torch.arange(1 / entries, 1.0, 1 / entries, device="cpu", dtype=torch.float32)
+    at = torch.arange(size, device="cpu", dtype=torch.float32) * (1.0 / torch.tensor([size]))
+    found = torch.bucketize(at.clamp(max=1.0 - 1e-6), edges, right=True)
+    return found.clamp(max=entries - 1)

@@ -1,0 +1,119 @@
+"""Images to the square tiles of Idefics3 and SmolVLM, and the whole image as the last of them.
+
+Source: ``Idefics3ImageProcessor`` and ``SmolVLMImageProcessor`` of transformers 5.23.0.
+
+Shapes: S side of a tile in pixels.
+
+Deliberate differences:
+
+- A tile is cut to whole patches; the source's tower never reads the pixels beyond them.
+- Images are not padded to the largest number of tiles of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from einops import rearrange
+from torch import Tensor
+
+from .images import resize
+from .processor_files import Section, read_positive, read_resample, read_stats, require_supported
+from .sizes import check_area
+from .stretched import StagedViews
+from .views import Views
+
+MOST_PER_SIDE = 4096
+"""Pixels of the longer side that the source resizes an image to at most."""
+
+
+@dataclass(frozen=True)
+class SplitPreprocessor(StagedViews):
+    """Resizes an image until its longer side is a number of tiles, and cuts it into tiles."""
+
+    image_size: int = 512
+    longest_edge: int = 2048
+    """Pixels of the longer side of an image before it is cut."""
+    split: bool = True
+    """Cut images into tiles; otherwise there is the whole image alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tiles = -(-min(self.longest_edge, MOST_PER_SIDE) // self.image_size)
+        check_area(tiles**2 if self.split else 1, self.image_size)
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the tiles row by row, then the whole image."""
+        size, side = self.image_size, self.sides["image"]
+        height, width = fitted(image.shape[1], image.shape[2], self.longest_edge)
+        image = resize(image, height, width, self.resample)
+        if not self.split:
+            return Views({"image": [resize(image, size, size, self.resample)[:, :side, :side]]})
+        height, width = whole_tiles(height, width, size)
+        image = resize(image, height, width, self.resample)
+        whole = resize(image, size, size, self.resample)
+        tiles = rearrange(image, "c (r h) (q w) -> (r q) c h w", h=size, w=size)
+        rows, columns = height // size, width // size
+        if rows == columns == 1:
+            return Views({"image": [whole[:, :side, :side]]})
+        views = [view[:, :side, :side] for view in (*tiles, whole)]
+        return Views({"image": views}, (columns, rows, True))
+
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Return mean, std, resampling, and how large an image is before it is cut."""
+        require_supported(where, section, {"resample": section.get("resample")})
+        tile = _longest(where, section, "max_image_size", 364)
+        if tile != self.image_size:
+            raise ValueError(
+                f"{where}: max_image_size={tile} but the tower takes tiles of {self.image_size}: "
+                "use the processor files of the checkpoint's own repo"
+            )
+        mean, std = read_stats(where, section, self.mean, self.std)
+        return {
+            "mean": mean,
+            "std": std,
+            "resample": read_resample(where, section, "lanczos"),
+            "longest_edge": _longest(where, section, "size", 4 * 364),
+            "split": section.get("do_image_splitting") is not False,
+        }
+
+
+def _longest(where: str, section: Section, name: str, default: int) -> int:
+    """Return ``longest_edge`` of a size in a section."""
+    size = section.get(name)
+    if size is None:
+        return default
+    value = size.get("longest_edge") if isinstance(size, Mapping) else None
+    if value is None:
+        raise ValueError(f"{where}: {name}={size!r} must have longest_edge, a number of pixels")
+    return read_positive(where, name, value, default, MOST_PER_SIDE)
+
+
+def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Return height and width with a longer side of ``longest`` and an even shorter side."""
+    aspect = width / height
+    if width >= height:
+        short = int(longest / aspect)
+        tall, wide = max(short + short % 2, 1), longest
+    else:
+        short = int(longest * aspect)
+        tall, wide = longest, max(short + short % 2, 1)
+    aspect = wide / tall
+    if wide >= tall and wide > MOST_PER_SIDE:
+        tall, wide = int(MOST_PER_SIDE / aspect), MOST_PER_SIDE
+    elif tall > wide and tall > MOST_PER_SIDE:
+        tall, wide = MOST_PER_SIDE, int(MOST_PER_SIDE * aspect)
+    return max(tall, 1), max(wide, 1)
+
+
+def whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
+    """Return height and width as multiples of a tile, in about the same shape."""
+    aspect = width / height
+    if width >= height:
+        wide = math.ceil(width / tile) * tile
+        return math.ceil(int(wide / aspect) / tile) * tile, wide
+    tall = math.ceil(height / tile) * tile
+    return tall, math.ceil(int(tall * aspect) / tile) * tile

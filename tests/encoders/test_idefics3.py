@@ -1,0 +1,123 @@
+"""Idefics3 and SmolVLM: tiles and pixels of transformers' processors, positions, loading."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
+from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImageProcessor
+
+from checkpoints import edit_config, edit_tensors, same_weights
+from encoders.contract import Limits
+from encoders.idefics3 import nearest_below
+from encoders.inputs.splits import SplitPreprocessor
+from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
+from oracles.idefics import idefics3_output
+from photographs import china, flower, photographs
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import CheckpointError, load_encoder
+
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def section(tile: int, tiles: int, **more: Any) -> dict[str, Any]:
+    longest = {"size": {"longest_edge": tile * tiles}, "max_image_size": {"longest_edge": tile}}
+    return {**longest, **HALF, "resample": 1, **more}
+
+
+@pytest.mark.parametrize("processor", [Idefics3ImageProcessor, SmolVLMImageProcessor])
+@pytest.mark.parametrize(("tile", "tiles"), [(56, 4), (60, 3), (98, 1)])
+def test_tiles_are_those_of_the_processor(processor: Any, tile: int, tiles: int) -> None:
+    rng = random.Random(tile)
+    drawn = [china().resize((rng.randint(8, 400), rng.randint(8, 400))) for _ in range(8)]
+    file = section(tile, tiles)
+    ours = SplitPreprocessor(14, image_size=tile).with_files({"preprocessor_config": file})
+    cut, reference = tile // 14 * 14, processor(**file, return_row_col_info=True)
+    for image in [*photographs()[:4], *drawn]:
+        wanted = reference([image], return_tensors="pt")
+        got = ours([image])
+        assert torch.equal(got.pixel_values, wanted["pixel_values"][0, :, :, :cut, :cut])
+        rows, columns = wanted["rows"][0][0], wanted["cols"][0][0]
+        assert got.tiles == [(columns, rows, True) if rows else (1, 1, False)]
+
+
+def test_without_splitting_there_is_the_whole_image_alone() -> None:
+    file = section(70, 4, do_image_splitting=False)
+    ours = SplitPreprocessor(14, image_size=70).with_files({"preprocessor_config": file})
+    wanted = Idefics3ImageProcessor(**file)([flower()], return_tensors="pt")["pixel_values"]
+    assert torch.equal(ours([flower()]).pixel_values, wanted[0])
+
+
+def test_staged_tiles_have_the_bits_of_a_call() -> None:
+    ours = SplitPreprocessor(14, image_size=60, longest_edge=180)
+    images = [china(), flower().resize((90, 300))]
+    wanted, got = ours(images), ours.finish(ours.stage(images, [], Limits()))
+    assert torch.equal(got.pixel_values, wanted.pixel_values)
+    assert torch.equal(got.grid_thw, wanted.grid_thw)
+    assert got.tiles == wanted.tiles
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_image_size": {"longest_edge": 70}}, "max_image_size=70 but the tower takes tiles"),
+        ({"size": {"height": 9}}, "must have longest_edge"),
+        ({"size": {"longest_edge": 5000}}, "size=5000 must be at most 4096"),
+    ],
+)
+def test_a_file_is_read_strictly(change: dict[str, Any], message: str) -> None:
+    ours = SplitPreprocessor(14, image_size=60)
+    with pytest.raises(ValueError, match=message):
+        ours.with_files({"preprocessor_config": {**section(60, 3), **change}})
+
+
+@pytest.mark.parametrize("entries", [14, 16, 24, 26, 27, 32])
+def test_a_tile_of_the_published_size_has_the_table_as_its_positions(entries: int) -> None:
+    """The source finds them by divisions in float32, which could miss an entry."""
+    assert nearest_below(entries, entries).tolist() == list(range(entries))
+
+
+@pytest.mark.parametrize(("side", "scale"), [(384, 3), (364, 2)])
+def test_tokens_of_a_published_tile_are_those_of_transformers(side: int, scale: int) -> None:
+    family = BY_NAME["idefics3"]
+    changes = {**family.tiny, "num_hidden_layers": 1, "image_size": side}
+    config = {**family.config, "scale_factor": scale}
+    encoder, reference = build_pair(type(family)(**{**vars(family), "config": config}), changes)
+    patches = side // 14
+    pixels, grid = draw_pixels(encoder, [[2, patches, patches]]), [[2, patches, patches]]
+    ours, theirs = encoder(pixels, grid), idefics3_output(reference, pixels, torch.tensor(grid))
+    assert distance(ours.pooler_output, theirs.pooler_output) <= 1e-5
+    assert len(ours.pooler_output) == 2 * (patches // scale) ** 2
+
+
+def test_maps_join_the_tiles_and_leave_the_whole_image_out() -> None:
+    encoder = build_encoder(BY_NAME["idefics3"], BY_NAME["idefics3"].tiny)
+    inputs = encoder.preprocess([china().resize((300, 150))])
+    (columns, rows, whole) = (inputs.tiles or [])[0]
+    assert whole
+    outputs = encoder(inputs)
+    (maps,) = encoder.feature_maps(outputs, inputs)
+    assert maps["image"].shape == (1, 8 * rows, 8 * columns, 64)
+
+
+@pytest.mark.parametrize("kind", ["idefics3", "smolvlm"])
+def test_few_fields_are_enough_and_strangers_are_refused(tmp_path: Path, kind: str) -> None:
+    folder = write_seeded_checkpoint(tmp_path / kind, kind, width=64)
+    whole = load_encoder(folder)
+
+    def thin(config: dict[str, Any]) -> None:
+        kept = ("model_type", "num_attention_heads")
+        config["vision_config"] = {key: config["vision_config"][key] for key in kept}
+        del config["scale_factor"], config["text_config"]
+
+    edit_config(folder, thin)
+    assert load_encoder(folder).config == whole.config
+    assert same_weights(load_encoder(folder), whole)
+    stranger = "model.connector.perceiver.latents"
+    edit_tensors(folder, lambda t: t.update({stranger: torch.zeros(2)}))
+    with pytest.raises(CheckpointError, match=rf"unexpected \(1\): {stranger}"):
+        load_encoder(folder)

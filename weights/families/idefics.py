@@ -1,0 +1,50 @@
+"""The towers of Idefics3 and SmolVLM, as Hugging Face publishes them.
+
+Source of the names: ``Idefics3Model`` and ``SmolVLMModel`` of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from encoders import Idefics3Config, Idefics3Encoder
+
+from ..layouts import Layout, Prefix
+from ..published import family_facts
+from .family import Family, TransformersClass, blocks, length, square, with_vision
+from .siglip import QKV, siglip_names
+
+_PROJECTION = "connector.modality_projection.proj"
+_LAYOUT = Layout(
+    name="idefics3",
+    prefixes=(Prefix("model.", "vision_model."), Prefix("", "vision_model."), Prefix("", "")),
+    marks=("embeddings.patch_embedding.",),
+    projector=("connector.",),
+    joins={"blocks.N.attn.qkv": QKV},
+    renames={**siglip_names("", "patch_embed.proj"), _PROJECTION: "projector"},
+    processor_files=family_facts("idefics3").processors["idefics3"],
+)
+_PATCH = "patch_embed.proj.weight"
+IDEFICS3 = Family(
+    name="idefics3",
+    encoder=Idefics3Encoder,
+    config=Idefics3Config,
+    model_types=with_vision("idefics3", "smolvlm"),
+    signs=((f"{_PROJECTION}.weight", "post_layernorm.weight"),),
+    layouts=(_LAYOUT,),
+    classes={
+        "idefics3": TransformersClass("idefics3", "Idefics3VisionTransformer", "idefics3_vision"),
+        "smolvlm": TransformersClass("smolvlm", "SmolVLMVisionTransformer", "smolvlm_vision"),
+    },
+    fields={  # the number of heads is in no shape
+        ("hidden_size",): length(_PATCH, 0),
+        ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
+        ("num_hidden_layers",): blocks("blocks."),
+        ("patch_size",): length(_PATCH, 3),
+        ("image_size",): square("pos_embed", 0, _PATCH, extra=0),
+    },
+    outer_fields={
+        ("text_config.hidden_size",): length("projector.weight", 0),
+        ("scale_factor",): lambda shapes: round(
+            (shapes["projector.weight"][1] / shapes[_PATCH][0]) ** 0.5
+        ),
+    },
+)
