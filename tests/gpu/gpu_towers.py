@@ -21,6 +21,8 @@ from encoders import (
     GlmOCRConfig,
     GlmOCREncoder,
     InternViT,
+    PaddleOCRVLConfig,
+    PaddleOCRVLEncoder,
     PixtralConfig,
     PixtralEncoder,
     Qwen2_5VLEncoder,
@@ -48,7 +50,7 @@ from graphwrap.prices import Prices
 
 Grids = list[list[int]]
 FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl"]
-FAMILIES += ["glm4v", "glm5_next", "pixtral"]
+FAMILIES += ["glm4v", "glm5_next", "pixtral", "paddleocr_vl"]
 TILE_PATCHES = {"intern_vit": 32, "step3_vl": 36}
 """Side of a tile in patches, of the towers over tiles; of Step3-VL its path "tiles"."""
 INTERN = {
@@ -106,6 +108,7 @@ STEP3 = {
     },
 }
 GLM5 = {"model_type": "glm5_next_vision", "depth": 2, "out_hidden_size": 4096}
+PADDLE = {"hidden_size": 1024, "vision_config": {"num_hidden_layers": 2}}
 MISTRAL3 = {
     "model_type": "mistral3",
     "text_config": {"hidden_size": 5120},
@@ -122,6 +125,7 @@ BUILD: dict[str, Callable[[], VisionEncoder]] = {
     "exaone4_5": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(EXAONE)),
     "glm4v": lambda: Glm4VEncoder(Glm4VConfig.from_hf({"depth": 2})),
     "glm5_next": lambda: GlmOCREncoder(GlmOCRConfig.from_hf(GLM5)),
+    "paddleocr_vl": lambda: PaddleOCRVLEncoder(PaddleOCRVLConfig.from_hf(PADDLE)),
     "pixtral": lambda: PixtralEncoder(PixtralConfig.from_hf(MISTRAL3)),
     "step3_vl": lambda: Step3VLTower(Step3VLConfig.from_hf(STEP3)),
 }

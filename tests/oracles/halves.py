@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 
-from .configs import Config
+from .configs import Config, vision_of
 from .deepseek import hybrid, ocr, siglip
 from .deepseek_vl2 import VL2Twin
 from .drawn import build_pair, draw_pixels, fields_of, in_tokens_of
@@ -81,9 +81,9 @@ def six_blocks(family: Family) -> Config:
     """Return changes to six blocks of published widths, with every kind of block."""
     if family.name in SIX_OF_SEVERAL:
         return SIX_OF_SEVERAL[family.name]
-    if family.tiled:
-        return {"layers" if "layers" in family.config["vision_config"] else "num_hidden_layers": 6}
-    changes: Config = {"depth": 6}
+    vision = vision_of(family.config)
+    name = next((name for name in ("depth", "layers") if name in vision), "num_hidden_layers")
+    changes: Config = {name: 6}
     if "deepstack_visual_indexes" in family.shallow:
         changes["deepstack_visual_indexes"] = [1, 3, 5]
     if "fullatt_block_indexes" in family.shallow:

@@ -103,13 +103,13 @@ def siglip2_inputs(pixels: Tensor, grid_thw: Tensor) -> dict[str, Tensor]:
     shapes = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
     rows = pixels.split([h * w for h, w in shapes])
     padded = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-    mask = torch.zeros(padded.shape[:2], dtype=torch.int32)
+    mask = torch.zeros(padded.shape[:2], dtype=torch.int32, device=pixels.device)
     for line, (h, w) in zip(mask, shapes, strict=True):
         line[: h * w] = 1
     return {
         "pixel_values": padded,
         "pixel_attention_mask": mask,
-        "spatial_shapes": torch.tensor(shapes),
+        "spatial_shapes": torch.tensor(shapes, device=pixels.device),
     }
 
 

@@ -15,7 +15,7 @@ from graph_outputs import EVERY_FIELD
 from graphwrap import Budget, GraphedEncoder, GraphStats
 from graphwrap.budgets import BudgetSet
 from graphwrap.replay import Executor
-from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited
+from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited, in_tokens_of
 from toy_encoder import WIDTH, ToyEncoder
 
 OURS = [*TOWERS, "qwen3_5"]
@@ -76,20 +76,14 @@ def mixes(name: str) -> dict[str, Grids]:
         "images and a clip": [[1, 4, 6], [4, 6, 8], [1, 2, 8], [2, 4, 4], [1, 14, 12]],
         "with one over every budget": [[1, 4, 6], [1, 20, 20], [1, 2, 2]],
     }
-    return {mix: of_as_many_tokens(name, grids) for mix, grids in merged.items()}
+    return {mix: in_tokens_of(tower(name), grids) for mix, grids in merged.items()}
 
 
 def single(name: str) -> Grids:
     """Items that each fit a budget of BUDGETS alone."""
     if is_tiled(name):
         return tiles_of(name, 1, 2, 6)
-    return of_as_many_tokens(name, [[1, 4, 6], [2, 6, 6], [1, 12, 14]])
-
-
-def of_as_many_tokens(name: str, grids: Grids) -> Grids:
-    """The grids with as many tokens as these make of towers that merge 2x2 patches."""
-    merge = tower(name).config.spatial_merge_size
-    return [[t, h // 2 * merge, w // 2 * merge] for t, h, w in grids]
+    return in_tokens_of(tower(name), [[1, 4, 6], [2, 6, 6], [1, 12, 14]])
 
 
 def tiles_of(name: str, *counts: int) -> Grids:
