@@ -143,7 +143,7 @@ def test_more_items_a_replay_than_the_smallest_budget_holds_is_refused(
 ) -> None:
     encoder = load_encoder(checkpoints["qwen3_vl"])
     with pytest.raises(ValueError, match=r"max_batch_size=65.*smallest budget of 64"):
-        graph_encoder(encoder, GraphOptions("image", (64, 256), 65))
+        graph_encoder(encoder, GraphOptions("image", (64, 256), 65), "bf16")
 
 
 def test_modality_is_by_default_what_is_named() -> None:
@@ -173,7 +173,9 @@ def test_graphs_for_images_hold_one_segment_per_item(
     checkpoints: dict[str, Path], family: str
 ) -> None:
     encoder = load_encoder(checkpoints[family])
-    budgets = {name: graph_encoder(encoder, GraphOptions(name)).budgets for name in MODALITIES}
+    budgets = {
+        name: graph_encoder(encoder, GraphOptions(name), "bf16").budgets for name in MODALITIES
+    }
     assert {budget.segments for budget in budgets["image"]} == {1}
     for name in ("video", "image+video"):
         assert {budget.segments for budget in budgets[name]} == {8, 64}
@@ -196,7 +198,7 @@ def test_every_listed_family_replays_images_and_video(
                 encoder.encode(**inputs)
             continue
         entries = sum(len(path.grid_thw) for path in encoder.preprocess(**inputs).paths.values())
-        graphed = graph_encoder(encoder, GraphOptions(kind))
+        graphed = graph_encoder(encoder, GraphOptions(kind), "bf16")
         graphed.encode(**inputs)
         stats = graphed.stats()
         replayed = sum(budget.items for budget in stats.budgets)
@@ -218,7 +220,7 @@ def test_list_says_of_every_family_what_replays(cli: Cli) -> None:
 
 def test_summary_counts_what_was_replayed_and_why_not(checkpoints: dict[str, Path]) -> None:
     encoder = load_encoder(checkpoints["qwen3_vl"])
-    graphed = graph_encoder(encoder, GraphOptions("image", (64, 128)))
+    graphed = graph_encoder(encoder, GraphOptions("image", (64, 128)), "bf16")
     grids = [[1, 16, 16], [1, 40, 40]]
     rows = sum(spec.input_size for spec in encoder.item_specs(grids))
     graphed(torch.zeros(rows, *encoder.row_shape), grids)

@@ -229,8 +229,7 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         return with_table_rows(rows, table, index, weight).to(rows.dtype)
 
     def quantise(x: Tensor, kind: str | None = None, up: Any = None, *, limit: Any = None) -> Any:
-        assert limit is None
-        return rows8(x.double() if kind is None else activate(x.double(), kind, up))
+        return rows8(x.double() if kind is None else activate(x.double(), kind, up, limit=limit))
 
     def normalise_quantised(stream: Any, norm: Any, keep: bool) -> Any:
         total = add(stream) if keep else None
