@@ -75,6 +75,53 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+_DRAWN_VISION = MODELS["qwen3_vl"]["vision"]
+_DRAWN_ROPE = {**SECTIONS, "mrope_interleaved": True}
+_QUARTER = {**_DRAWN_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
+DRAWN: dict[str, dict[str, Any]] = {
+    "qwen3_vl_moe": {
+        "architecture": "Qwen3VLMoeForConditionalGeneration",
+        "vision": _DRAWN_VISION,
+        "text": {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+            "rope_parameters": _DRAWN_ROPE,
+            "rope_scaling": _DRAWN_ROPE,
+        },
+    },
+    "qwen3_5": {
+        "architecture": "Qwen3_5ForConditionalGeneration",
+        "vision": {**_DRAWN_VISION, "deepstack_visual_indexes": []},
+        "text": {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "rope_parameters": _QUARTER,
+            "rope_scaling": _QUARTER,
+        },
+    },
+}
+"""Models whose weights vLLM draws (``load_format="dummy"``), as their checkpoints need no files."""
+
+
+def write_drawn(folder: Path, family: str) -> Path:
+    """Write the folder of one of :data:`DRAWN`, without weights."""
+    model = DRAWN[family]
+    text = {**TEXT, "model_type": f"{family}_text", **model["text"]}
+    vision = {"model_type": family, **model["vision"]}
+    return write_folder(folder, model["architecture"], vision, text, IDS, family)
+
 
 def write_tiny(folder: Path, family: str) -> Path:
     """Write the checkpoint of a family with weights of a fixed seed, in float32."""
