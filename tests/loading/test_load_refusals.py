@@ -207,8 +207,8 @@ def test_subfolder_must_be_there_and_stay_inside(folder: Path) -> None:
 
 
 def test_unknown_model_type_says_what_is_supported(folder: Path) -> None:
-    edit_config(folder, lambda c: c["vision_config"].update(model_type="glm4v_vision"))
-    refused(folder, "model_type 'glm4v_vision' is not supported", "qwen2_5_vl", "intern_vit_6b")
+    edit_config(folder, lambda c: c["vision_config"].update(model_type="vit_next_vision"))
+    refused(folder, "model_type 'vit_next_vision' is not supported", "qwen2_5_vl", "intern_vit_6b")
 
 
 def test_unknown_timm_architecture_says_what_is_supported(tmp_path: Path) -> None:
