@@ -1,6 +1,7 @@
 """Graphs of the newer families beside transformers on one GPU: one tower per family, bfloat16.
 
     python -m benchmarks.family_speed --json benchmarks/results/family_speed_h200.json
+    python -m benchmarks.family_speed --table benchmarks/results/family_speed_h200.json
 
 Towers have their published size and random weights. Each workload is a list of images of noise,
 prepared by the family's own rules once; ``hf_ms`` is transformers' tower and projector (sdpa) on
@@ -167,13 +168,35 @@ def measure(
     return {"tower": name, "kernels": kernels, "eager_calls": eager, "workloads": rows}
 
 
+def table(body: Mapping[str, Any]) -> str:
+    """Markdown: milliseconds of both, per tower and workload."""
+    head = ("tower", "images", "tokens", "transformers, ms", "graphs, ms", "faster")
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for tower in body["towers"]:
+        for row in tower["workloads"]:
+            cells = (
+                tower["tower"],
+                row["workload"],
+                str(row["tokens"]),
+                f"{row['hf_ms']:.1f}",
+                f"{row['graphed_ms']:.2f}",
+                f"{row['faster']:.2f}x",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every tower asked for; a run that is cut off leaves the towers before."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--towers", nargs="*", default=list(TOWERS), choices=TOWERS)
     parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--table", type=Path, help="print the table of a results file")
     options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text())))
+        return
     body: dict[str, Any] = {"about": about(options.runs), "towers": []}
     for name in options.towers:
         encoder, reference = build(name, {}, "cuda")

@@ -2,6 +2,7 @@
 
     python -m benchmarks.fp8 --json benchmarks/results/fp8_h200.json
     python -m benchmarks.fp8 --device cpu --no-speed     (errors alone, of products rounded to e4m3)
+    python -m benchmarks.fp8 --table benchmarks/results/fp8_h200.json     (that of docs/speed.md)
 
 Towers have their published size and random weights. ``ms`` is a call of ``GraphedEncoder`` with one
 budget of exactly the workload's tokens, both precisions in turn. Errors are those of the outputs
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -207,6 +208,26 @@ def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
     return {"tower": tower.name, "tower_mib": mib, "speed": speed, "errors": found}
 
 
+def table(body: Mapping[str, Any]) -> str:
+    """Markdown: milliseconds per workload, and the largest error over both kinds of pixels."""
+    head = ("tower", "workload", "bf16, ms", "fp8, ms", "faster", "error in bf16", "error in fp8")
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for tower in body["towers"]:
+        far = [
+            max(
+                (row["relative_l2"] for row in tower["errors"] if row["precision"] == name),
+                default=0,
+            )
+            for name in ("bf16", "fp8")
+        ]
+        shown = [f"{number:.3f}" if number else "-" for number in far]
+        for row in tower["speed"]:
+            ms = row["ms"]
+            cells = (f"{ms['bf16']:.2f}", f"{ms['fp8']:.2f}", f"{row['faster']:.2f}x", *shown)
+            lines.append(f"| {tower['tower']} | {row['workload']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every tower asked for; a run that is cut off leaves the towers before."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -217,7 +238,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, help="only so many blocks of each tower")
     parser.add_argument("--speed", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--errors", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--table", type=Path, help="print the table of a results file")
     options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text())))
+        return
     body: dict[str, Any] = {"about": about(options.runs), "towers": []}
     for name in options.towers:
         body["towers"].append(measure(TOWERS[name], options))

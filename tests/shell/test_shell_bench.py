@@ -118,7 +118,7 @@ def test_bench_lists_every_results_file_with_its_script(cli: Cli) -> None:
     code, out, _ = cli("bench")
     assert code == 0
     commands, table = out.split("\n\n")
-    assert [line.split()[2] for line in commands.splitlines()] == ["graphs", "speed"]
+    assert [line.split()[2] for line in commands.splitlines()] == ["graphs", "speed", "accuracy"]
     lines = table.splitlines()[3:]
     assert [line.split()[0] for line in lines] == sorted(
         path.stem for path in bench.results_folder().glob("*.json")
