@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..contract import Grid, Limits
-from .patches import PatchPreprocessor
+from .patches import IMAGES_ALONE, PatchPreprocessor
 from .pixel_rules import PixelRules
 from .processor_files import (
     HALF,
@@ -25,7 +25,6 @@ from .processor_files import (
 )
 from .sizes import MOST_PIXELS
 
-_NO_VIDEOS = "this family takes images alone; pass frames as images"
 _LARGEST_SCALE, _TOLERANCE = 100.0, 1e-5
 """The search for the scale of an image begins below the first number, and ends when its two bounds
 are closer than the second; both numbers are the source's."""
@@ -42,7 +41,7 @@ class NaflexPreprocessor(PatchPreprocessor):
     def siglip2(cls, patch_size: int, most: int = 256) -> NaflexPreprocessor:
         """Return the rules of the published repos, whose images have at most ``most`` patches."""
         rules = _rules(patch_size, most)
-        refused = ValueError(_NO_VIDEOS)
+        refused = ValueError(IMAGES_ALONE)
         return cls(patch_size, 1, 1, rules, rules, refused, "bilinear", channels_last=True)
 
     def with_files(

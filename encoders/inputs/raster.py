@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..contract import Grid
-from .patches import PatchPreprocessor
+from .patches import IMAGES_ALONE, PatchPreprocessor
 from .pixel_rules import PixelRules, patch_image_rules
 from .processor_files import ProcessorFiles
 from .sizes import smart_resize
@@ -30,7 +30,7 @@ class RasterPreprocessor(PatchPreprocessor):
     @classmethod
     def paddleocr_vl(cls, *, patch_size: int, token_size: int) -> RasterPreprocessor:
         """Return the class defaults of the source."""
-        refused = ValueError("this family takes images alone; pass frames as images")
+        refused = ValueError(IMAGES_ALONE)
         return cls(patch_size, 1, 1, _RULES, _RULES, refused, token_size=token_size)
 
     def with_files(

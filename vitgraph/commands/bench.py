@@ -108,13 +108,15 @@ def list_results() -> str:
 def _script(path: Path) -> str:
     """Return the script that a results file names, or else the one that its own name begins with.
 
-    The script is a dash where there is no clone to look for it.
+    Of several such scripts, it is the one with the longest name. It is a dash where there is no
+    clone to look for it.
     """
     about = json.loads(path.read_text()).get("about")
     if isinstance(about, Mapping) and "printed_by" in about:
         return str(about["printed_by"])
-    names = (path.stem, path.stem.rpartition("_")[0])
-    scripts = [f"benchmarks/{name}.py" for name in names if name]
+    words = path.stem.split("_")
+    names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
+    scripts = (f"benchmarks/{name}.py" for name in names)
     return next((script for script in scripts if (CLONE / script).is_file()), "-")
 
 
