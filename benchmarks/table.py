@@ -133,14 +133,12 @@ def comparison(body: Body) -> str:
     rows = []
     for tower, row in table_rows(body):
         theirs = best[tower["tower"]].get(row["workload"])
+        forms = (median(row, "hf_ms"), graphed(row, "torch"), graphed(row), theirs)
         rows.append(
             [
                 tower["tower"],
                 row["workload"],
-                number(median(row, "hf_ms")),
-                number(graphed(row, "torch")),
-                bold(number(graphed(row))),
-                number(theirs),
+                *least_in_bold(forms),
                 times(ratio(theirs, graphed(row, "torch"))),
                 times(ratio(theirs, graphed(row))),
                 number(floors.get(tower["tower"], {}).get(row["workload"])),
@@ -342,9 +340,14 @@ def times(gain: float | None) -> str:
     return "-" if gain is None else f"{gain:.2f}"
 
 
-def bold(cell: str) -> str:
-    """The column that a reader looks for."""
-    return cell if cell == "-" else f"**{cell}**"
+def least_in_bold(milliseconds: Sequence[float | None]) -> list[str]:
+    """Cells of one row; the least of those that were measured is bold."""
+    least = min((value for value in milliseconds if value is not None), default=None)
+    cells = [number(value) for value in milliseconds]
+    return [
+        f"**{cell}**" if value is not None and value == least else cell
+        for value, cell in zip(milliseconds, cells, strict=True)
+    ]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

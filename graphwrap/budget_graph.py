@@ -36,8 +36,8 @@ class BudgetGraph:
 
     def __post_init__(self) -> None:
         self.pixels = self.arena.pixels[: self.budget.rows]
-        self.block = self.arena.block[: self.format.nbytes]
-        self._metadata = {**self.format.views(self.block), **self.format.constants}
+        self.metadata_bytes = self.arena.metadata_bytes[: self.format.nbytes]
+        self._metadata = {**self.format.views(self.metadata_bytes), **self.format.constants}
         self._padding = self._metadata.pop(PADDING)[:, None]
         flat = self.pixels.view(self.budget.rows, -1)
         wide = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0

@@ -1,7 +1,7 @@
 """The memory of captured graphs: static buffers, and the pool that graphs compute in.
 
 An arena holds input, metadata and output buffers; every budget uses a prefix of each. The metadata
-of a replay is one block of bytes, laid out by the shapes that a budget's capacities give, so that a
+of a replay is one run of bytes, laid out by the shapes that a budget's capacities give, so that a
 grid seen before is written with a single copy. Its first entry says which input rows are padding:
 the graph reads it on the device and clears those rows.
 """
@@ -26,7 +26,7 @@ BROKEN: list[torch.cuda.CUDAGraph] = []
 
 
 class MetadataFormat:
-    """The offsets of the metadata entries of one budget in a block of bytes."""
+    """The offsets of the metadata entries of one budget in a run of bytes."""
 
     def __init__(self, metadata: Metadata, rows: int) -> None:
         self._expected = {name: _describe(name, value) for name, value in metadata.items()}
@@ -40,10 +40,10 @@ class MetadataFormat:
                 self._entries[name] = self.nbytes, value.to("meta")
                 self.nbytes += -(-value.nbytes // ALIGN) * ALIGN
 
-    def views(self, block: Tensor) -> Metadata:
-        """Return the entries as tensors inside a block of bytes."""
+    def views(self, metadata_bytes: Tensor) -> Metadata:
+        """Return the entries as tensors inside a run of bytes."""
         return {
-            name: block[start : start + like.nbytes].view(like.dtype).view(like.shape)
+            name: metadata_bytes[start : start + like.nbytes].view(like.dtype).view(like.shape)
             for name, (start, like) in self._entries.items()
         }
 
@@ -57,13 +57,13 @@ class MetadataFormat:
                     f"{old}: entries, their shapes and 0-dim numbers must depend on the capacities "
                     "alone, not on the grid"
                 )
-        block = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-        for name, view in self.views(block).items():
+        made = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        for name, view in self.views(made).items():
             if name == PADDING:
                 view[:rows], view[rows:] = False, True
             else:
                 view.copy_(metadata[name])
-        return block
+        return made
 
 
 def _describe(name: str, value: object) -> str:
@@ -82,10 +82,10 @@ class Arena:
     """Static buffers as large as the largest budget of a path needs."""
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, block_bytes: int
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, metadata_size: int
     ) -> None:
         self.pixels = torch.zeros(*shape, dtype=dtype, device=device)
-        self.block = torch.zeros(block_bytes, dtype=torch.uint8, device=device)
+        self.metadata_bytes = torch.zeros(metadata_size, dtype=torch.uint8, device=device)
         self.outputs: dict[str, Tensor] = {}
 
     def output(self, name: str, like: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Arena:
     @property
     def buffers(self) -> list[Tensor]:
         """All buffers."""
-        return [self.pixels, self.block, *self.outputs.values()]
+        return [self.pixels, self.metadata_bytes, *self.outputs.values()]
 
     @property
     def nbytes(self) -> int:
@@ -179,13 +179,14 @@ class Memory:
     def growth(self) -> int:
         """Return the bytes that the pool has taken since this was asked last."""
         before = self.pool_bytes
-        self.pool_bytes = sum(segment["total_size"] for segment in self._segments())
+        self.pool_bytes = sum(piece["total_size"] for piece in self._pool_memory())
         return self.pool_bytes - before
 
-    def _segments(self) -> list[dict[str, int]]:
+    def _pool_memory(self) -> list[dict[str, int]]:
+        """Return the pieces of device memory that torch's allocator holds for our pools."""
         ours = set(self.handles)
-        parts = torch.cuda.memory_snapshot() if ours else []
-        return [part for part in parts if tuple(part["segment_pool_id"]) in ours]
+        pieces = torch.cuda.memory_snapshot() if ours else []
+        return [piece for piece in pieces if tuple(piece["segment_pool_id"]) in ours]
 
     def wait_for_last_use(self, *, reads: bool) -> None:
         """Wait for the last call if it ran on another stream, and if ``reads`` for its readers."""
@@ -218,9 +219,9 @@ class Memory:
                 buffer.view(torch.uint8).fill_(0xFF)  # NaN in every floating dtype
         if self.handles:
             torch.cuda.synchronize(self.device)
-        for segment in self._segments():
+        for piece in self._pool_memory():
             storage = torch._C._construct_storage_from_data_pointer(
-                segment["address"], self.device, segment["total_size"]
+                piece["address"], self.device, piece["total_size"]
             )
             torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage).fill_(0xFF)
 

@@ -163,9 +163,9 @@ class Capturer:
 
     def _arena(self, formats: dict[Budget, MetadataFormat]) -> Arena:
         rows = max((budget.rows for budget in formats), default=0)
-        block = max((format.nbytes for format in formats.values()), default=0)
+        metadata_size = max((format.nbytes for format in formats.values()), default=0)
         form = self.form
-        return Arena((rows, *form.encoder.row_shape), form.dtype, form.device, block)
+        return Arena((rows, *form.encoder.row_shape), form.dtype, form.device, metadata_size)
 
     def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:
         began, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
@@ -174,7 +174,7 @@ class Capturer:
             empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
             if memory.stream is not None:  # the last warm-up may still be reading its metadata
                 torch.cuda.current_stream(memory.device).wait_stream(memory.stream)
-            graph.block.copy_(empty)
+            graph.metadata_bytes.copy_(empty)
             graph.capture(memory)
         except (RuntimeError, MemoryError) as error:  # or the allocator's assertion on a MIG slice
             self._drop(budget, error)

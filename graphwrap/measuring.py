@@ -89,7 +89,7 @@ def _replay_ms(
 ) -> float:
     """Return the milliseconds of a replay of a budget, its copies in and out included."""
     metadata = capacity_metadata(encoder, graph.budget, grids)
-    graph.block.copy_(graph.format.to_bytes(metadata, _rows(encoder, grids)))
+    graph.metadata_bytes.copy_(graph.format.to_bytes(metadata, _rows(encoder, grids)))
 
     def call() -> None:
         graph.pixels.copy_(pixels[: graph.budget.rows])

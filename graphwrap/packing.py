@@ -1,4 +1,4 @@
-"""Packing the items of a call into groups that fit the budgets, at nearly the least cost.
+"""Packing the items of a call into groups that fit the budgets, at nearly the least price.
 
 One group of everything is taken unless several save a tenth. Otherwise items are placed by first
 fit decreasing: the largest first, each in the first group that has room. That is done for the
@@ -37,7 +37,7 @@ class Group(NamedTuple):
     items: tuple[int, ...]
     """The numbers of the items in the call, ascending."""
     budget: Budget | None
-    cost: float
+    price: float
     reasons: tuple[str, ...] = ()
     """The reason why each item runs eagerly; empty for a replay."""
 
@@ -90,7 +90,7 @@ class Packer:
             return []
         best = [self._group(range(len(specs)), specs)]
         rows = sum([spec.input_size for spec in specs])
-        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._row_ms * rows:
+        if best[0].budget and best[0].price <= WORTH_A_SPLIT * self._row_ms * rows:
             return best
         largest = EncoderItemSpec(*map(max, zip(*specs, strict=True)))
         why = [CHEAPER] * len(specs)
@@ -100,8 +100,8 @@ class Packer:
         order = sorted(range(len(specs)), key=lambda item: -specs[item].output_tokens)
         fitting = [item for item in order if why[item] == CHEAPER]
         over = self._eager_groups([item for item in order if why[item] != CHEAPER], specs)
-        best = min(best, self._eager_groups(order, specs) if fitting else over, key=_cost)
-        replays = self._replays(fitting, specs, _cost(best) - _cost(over))
+        best = min(best, self._eager_groups(order, specs) if fitting else over, key=_price)
+        replays = self._replays(fitting, specs, _price(best) - _price(over))
 
         def explained(group: Group) -> Group:
             reasons = tuple([why[item] for item in group.items])
@@ -118,18 +118,18 @@ class Packer:
         return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
     def _group(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
-        """Return items as one group, of infinite cost if nothing holds it."""
+        """Return items as one group, of infinite price if nothing holds it."""
         batch = Batch.of([specs[item] for item in items])
-        budget, cost = None, math.inf
+        budget, price = None, math.inf
         if batch.tokens <= self.eager_tokens or batch.items == 1:
-            cost = self.prices.eager(batch.rows)
+            price = self.prices.eager(batch.rows)
         if batch.items <= self.max_batch_size:
             for one in self._by_price[bisect_left(self._most_tokens, batch.tokens) :]:
                 if one.exceeded_by(batch) is None:
-                    if self.replay_ms[one] <= cost:
-                        budget, cost = one, self.replay_ms[one]
+                    if self.replay_ms[one] <= price:
+                        budget, price = one, self.replay_ms[one]
                     break
-        return Group(tuple(sorted(items)), budget, cost)
+        return Group(tuple(sorted(items)), budget, price)
 
     def _eager_groups(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return eager groups of items in the order given, each as long as it may be.
@@ -141,8 +141,8 @@ class Packer:
         groups, start = list[Group](), 0
         while start < len(order):
             end = max(bisect_right(tokens, tokens[start] + self.eager_tokens) - 1, start + 1)
-            cost = self.prices.eager(rows[end] - rows[start])
-            groups.append(Group(tuple(sorted(order[start:end])), None, cost))
+            price = self.prices.eager(rows[end] - rows[start])
+            groups.append(Group(tuple(sorted(order[start:end])), None, price))
             start = end
         return groups[:-1] + [self._group(group.items, specs) for group in groups[-1:]]
 
@@ -162,22 +162,22 @@ class Packer:
             placed, outside = self._first_fit(order, specs, capacity)
             groups = [self._group(items, specs) for items in placed]
             groups += self._replays(outside, specs, math.inf)
-            if _cost(groups) < least:
-                best, least = groups, _cost(groups)
+            if _price(groups) < least:
+                best, least = groups, _price(groups)
         return best
 
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
-        """Return the budgets that hold an item, by the cost of a batch if they were full."""
+        """Return the budgets that hold an item, by the price of a batch if they were full."""
         items, tokens, rows, segments, _, windows = batch
 
-        def cost(one: Budget) -> float:
+        def price(one: Budget) -> float:
             t, r, s, _, w = one
             full = max(tokens / t, rows / r, segments / s, windows / (w or 1))
             return self.replay_ms[one] * max(full, items / self.max_batch_size, 1.0)
 
         alone = Batch.of([first])
         holding = [one for one in self.budgets if one.fits(alone)]
-        return sorted(holding, key=cost)[: max(PLACEMENTS // items, 1)]
+        return sorted(holding, key=price)[: max(PLACEMENTS // items, 1)]
 
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
@@ -206,8 +206,8 @@ class Packer:
         return [items for items, _ in groups[:-1]], outside
 
 
-def _cost(groups: Sequence[Group]) -> float:
-    return sum([group.cost for group in groups])
+def _price(groups: Sequence[Group]) -> float:
+    return sum([group.price for group in groups])
 
 
 def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:

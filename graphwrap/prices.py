@@ -21,10 +21,10 @@ from encoders.contract import Accelerator
 from .budgets import Budget, BudgetSet
 
 RUN_ROWS = 64
-"""Assumed cost of one more replay, in rows, if nothing is measured: fewer replays win ties."""
+"""Assumed price of one more replay, in rows, if nothing is measured: fewer replays win ties."""
 NEVER = 1e12
-"""Assumed cost of a row that runs eagerly, in rows of a replay, if nothing is measured: a budget is
-always cheaper."""
+"""Assumed price of a row that runs eagerly, in rows of a replay, if nothing is measured: a budget
+is always cheaper."""
 MOST_MS = 1e12
 """A larger number of milliseconds in a file, over thirty years, is refused."""
 REMEDY = "capture here and save_table again"
@@ -32,7 +32,7 @@ REMEDY = "capture here and save_table again"
 
 @dataclass(frozen=True)
 class Prices:
-    """The cost of every budget and of eager runs: in milliseconds or, if not measured, in rows."""
+    """The price of every budget and of eager runs: in milliseconds or, if not measured, in rows."""
 
     replay_ms: Mapping[Budget, float]
     """Time of a replay of padding alone, its copies in and out included."""

@@ -86,7 +86,7 @@ class Executor:
     """Whether results are the caller's own."""
     schedules: Cache[Schedule] = field(default_factory=lambda: Cache(SCHEDULE_ITEMS))
     prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
-    """The metadata of steps seen before; for a replay, one block of bytes."""
+    """The metadata of steps seen before; for a replay, one run of bytes."""
     written: object = None
     """The key of the step whose metadata is in the static buffers."""
 
@@ -160,10 +160,10 @@ class Executor:
         assert step.budget is not None
         graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
         if self.written != key:
-            block = self._prepare(key, step)["block"]
-            self._keep_for_stream(block)
+            ready = self._prepare(key, step)["metadata_bytes"]
+            self._keep_for_stream(ready)
             self.written = None  # correct also if an interrupt comes after the copy
-            graph.block.copy_(block, non_blocking=True)
+            graph.metadata_bytes.copy_(ready, non_blocking=True)
             self.written = key
         gather(pixels, step.rows, graph.pixels)
         if graph.captured is None:  # the encoder itself would fail on weights that have changed
@@ -219,7 +219,7 @@ class Executor:
                 assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
                 metadata = capacity_metadata(encoder, budget, grids)
                 host = graph.format.to_bytes(metadata, step.row_count, pinned=device.type == "cuda")
-                prepared = {"block": host.to(device, non_blocking=True)}
+                prepared = {"metadata_bytes": host.to(device, non_blocking=True)}
             self.prepared.put(key, prepared, sum(value.nbytes for value in prepared.values()))
         return prepared
 

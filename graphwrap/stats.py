@@ -90,10 +90,10 @@ class GraphStats:
         for one in self.budgets:
             shape, ms = f"{one.segments}x{one.longest_segment}", one.replay_ms
             counts = one.hits, one.items, one.real_tokens, one.padded_tokens
-            cost = "-" if ms is None else f"{ms:.2f}", f"{one.capture_seconds:.2f}"
+            times = "-" if ms is None else f"{ms:.2f}", f"{one.capture_seconds:.2f}"
             kernel = one.kernel + f", {one.path} path" * several
             lines.append(
-                row(one.tokens, shape, *counts, *cost, f"{one.graph_bytes / 2**20:.1f}", kernel)
+                row(one.tokens, shape, *counts, *times, f"{one.graph_bytes / 2**20:.1f}", kernel)
             )
         reasons = ", ".join(f"{why}: {count}" for why, count in sorted(self.eager_reasons.items()))
         items = f"{self.eager_items} item{'s' * (self.eager_items != 1)}"

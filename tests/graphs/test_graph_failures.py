@@ -161,11 +161,11 @@ def test_a_call_interrupted_when_its_metadata_are_written_leaves_none_behind(
     one, other = [[1, 1, 8], [1, 1, 4]], [[1, 1, 4], [1, 1, 8]]
     pixels = pixels_for(graphed.encoder, one)
     expected = copy_of(graphed(pixels, one))
-    block, copy = executor_of(graphed).graphs.arena.block, Tensor.copy_
+    held, copy = executor_of(graphed).graphs.arena.metadata_bytes, Tensor.copy_
 
     def interrupted(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copy(target, *args, **kwargs)
-        if target.data_ptr() == block.data_ptr():
+        if target.data_ptr() == held.data_ptr():
             raise KeyboardInterrupt
         return target
 

@@ -259,7 +259,7 @@ def test_an_error_held_keeps_no_buffers(
     class Seen(Arena):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            refs.extend(map(weakref.ref, (self.pixels, self.block)))
+            refs.extend(map(weakref.ref, (self.pixels, self.metadata_bytes)))
 
     monkeypatch.setattr(capture, "Arena", Seen)
     graphed = failing(error(), lambda count: count == rows)

@@ -227,10 +227,9 @@ def test_a_file_over_the_limit_of_bytes_is_refused(path: str, server: TlsServer)
 
 def test_a_server_that_sends_byte_by_byte_meets_the_limit_of_time(server: TlsServer) -> None:
     server.files["/slow"], server.slowly["/slow"] = bytes(b"x" * 1000), 0.02
-    began = time.monotonic()
     with pytest.raises(ValueError, match=r"/slow: took longer than 0\.5 s; download it yourself"):
         server.fetcher(seconds=0.5).read(server.url("/slow"))
-    assert time.monotonic() - began < 10  # it would take 20 s
+    assert not server.finished  # the answer was still being sent
 
 
 def test_a_resolver_that_never_answers_meets_the_limit_of_time() -> None:

@@ -16,16 +16,15 @@ from hub_server import HubServer
 from vitgraph.cli import main
 
 CODE = """
-import sys, time
-began = time.perf_counter()
+import sys
 from vitgraph.cli import main
 code = main(sys.argv[1:])
-print(code, "torch" in sys.modules, time.perf_counter() - began)
+print(code, "torch" in sys.modules)
 """
 
 
-def answer(cache: Path, *arguments: str) -> tuple[str, float]:
-    """Run a command that must fail, with a Hub that nobody serves; its error and seconds."""
+def answer(cache: Path, *arguments: str) -> str:
+    """Run a command that must fail, with a Hub that nobody serves; return its error."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen: connections are refused
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -36,9 +35,8 @@ def answer(cache: Path, *arguments: str) -> tuple[str, float]:
             text=True,
             check=True,
         )
-    code, has_torch, seconds = done.stdout.split()
-    assert (code, has_torch) == ("2", "False")
-    return done.stderr, float(seconds)
+    assert done.stdout.split() == ["2", "False"]
+    return done.stderr
 
 
 @pytest.mark.parametrize(
@@ -53,10 +51,9 @@ def answer(cache: Path, *arguments: str) -> tuple[str, float]:
 def test_a_wrong_repo_id_without_a_network_is_answered_without_torch(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    said, seconds = answer(tmp_path, *arguments)
+    said = answer(tmp_path, *arguments)
     assert "names like it: Qwen/Qwen3-VL-2B-Instruct" in said
     assert said.count("\n") == 1
-    assert seconds < 10  # 0.9 s on an idle machine
 
 
 def test_a_repo_of_another_name_is_asked_for_once_more(

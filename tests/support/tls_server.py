@@ -47,6 +47,7 @@ class TlsServer:
         redirects: where each path leads.
         requests: (host, path, headers) of every request.
         slowly: paths whose bytes come one by one, with this many seconds between them.
+        finished: slow paths whose bytes were all sent.
         lying: paths whose answer ends before its length.
     """
 
@@ -55,6 +56,7 @@ class TlsServer:
         self.redirects: dict[str, str] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.slowly: dict[str, float] = {}
+        self.finished: list[str] = []
         self.lying: set[str] = set()
         self._ended = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -120,6 +122,7 @@ class TlsServer:
                         return
                     self.wfile.write(bytes([byte]))
                     time.sleep(seconds)
+                server.finished.append(self.path)
 
             def log_message(self, format: str, *values: object) -> None:
                 """Keep quiet."""

@@ -35,6 +35,15 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         "of the Hub; a pattern or a list may also name .tar files (WebDataset) and .parquet files; "
         "s3://, gs://, https:// and hf://datasets/NAME/PATH name such files elsewhere",
     )
+    _add_output(parser)
+    _add_encoder(parser)
+    _add_inside(parser.add_argument_group("images inside other files"))
+    _add_planning(parser.add_argument_group("planning"))
+    _add_workers(parser.add_argument_group("several workers"))
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Add what is written, and where."""
     parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
     parser.add_argument(
         "--pool",
@@ -66,6 +75,10 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="images per shard; by default 1000, 64 with --pool none, 16 with --format vllm",
     )
+
+
+def _add_encoder(parser: argparse.ArgumentParser) -> None:
+    """Add how images are sized and encoded."""
     add_sizes(parser)
     parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
     parser.add_argument("--precision", choices=PRECISIONS, default="bf16", help=PRECISION_HELP)
@@ -84,7 +97,10 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="an image above it runs in parts, between its tiles",
     )
-    group = parser.add_argument_group("images inside other files")
+
+
+def _add_inside(group: argparse._ArgumentGroup) -> None:
+    """Add what is read of tables, lists and data sets."""
     group.add_argument(
         "--column", metavar="NAME", help="of parquet files and data sets; by default image"
     )
@@ -100,7 +116,10 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a list or a cell may name https URLs of public addresses, 64 MiB and 60 s at most",
     )
-    group = parser.add_argument_group("planning")
+
+
+def _add_planning(group: argparse._ArgumentGroup) -> None:
+    """Add what a plan asks."""
     group.add_argument(
         "--plan",
         action="store_true",
@@ -108,7 +127,10 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         "job, and what binds; a --device that is named is measured",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="GPUs to plan for; by default several")
-    group = parser.add_argument_group("several workers")
+
+
+def _add_workers(group: argparse._ArgumentGroup) -> None:
+    """Add what is said of a job that several workers share."""
     group.add_argument(
         "--shard",
         metavar="I/N",

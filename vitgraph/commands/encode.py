@@ -44,14 +44,24 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
     parser.usage = "vitgraph encode REPO_OR_FOLDER IMAGE ... --out FILE [options]"
     add_source(parser)
     parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE", help="image files")
-    group = parser.add_argument_group("items")
+    _add_items(parser.add_argument_group("items"))
+    _add_output(parser.add_argument_group("output"))
+    _add_encoder(parser.add_argument_group("encoder"))
+    _add_graphs(parser.add_argument_group("graphs"))
+
+
+def _add_items(group: argparse._ArgumentGroup) -> None:
+    """Add the videos, and the sizes of all items."""
     group.add_argument(
         "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
     )
     group.add_argument("--fps", type=float, help="sample videos to this many frames per second")
     group.add_argument("--num-frames", type=int, help="sample videos to this many frames")
     add_sizes(group)
-    group = parser.add_argument_group("output")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    """Add what is written and drawn, and where."""
     group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
     group.add_argument(
         "--pool",
@@ -73,7 +83,10 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
         metavar="PNG",
         help=f"also draw the feature maps of the first {MOST_PLOTTED} items",
     )
-    group = parser.add_argument_group("encoder")
+
+
+def _add_encoder(group: argparse._ArgumentGroup) -> None:
+    """Add how the encoder is loaded and run."""
     group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
     group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     group.add_argument("--precision", choices=PRECISIONS, default="bf16", help=PRECISION_HELP)
@@ -83,7 +96,10 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="an item above it runs in parts, between its frames or tiles",
     )
-    group = parser.add_argument_group("graphs")
+
+
+def _add_graphs(group: argparse._ArgumentGroup) -> None:
+    """Add what is captured."""
     group.add_argument(
         "--graph",
         action=argparse.BooleanOptionalAction,
