@@ -31,7 +31,7 @@ from tests.oracles import BY_NAME, Grids
 from tests.oracles.pixtral import pixtral_states
 from tests.oracles.siglip import siglip2_inputs
 
-TOWERS = ("glm4v", "glm_ocr", "pixtral", "siglip", "siglip2", "gemma3", "gemma4")
+TOWERS = ("glm4v", "glm_ocr", "pixtral", "siglip", "siglip2", "gemma3", "gemma4", "moonvit")
 """Rows of ``tests/oracles/families.py``."""
 WORKLOADS = {
     "1x224": [(224, 224)],
@@ -108,6 +108,13 @@ def gemma4_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 252
     return call
 
 
+def moonvit_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """Kimi-K2.5's tower and projector."""
+    side = reference.vision_tower.config.patch_size
+    rows, grid_thw = pixels.unflatten(1, (3, side, side)), torch.tensor(grids, device=pixels.device)
+    return lambda: reference.mm_projector(reference.vision_tower(rows, grid_thw).pooler_output)
+
+
 CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "glm4v": glm_call,
     "glm_ocr": glm_call,
@@ -116,6 +123,7 @@ CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "siglip2": siglip2_call,
     "gemma3": gemma3_call,
     "gemma4": gemma4_call,
+    "moonvit": moonvit_call,
 }
 
 

@@ -34,6 +34,7 @@ from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .idefics3 import Idefics3Config, Idefics3Encoder
 from .intern_vit import InternViT, InternViTConfig
+from .moonvit import MoonViTConfig, MoonViTEncoder
 from .paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
 from .pixtral import PixtralConfig, PixtralEncoder
 from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
@@ -75,6 +76,8 @@ __all__ = [
     "InternViT",
     "InternViTConfig",
     "ItemError",
+    "MoonViTConfig",
+    "MoonViTEncoder",
     "PaddleOCRVLConfig",
     "PaddleOCRVLEncoder",
     "PartialOutput",

@@ -27,7 +27,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ from .hf_config import (
 )
 from .layers.attention import attention, padding_rows
 from .layers.products import patch_product
-from .layers.table_taps import bicubic_taps
+from .layers.table_taps import grid_taps
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Glm4VEncoder(PatchEncoder):
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, merge, rows)
         cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
-        index, weights = position_taps(grids, merge, self.config.position_side, rows, dtype)
+        index, weights = grid_taps(positions, grids, self.config.position_side, dtype)
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
@@ -346,31 +346,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
-
-
-def position_taps(
-    grids: Sequence[Grid], merge: int, side: int, rows: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return the sixteen rows of the position table around each patch, and their bicubic weights.
-
-    Args:
-        grids: ``(t, h, w)`` per item, in patches.
-        merge: side of a merge block in patches.
-        side: rows and columns of the position table.
-        rows: rows of the result, at least the number of patches.
-        dtype: of the weights.
-
-    Returns:
-        Row numbers int64 [rows, 16] and weights [rows, 16] in ``dtype``; both are 0 beyond the
-        patches.
-    """
-    index = torch.zeros(rows, 16, dtype=torch.int64, device="cpu")
-    weight = torch.zeros(rows, 16, dtype=dtype, device="cpu")
-    start = 0
-    for t, h, w in grids:
-        places = merge_order_positions([(1, h, w)], merge, h * w)
-        taps, shares = bicubic_taps(places, h, w, side)
-        stop = start + t * h * w
-        index[start:stop], weight[start:stop] = taps.repeat(t, 1), shares.repeat(t, 1)
-        start = stop
-    return index, weight

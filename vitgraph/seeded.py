@@ -168,9 +168,10 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         part = config.get(name, {})
         if part:
             part.get("params", part)["n_embed"] = TEXT_WIDTH
-    widths = ("embed_dim", "width", "hidden_size")
+    widths = ("embed_dim", "width", "vt_hidden_size", "hidden_size")
     own = next((name for name in widths if isinstance(section.get(name), int)), "hidden_size")
-    ratio = section.get("intermediate_size", 0) / section.get(own, 1)
+    prefix = "vt_" if own.startswith("vt_") else ""  # Kimi-K2.5's names
+    ratio = section.get(f"{prefix}intermediate_size", 0) / section.get(own, 1)
     grouped = section.get("num_key_value_heads") != section.get("num_attention_heads")
     small = {
         "depth": depth,
@@ -188,6 +189,11 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "hidden_size": TEXT_WIDTH,  # Qwen2-VL's name for the language model's width
         "width": width,
         own: width,
+        "vt_num_hidden_layers": depth,
+        "vt_num_attention_heads": width // HEAD,
+        "vt_intermediate_size": round(ratio) * width,
+        "mm_hidden_size": width,
+        "text_hidden_size": TEXT_WIDTH,
         "mlp_dim": round(ratio) * width,
         "projection_intermediate_size": 2 * width,  # of GLM-5's merger
         "neck_channels": width // 4,

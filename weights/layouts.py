@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import isqrt
 
 from .errors import CheckpointError, shown
 from .tensor_file import JsonObject
@@ -66,7 +67,7 @@ class Layout:
     """Published module or parameter -> ours."""
     views: Mapping[str, str] = field(default_factory=dict)
     """Our tensor -> the axes of our shape and of the published one, as in ``"n d -> one n d"``; an
-    axis that only one of them has is of length one."""
+    axis that only one of them has is of length one, and ``s²`` is as long as ``s`` times ``s``."""
     halves: tuple[str, ...] = ()
     """Published modules of queries or keys with the first rows of all rotary pairs of a head before
     the second rows, where the encoder has pair by pair."""
@@ -136,10 +137,22 @@ class Layout:
         before, after = reversed(axes) if inverse else axes
         if len(before) != len(shape):
             return shape
-        lengths = dict(zip(before, shape, strict=True))
-        if any(length != 1 for axis, length in lengths.items() if axis not in after):
+        lengths = {
+            axis.removesuffix("²"): isqrt(length) if axis.endswith("²") else length
+            for axis, length in zip(before, shape, strict=True)
+        }
+        names = [axis.removesuffix("²") for axis in after]
+        if _sized(before, lengths) != shape or any(
+            length != 1 for axis, length in lengths.items() if axis not in names
+        ):
             return shape
-        return tuple(lengths.get(axis, 1) for axis in after)
+        return _sized(after, lengths)
+
+
+def _sized(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the length of each axis; one that is not among ``lengths`` has one entry."""
+    sides = [(lengths.get(axis.removesuffix("²"), 1), axis) for axis in axes]
+    return tuple(side**2 if axis.endswith("²") else side for side, axis in sides)
 
 
 def find_layout(

@@ -128,11 +128,13 @@ def describe(
     if projector:
         note["projector"] = True
     reader = transformers_class(config, family, layout)
+    also = reader.fields if reader else {}
     return {
         "model_type": reader.model_type if reader else f"{KEY}_{family.name}",
         "architectures": [reader.name if reader else family.encoder.__name__],
         "dtype": dtype,
         **{name: value for name, value in section.items() if name not in _REPLACED},
+        **{also[name]: value for name, value in section.items() if name in also},
         KEY: note,
     }
 

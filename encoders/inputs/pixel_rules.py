@@ -154,7 +154,7 @@ def long_side_rules(
     """
     outer = files.get("processor_config", {})
     names = {"patch_size": "patch_size", "spatial_merge_size": "merge_size"}
-    _check_sizes("processor_config.json", outer, {k: sizes[v] for k, v in names.items()})
+    check_sizes("processor_config.json", outer, {k: sizes[v] for k, v in names.items()})
     found = image_section(files)
     if found is None:
         return family
@@ -219,7 +219,7 @@ def _read_pixel_rules(
     where: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
     require_supported(where, section, {"cap_pixels_per_frame": False, "patch_expand_factor": 1})
-    _check_sizes(where, section, sizes)
+    check_sizes(where, section, sizes)
     if defaults.canvas:
         lowest, highest = _token_bounds(where, section, defaults)
     else:
@@ -241,7 +241,8 @@ def _read_pixel_rules(
     )
 
 
-def _check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
+def check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
+    """Raise a ValueError if a section of the processor files has other sizes than the tower."""
     for key, tower in sizes.items():
         if section.get(key) not in (None, tower):
             raise ValueError(

@@ -23,7 +23,8 @@ def pixels_and_grid(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         grid = f"{kind}_grid_thw"
         given = [features.get(name) is not None for name in (pixels, grid)]
         if all(given):
-            pairs.append((torch.as_tensor(features[pixels]), torch.as_tensor(features[grid])))
+            rows = torch.as_tensor(features[pixels]).flatten(1)  # Kimi's are [P, 3, p, p]
+            pairs.append((rows, torch.as_tensor(features[grid])))
         elif any(given):
             present, missing = (pixels, grid) if given[0] else (grid, pixels)
             raise ValueError(f"the processor gave {present} without {missing}: pass both")
@@ -32,5 +33,5 @@ def pixels_and_grid(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
             f"the processor gave {sorted(features)}: pass the output that has pixel_values "
             "and image_grid_thw, or pixel_values_videos and video_grid_thw"
         )
-    rows, grids = zip(*pairs, strict=True)
-    return torch.cat(rows), torch.cat(grids).to("cpu", torch.int64)
+    pixel_rows, grids = zip(*pairs, strict=True)
+    return torch.cat(pixel_rows), torch.cat(grids).to("cpu", torch.int64)

@@ -1,15 +1,48 @@
-"""Which rows of a square table of positions make up the position of a patch, and their weights.
+"""Which rows are summed, and with which weights: positions from a table, and frames of a clip.
 
-A table for one size of image is interpolated to the grid of another on the host, so that CUDA
-graphs of any grid read the same table: each patch has row numbers and weights.
+A square table for one size of image is interpolated to the grid of another on the host, so that
+CUDA graphs of any grid read the same table: each patch has row numbers and weights. Likewise, each
+patch of a token has the rows of its frames, which are averaged.
 
-Shapes: n patches of one frame.
+Shapes: n patches of one frame, P patches of all items, F frames of a segment at most, D width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from ..contract import Grid
+
+
+def grid_taps(
+    places: Tensor, grids: Sequence[Grid], side: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the sixteen rows of a table around each patch of all items, and their weights.
+
+    Args:
+        places: row and column of each patch, int64 [P, 2], the same in all frames of an item; P is
+            at least the number of patches.
+        grids: ``(t, h, w)`` per item, in patches.
+        side: rows and columns of the table.
+        dtype: of the weights.
+
+    Returns:
+        Row numbers int64 [P, 16] and bicubic weights [P, 16] in ``dtype``; both are 0 beyond the
+        patches.
+    """
+    index = torch.zeros(len(places), 16, dtype=torch.int64, device="cpu")
+    weight = torch.zeros(len(places), 16, dtype=dtype, device="cpu")
+    start = 0
+    for t, h, w in grids:
+        taps, shares = bicubic_taps(places[start : start + h * w], h, w, side)
+        stop = start + t * h * w
+        index[start:stop], weight[start:stop] = taps.repeat(t, 1), shares.repeat(t, 1)
+        start = stop
+    return index, weight
 
 
 def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Tensor, Tensor]:
@@ -35,6 +68,62 @@ def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Te
     index = (r * side)[:, :, None] + c[:, None]
     weight = down[:, :, None] * across[:, None]
     return index.flatten(1), weight.flatten(1)
+
+
+def segments_of(grids: Sequence[Grid], most: int) -> list[Grid]:
+    """Cut items ``(t, h, w)`` into segments of at most ``most`` frames."""
+    return [
+        (min(most, t - first), h, w) for t, h, w in grids for first in range(0, t, max(most, 1))
+    ]
+
+
+def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return what each frame of a clip adds to its patches, [F+1, D]; images add row 0, zeros."""
+    steps = torch.arange(0, width, 2, dtype=dtype, device="cpu")
+    numbers = torch.arange(frames, dtype=dtype, device="cpu")
+    angles = numbers[:, None] / 10000.0 ** (steps / width)
+    return F.pad(torch.cat((angles.sin(), angles.cos()), 1), (0, 0, 1, 0))
+
+
+def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
+    """Return the row of the frame table of each patch, int64 [rows]; 0 beyond the patches."""
+    index = torch.zeros(rows, dtype=torch.int64, device="cpu")
+    start = 0
+    for frames, h, w in segments:
+        numbers = torch.arange(frames, device="cpu") + int(frames > 1)
+        index[start : start + frames * h * w] = numbers.repeat_interleave(h * w)
+        start += frames * h * w
+    return index
+
+
+def pooled_rows(
+    segments: Sequence[Grid], merge: int, most: int, rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the patches of each token, row by row, in every frame, and the weight of each frame.
+
+    Args:
+        segments: ``(frames, h, w)`` per segment, in patches.
+        merge: side of a token in patches.
+        most: columns of the result, at least the number of frames of every segment.
+        rows: rows of the result, at least the number of patches of one frame of each segment.
+        dtype: of the weights.
+
+    Returns:
+        Row numbers int64 [rows, most] and weights [rows, most] that sum to 1. The weight of a frame
+        that a segment does not have is 0 and its row one of the segment; beyond, both are 0.
+    """
+    index = torch.zeros(rows, most, dtype=torch.int64, device="cpu")
+    weight = torch.zeros(rows, most, dtype=dtype, device="cpu")
+    row = place = 0
+    for frames, h, w in segments:
+        cells = torch.arange(row, row + frames * h * w, device="cpu")
+        cells = cells.view(frames, h // merge, merge, w // merge, merge).permute(1, 3, 2, 4, 0)
+        stop = place + h * w
+        index[place:stop] = row
+        index[place:stop, :frames] = cells.reshape(h * w, frames)
+        weight[place:stop, :frames] = 1 / frames
+        row, place = row + frames * h * w, stop
+    return index, weight
 
 
 def _cubic(distance: Tensor) -> Tensor:

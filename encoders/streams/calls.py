@@ -287,12 +287,17 @@ def plan_calls(
     calls: list[list[ItemPart]] = []
     used = 0
     for item, ((t, h, w), spec) in enumerate(zip(grids, specs, strict=True)):
-        step = t
-        if limit is not None and spec.output_tokens > limit and spec.segments == t:
-            step = max(limit * t // spec.output_tokens, 1)
+        step, frames = t, 1
+        if spec.segments < t:  # several frames make a segment (MoonViT-3D)
+            frames = max(spec.longest_segment // (h * w), 1)
+        cuttable = spec.segments == -(-t // frames)
+        if limit is not None and spec.output_tokens > limit and cuttable:
+            step = max(limit * spec.segments // spec.output_tokens, 1) * frames
         for start in range(0, t, step):
             count = min(step, t - start)
-            tokens = spec.output_tokens * count // t
+            tokens = spec.output_tokens
+            if step < t:
+                tokens = tokens * -(-count // frames) // spec.segments
             if not calls or (limit is not None and used + tokens > limit):
                 calls.append([])
                 used = 0

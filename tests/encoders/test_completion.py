@@ -31,6 +31,7 @@ OFFERED = {
     "glm4v": ONE_PATH,
     "glm_ocr": ONE_PATH,
     "pixtral": ONE_PATH,
+    "kimi_k25": ONE_PATH,
     "intern_vit": ONE_PATH | {"at", "side"},
     "paddleocr_vl": ONE_PATH,
     "idefics3": ONE_PATH | {"at", "side"},

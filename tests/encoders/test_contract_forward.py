@@ -25,6 +25,7 @@ from oracles import (
     grids_for,
     tiny,
 )
+from oracles.moonvit import MoonViTReference
 from oracles.step import Step3VLReference
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -148,7 +149,8 @@ def loss_of(output: EncoderOutput) -> Tensor:
 
 def reference_order(reference: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return gradients with their rows in the order of the reference's weights."""
-    return reference.permuted(state) if isinstance(reference, Step3VLReference) else state
+    permuted = isinstance(reference, MoonViTReference | Step3VLReference)
+    return reference.permuted(state) if permuted else state
 
 
 def gradients_of(encoder: VisionEncoder, loss: Tensor) -> dict[str, Tensor]:

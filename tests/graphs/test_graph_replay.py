@@ -167,6 +167,8 @@ def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> N
         [[1, 8, 6], [2, 6, 4]],
         [[2, 4, 6], [1, 6, 8]],
     ]
+    if name == "moonvit":  # frames are averaged, so clips have fewer tokens than images
+        calls = [[[2, 4, 6], [1, 8, 6]], [[1, 6, 8], [2, 6, 4]], [[2, 6, 4], [1, 6, 8]]]
     pixels = pixels_for(encoder, calls[0])
     answers = [copy_of(graphed(pixels, grids)) for grids in calls]
     for grids, answer in zip(calls, answers, strict=True):

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, same_weights
-from encoders import PaddleOCRVLEncoder, PathsEncoder, PixtralEncoder
+from encoders import MoonViTEncoder, PaddleOCRVLEncoder, PathsEncoder, PixtralEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from oracles.pixtral import in_merge_order, pixtral_states
@@ -55,6 +55,7 @@ TRANSFORMERS = {
     "lighton_ocr": ("pixtral", "PixtralVisionModel"),
     "gemma4": ("gemma4", "Gemma4VisionModel"),
     "gemma4_e2b": ("gemma4", "Gemma4VisionModel"),
+    "kimi_k25_hf": ("kimi_k25", "Kimi_K25VisionModel"),
     "step3_vl": ("step3p7", "Step3p7VisionModel"),
     "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
 }
@@ -71,6 +72,7 @@ AUTO = {
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
     *("siglip", "siglip2", "gemma3", "idefics3", "smolvlm"),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
+    "kimi_k25_hf",
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 
@@ -176,6 +178,9 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
         elif isinstance(image, PaddleOCRVLEncoder):
             patches = pixels.view(1, -1, 3, 14, 14)
             found, wanted = model(patches, torch.tensor(grid)).last_hidden_state, image.norm(hidden)
+        elif isinstance(image, MoonViTEncoder):
+            out = model(pixels.unflatten(1, (3, 14, 14)), torch.tensor(grid))
+            found, wanted = out.last_hidden_state, image.norm(hidden)
         elif isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:

@@ -57,6 +57,7 @@ from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
 from .idefics import idefics3_keys, idefics3_output, idefics3_reference
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .moonvit import KIMI_K25, KIMI_VL, MoonViTReference, moonvit_keys, moonvit_output
 from .paddle import paddle_keys, paddle_output, paddle_reference
 from .pixtral import PixtralReference, pixtral_keys, pixtral_output
 from .references import (
@@ -272,6 +273,16 @@ FAMILIES = [
         narrow={**PIXTRAL_NARROW, "hidden_act": "gelu"},
         tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3, "hidden_act": "gelu"},
         twin=True,
+    ),
+    make_row(
+        "moonvit", "moonshotai/Kimi-K2.5", MoonViTReference, moonvit_keys, moonvit_output,
+        shallow={"vt_num_hidden_layers": 2},
+        narrow=KIMI_K25, tiny={**KIMI_K25, "vt_num_hidden_layers": 3},
+    ),
+    make_row(
+        "kimi_vl", "moonshotai/Kimi-VL-A3B-Instruct", MoonViTReference, moonvit_keys,
+        moonvit_output, shallow={"num_hidden_layers": 2},
+        narrow=KIMI_VL, tiny={**KIMI_VL, "num_hidden_layers": 3}, twin=True,
     ),
     make_row(
         "gemma4", "google/gemma-4-31B-it", gemma4_reference, gemma4_keys, gemma4_output,

@@ -46,12 +46,12 @@ class Step3VLReference(nn.Module):
     def permuted(self, state: Mapping[str, Tensor]) -> State:
         """Put our rows of queries and keys in the order that turns halves of a head."""
         return {
-            key: _halves(value, self.heads) if ".q_proj." in key or ".k_proj." in key else value
+            key: halves(value, self.heads) if ".q_proj." in key or ".k_proj." in key else value
             for key, value in state.items()
         }
 
 
-def _halves(rows: Tensor, heads: int) -> Tensor:
+def halves(rows: Tensor, heads: int) -> Tensor:
     """Row 2i of a head becomes row i, row 2i + 1 becomes row i + K/2, by plain loops."""
     size = len(rows) // heads
     order = [

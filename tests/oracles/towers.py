@@ -27,7 +27,7 @@ ONE_FAST = [name if name == "intern_vit_300m" else slow(name) for name in TOWERS
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 MERGING_TOWERS = [name for name in PATCH_TOWERS if name != "siglip2"]
 """The towers over patches that merge 2x2 of them, with rotary positions."""
-BLOCK_ORDER_TOWERS = [name for name in MERGING_TOWERS if name != "paddleocr_vl"]
+BLOCK_ORDER_TOWERS = [name for name in MERGING_TOWERS if name not in ("paddleocr_vl", "moonvit")]
 """Those of them whose rows lie in merge-block order."""
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
 

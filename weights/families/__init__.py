@@ -18,6 +18,7 @@ from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
 from .idefics import IDEFICS3
 from .intern_vit import INTERN_VIT
+from .kimi import MOONVIT
 from .paddle import PADDLEOCR_VL
 from .pixtral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -46,6 +47,7 @@ FAMILIES: Mapping[str, Family] = {
         GEMMA4,
         PADDLEOCR_VL,
         IDEFICS3,
+        MOONVIT,
     )
 }
 """Every family by name."""

@@ -34,6 +34,8 @@ class TransformersClass:
     model_type: str
     auto: bool = True
     """Whether ``AutoModel`` builds the class."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Field of published configs -> the name by which the class reads it, where that is another."""
 
 
 @dataclass(frozen=True)

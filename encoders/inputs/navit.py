@@ -1,0 +1,212 @@
+"""Images and clips to the patches of MoonViT: shrunk where they are too large, padded to tokens.
+
+Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformers 5.23.0, and
+``KimiVLImageProcessor`` of moonshotai/Kimi-VL-A3B-Instruct with ``pad_input``.
+
+Deliberate differences:
+
+- The frames of a clip are one item; the tower cuts it into segments of four frames.
+- An image with a side over the limit is shrunk for Kimi-VL, too, whose own processor raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..contract import Grid, Limits
+from .images import laid_over, resize
+from .patches import BLACK, IMAGES_ALONE, PatchPreprocessor
+from .pixel_rules import PixelRules, check_sizes
+from .processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    ProcessorFiles,
+    Section,
+    image_section,
+    read_positive,
+    read_stats,
+    require_supported,
+    video_section,
+)
+from .sizes import MOST_PIXELS
+
+_IMAGE, _FRAME = 16384, 4096
+"""Most patches of an image and of a frame of a clip."""
+_LIMITS = ("in_patch_limit", "max_patches", "in_token_limit")
+"""Names of the most patches of an image: Moonshot's, transformers' and Kimi-VL's."""
+
+
+@dataclass(frozen=True)
+class NavitPreprocessor(PatchPreprocessor):
+    """Shrinks an image to the patches that limits allow, and pads it right and below with black.
+
+    Rows of ``pixel_values`` are patches row by row, in the order channel, row, column.
+    """
+
+    token_size: int = 2
+    """Side of a token in patches."""
+    segment_frames: int = 1
+    """Frames that become one set of tokens; 1 for a tower that takes images alone."""
+    side_limit: int = 512
+    """Most patches of a side."""
+
+    @classmethod
+    def kimi(cls, patch_size: int, token_size: int, segment_frames: int) -> NavitPreprocessor:
+        """Return the published rules of Kimi-K2.5, or of Kimi-VL if a segment is one frame."""
+        area, alone = patch_size**2, segment_frames == 1
+        images = PixelRules(1, (_FRAME if alone else _IMAGE) * area, HALF, HALF)
+        videos = PixelRules(1, _FRAME * area, HALF, HALF, sampling="uniform")
+        refused = ValueError(IMAGES_ALONE) if alone else None
+        return cls(
+            *(patch_size, 1, 1, images, videos, refused),
+            token_size=token_size,
+            segment_frames=segment_frames,
+        )
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> NavitPreprocessor:
+        """Return a copy with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. A bad value for videos is raised by the first call that passes a video.
+        """
+        try:
+            images, side = self._rules(image_section(files), self.images, ())
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+        made = replace(self, images=images, side_limit=side)
+        if self.segment_frames == 1:
+            return made
+        try:
+            videos, other = self._rules(
+                video_section(files), self.videos, ("in_patch_limit_each_frame",)
+            )
+            if other != side:
+                raise ValueError(f"a side has {side} patches in images and {other} in videos")
+        except ValueError as bad:
+            return replace(made, video_error=error(str(bad)))
+        return replace(made, videos=videos)
+
+    def _rules(
+        self, found: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
+    ) -> tuple[PixelRules, int]:
+        """Return the rules of a section and its limit of a side, by the first of the names."""
+        if found is None:
+            return own, self.side_limit
+        where, section = found
+        if isinstance(nested := section.get("media_proc_cfg"), Mapping):
+            where, section = f"{where}: media_proc_cfg", nested
+        flat = "in_token_limit" in section or "pad_input" in section
+        must_be = {"fixed_output_tokens": None, "in_patch_limit_video": None}
+        require_supported(where, section, must_be)
+        if flat and section.get("pad_input") is not True:
+            raise ValueError(f"{where}: pad_input must be true: cropping is not implemented")
+        check_sizes(where, _flattened(section), self._sizes())
+        area = self.patch_size**2
+        name = next((n for n in (*names, *_LIMITS) if section.get(n) is not None), _LIMITS[1])
+        most = read_positive(
+            where, name, section.get(name), own.max_pixels // area, MOST_PIXELS // area
+        )
+        mean, std = read_stats(where, section, *((CLIP_MEAN, CLIP_STD) if flat else (HALF, HALF)))
+        rules = replace(own, max_pixels=most * area, mean=mean, std=std)
+        return rules, self._side(where, section)
+
+    def _sizes(self) -> dict[str, int]:
+        """The sizes of the tower by the names that files give them."""
+        return {
+            "patch_size": self.patch_size,
+            "merge_size": self.token_size,
+            "merge_kernel_size": self.token_size,
+            "temporal_patch_size": self.segment_frames,
+            "temporal_merge_kernel_size": self.segment_frames,
+        }
+
+    def _side(self, where: str, section: Section) -> int:
+        """Return the most patches of a side that a section allows."""
+        size = section.get("size")
+        side = section.get("patch_limit_on_one_side")
+        if side is None and isinstance(size, Mapping):
+            side = size.get("max_height")
+            if side is None or size.get("max_width") != side:
+                raise ValueError(
+                    f"{where}: size={dict(size)} must have max_height and max_width, one number"
+                )
+        return read_positive(where, "patches of a side", side, self.side_limit, 1 << 14)
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return the values that no file sets, and the keyword that sets some of them."""
+        rules = self.images
+        return f"max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}", "max_pixels"
+
+    def _read(
+        self, images: Sequence[object], videos: Sequence[object], limits: Limits
+    ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
+        if limits.min_pixels is not None:
+            raise ValueError(
+                f"min_pixels={limits.min_pixels}: this family never enlarges an image; leave it out"
+            )
+        return super()._read(images, videos, limits)
+
+    def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
+        height, width = frames[0].shape[1:]
+        tall, wide = self._content(height, width, rules)
+        rows, columns = (
+            -(-side // (self.patch_size * self.token_size)) * self.token_size
+            for side in (tall, wide)
+        )
+        return len(frames), rows, columns
+
+    def _resized(
+        self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
+    ) -> list[Tensor]:
+        """Shrink frames and lay them on the upper left corner of a black canvas."""
+        tall, wide = frames[0].shape[1:]
+        content = self._content(tall, wide, rules)
+        resized = [resize(frame, *content) for frame in frames]
+        if content == (height, width):
+            return resized
+        return [laid_over(frame, height, width, 0, 0, BLACK) for frame in resized]
+
+    def _content(self, height: int, width: int, rules: PixelRules) -> tuple[int, int]:
+        """Return height and width that an image is shrunk to, before it is padded."""
+        most = rules.max_pixels // self.patch_size**2
+        return shrunk_size(height, width, self.patch_size, most, self.side_limit)
+
+
+def shrunk_size(height: int, width: int, patch: int, most: int, side: int) -> tuple[int, int]:
+    """Return the size that an image is shrunk to so that it has about so many patches at most.
+
+    Args:
+        height: of the image in pixels.
+        width: of the image in pixels.
+        patch: side of a patch in pixels.
+        most: patches of the whole image; the patches that the image has are counted rounded down,
+            so padding may make some more.
+        side: largest number of patches of a side.
+
+    Returns:
+        Height and width, at least one pixel each, those of the image where it is small enough.
+    """
+    patches = max(1.0, height // patch) * max(1.0, width // patch)
+    scale = min(1.0, math.sqrt(most / patches), side * patch / height, side * patch / width)
+    tall, wide = (min(max(1, int(length * scale)), side * patch) for length in (height, width))
+    return tall, wide
+
+
+def _flattened(section: Section) -> Section:
+    """Return a section with one number where it has the same number twice, as in [2, 2]."""
+    kernel = section.get("merge_kernel_size")
+    if isinstance(kernel, list) and len(kernel) == 2 and kernel[0] == kernel[1]:
+        return {**section, "merge_kernel_size": kernel[0]}
+    return section
