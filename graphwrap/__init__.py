@@ -1,7 +1,8 @@
 """CUDA graphs for any encoder that keeps the contract: one graph per token budget, padded exactly.
 
 This package knows no model: it asks an encoder what items cost, prepares padded metadata, and
-replays. Its modules, in the order of a call's way through them:
+replays. Only the names in ``__all__`` are public. These are the modules, in the order of a call's
+way through them:
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
 - ``guards``: what is refused, such as gradients and weights that have changed

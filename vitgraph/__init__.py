@@ -1,6 +1,20 @@
 """The vision encoders of open vision-language models: loaded strictly, replayed as CUDA graphs.
 
-``import vitgraph`` offers the whole library and imports each part when it is first used.
+``import vitgraph`` offers the whole library and imports each part when it is first used. The names
+in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plots`` and ``video``
+list in theirs; all other modules are internal. These are the modules:
+
+- ``models``: the checkpoints that are known to load, as :func:`list_models` gives them
+- ``features``: the features files that ``vitgraph encode`` writes
+- ``embedding``: many images embedded by a job of several workers, or inside another engine
+- ``search``: the images of an embedding job that are nearest to a photograph
+- ``parallel``: one call shared out over several GPUs
+- ``integrations``: encoders inside other libraries, one module per library
+- ``analysis``, ``plots``, ``colours``: what a tower sees, compared and drawn
+- ``fetching``, ``video``: images of the web, and files of videos
+- ``cli``, ``commands``, ``terminal``: the command line
+- ``seeded``: small checkpoints with random weights
+- ``devices``, ``packages``: where encoders run, and the packages that are imported
 """
 
 from __future__ import annotations

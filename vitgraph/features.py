@@ -38,6 +38,16 @@ from weights.writing import writing_whole
 from . import __version__
 from .devices import enough_disk
 
+__all__ = [
+    "FeatureFormat",
+    "Features",
+    "Item",
+    "load_embeddings",
+    "load_features",
+    "save_features",
+    "writing_features",
+]
+
 
 class Item(NamedTuple):
     """The description of one image or video whose features are in the file."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["crop_padding", "plot_feature_maps", "plot_nearest_patches", "write_figure"]
+
 Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
 """One map [t, h, w, D] per image, or one dict of maps by path per image."""
 MOST_COLUMNS = 5

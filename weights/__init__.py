@@ -1,7 +1,22 @@
 """Checkpoints: find one by repo id or path, take its vision tower, strictly and safely.
 
 Encoders, and with them torch, are imported at their first use: fetching a tower and managing the
-cache need neither.
+cache need neither. The names in ``__all__`` are public, all other modules are internal. These are
+the modules, in the order of a load's way through them:
+
+- ``source``: a checkpoint opened by repo id, folder or file
+- ``snapshot``, ``contents``: the files of a checkpoint on this disk, its config and its index
+- ``hub``: a repo of the Hub, read by byte ranges or fetched as whole files
+- ``cache``: what was fetched, kept on this disk, listed and removed
+- ``tensor_file``: one safetensors file, its header checked and its tensors read
+- ``families``, ``published``: the record of each family, and the checkpoints that are known to load
+- ``layouts``: the names that published checkpoints give the tensors of a tower
+- ``match``: tensors matched with those of an encoder, before a byte of them is read
+- ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
+- ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
+- ``extraction``, ``tower_folder``: :func:`extract_encoder`, and the form of the folder it writes
+- ``writing``, ``parallel``: files that appear whole or not at all, and tasks in parallel threads
+- ``errors``: :class:`CheckpointError`, and names as messages show them
 """
 
 from __future__ import annotations
