@@ -37,17 +37,17 @@ class BlockParts(NamedTuple):
     """The block, its attention and its MLP: the modules on which a hook could be registered."""
     norm1: PartNorm
     qkv: nn.Linear
-    """Rows are [Q; K; V], each head-major."""
+    """The fused projection of queries, keys and values: rows are [Q; K; V], each head-major."""
     proj: nn.Linear
     norm2: PartNorm
     up: nn.Linear
     down: nn.Linear
     num_heads: int
     activation: str
-    """"gelu", "gelu_tanh", "quick_gelu" or "silu"."""
+    """The activation of the MLP: "gelu", "gelu_tanh", "quick_gelu" or "silu"."""
     gate: nn.Linear | None = None
     scale1: Tensor | None = None
-    """[D], multiplies the attention branch (layer scale)."""
+    """The layer scale [D], which multiplies the output of the attention."""
     scale2: Tensor | None = None
     post_norm1: PartNorm | None = None
     post_norm2: PartNorm | None = None
@@ -60,7 +60,7 @@ class BlockParts(NamedTuple):
     head_norms: bool = False
     """Whether these norms are over the rows of one head, with one weight for all or none."""
     softmax_scale: float | None = None
-    """What products of queries and keys are multiplied by; None: K ** -0.5."""
+    """The factor of the products of queries and keys in softmax; None means K ** -0.5."""
     num_key_value_heads: int | None = None
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windows: bool = False
@@ -68,7 +68,7 @@ class BlockParts(NamedTuple):
     apart: int | None = None
     """Columns from one of a rotary pair to the other, inside groups of twice as many; None: K/2."""
     relative: RelativePositions | None = None
-    """Relative positions, of a block whose views each attend to themselves alone."""
+    """The relative positions of a block in which each view attends to itself alone, or None."""
 
 
 @runtime_checkable

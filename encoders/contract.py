@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .configs import EncoderConfig as EncoderConfig
 
 Grid: TypeAlias = tuple[int, int, int]
-"""``(t, h, w)`` of one item."""
+"""The grid ``(t, h, w)`` of one item: frames or frame pairs, and patches down and across."""
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
-"""[items, 3], or one item's three numbers."""
+"""The grids of several items [items, 3], or the three numbers of one item."""
 Metadata: TypeAlias = dict[str, Tensor]
 DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
-"""Where ``to`` moves tensors, or what it casts them to."""
+"""The argument of ``to``: the device to move tensors to, or the dtype to cast them to."""
 
 
 class EncoderOutput(NamedTuple):
@@ -123,7 +123,7 @@ class PathInputs(NamedTuple):
     grid_thw: Tensor
     """[entries, 3] int64 on the CPU, one entry per item that uses the path, in item order."""
     items: tuple[int, ...]
-    """The number of the item that each entry belongs to, ascending."""
+    """For each entry of the path, the number of the item that it belongs to, ascending."""
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PathInputs:
         """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
@@ -138,7 +138,7 @@ class VisionInputs(NamedTuple):
 
     pixel_values: Tensor
     grid_thw: Tensor
-    """[items, 3] int64 on the CPU."""
+    """The grid of each item, [items, 3] int64 on the CPU: t, h and w."""
     tiles: list[tuple[int, int, bool]] | None = None
     """(columns, rows, thumbnail) per item for tiled families, None for the others."""
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
@@ -225,7 +225,7 @@ class Limits(NamedTuple):
 
 
 class Preprocessor(Protocol):
-    """All that an encoder asks of its preprocessing."""
+    """The methods that an encoder calls on its preprocessor."""
 
     def __call__(
         self,
@@ -267,14 +267,14 @@ class EncoderItemSpec(NamedTuple):
     """The sizes of one item: the single source for counting, packing and balancing."""
 
     input_size: int
-    """Rows of ``pixel_values``: patches; InternViT tiles."""
+    """The number of rows of ``pixel_values``: patches, or tiles for InternViT."""
     output_tokens: int
-    """Rows of ``pooler_output``."""
+    """The number of rows of ``pooler_output``."""
     segments: int
     longest_segment: int
-    """In rows that attend to each other: patches; InternViT 1+h*w."""
+    """The most rows that attend to each other: patches, or 1+h*w for a tile of InternViT."""
     windows: int = 0
-    """Attention windows (Qwen2.5-VL)."""
+    """The number of attention windows (Qwen2.5-VL)."""
 
 
 class GraphableEncoder(Protocol):
@@ -359,7 +359,7 @@ class Accelerator(Protocol):
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor:
-        """Rows plus a weighted sum of rows of a table."""
+        """Return rows plus a weighted sum of rows of a table."""
         ...
 
     def refresh(self) -> bool:
@@ -367,11 +367,11 @@ class Accelerator(Protocol):
         ...
 
     def choices(self) -> dict[str, object]:
-        """The choices and their reasons, as plain data for JSON."""
+        """Return the kernels that were chosen and the reasons, as plain data for JSON."""
         ...
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
-        """Use the choices of another process instead of timing kernels."""
+        """Use the kernel choices of another process instead of timing kernels."""
         ...
 
 

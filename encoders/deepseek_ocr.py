@@ -52,7 +52,7 @@ from .layers.sam import Sam, SamSizes, read_channels
 
 
 class Mode(NamedTuple):
-    """How an image becomes views."""
+    """A published mode of DeepSeek-OCR: how an image becomes views."""
 
     base_size: int
     """Side of the view of the whole image in pixels."""
@@ -70,7 +70,7 @@ MODES = {
     "gundam": Mode(1024, tiled=True),
 }
 ORDER = ("tiles", "image", SEPARATOR)
-"""The order of an image's tokens."""
+"""The order in which an image's views and learned tokens stand in its token sequence."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class DeepseekOCRConfig:
     sam: SamSizes
     clip: BlockSizes
     positions: int
-    """Rows of CLIP's table of positions, the class token's first."""
+    """The number of rows of CLIP's table of positions, whose first is the class token's."""
     out_hidden_size: int
     downsample_channels: tuple[int, ...] = (512, 1024)
     mode: str = "gundam"
     max_tiles: int = field(default=6, compare=False)
     """Most tiles of an image; not compared, since it is no part of the architecture."""
     tiles_several: bool = field(default=True, compare=False)
-    """Whether images are cut into tiles also if a call has several; not compared."""
+    """Whether images are cut into tiles even if a call has several; ignored in comparisons."""
 
     def __post_init__(self) -> None:
         for name, kind in (("sam", SamSizes), ("clip", BlockSizes)):
@@ -107,7 +107,7 @@ class DeepseekOCRConfig:
 
     @property
     def hidden_size(self) -> int:
-        """Columns of ``last_hidden_state``: those of CLIP, then those of SAM."""
+        """The number of columns of ``last_hidden_state``: those of CLIP, then those of SAM."""
         return self.clip.hidden_size + self.downsample_channels[-1]
 
     @property
@@ -117,7 +117,7 @@ class DeepseekOCRConfig:
 
     @property
     def in_channels(self) -> int:
-        """Channels of the pixels."""
+        """The number of colour channels of the pixels."""
         return self.sam.in_channels
 
     @property
@@ -244,7 +244,7 @@ class DeepseekOCREncoder(PathsEncoder):
         return torch.cat([maps[name].flatten(0, 1) for name in ORDER if name in maps])
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """How the views of each item lie, by the names of the paths that the item uses."""
+        """Return how the views of each item lie, by the names of the paths that the item uses."""
         items: list[dict[str, Picture]] = [{} for _ in inputs.grid_thw]
         tilings = tilings_of(inputs)
         for name, (_, grid_thw, numbers) in inputs.paths.items():
@@ -308,14 +308,14 @@ class DeepseekOCRTower(TileEncoder):
         return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One row per cell of the compressor's map."""
+        """Return the grid of the features: one row per cell of the compressor's map."""
         return cells(h), cells(w)
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         return self.vision_model.embed(self._compress(pixel_values, grid_thw))
 
     def _compress(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """Run SAM and the compressor: [B, h/4, w/4, D of CLIP]."""
+        """Run SAM and the compressor on views; returns [B, h/4, w/4, D of CLIP]."""
         weight = self.sam_model.pos_embed
         hidden = self.sam_model.embed(self._admit_tiles(pixel_values, weight, grid_thw))
         blocks = self.sam_model.blocks

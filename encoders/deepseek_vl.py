@@ -48,7 +48,7 @@ from .layers.siglip import Siglip, read_siglip
 
 @dataclass(frozen=True)
 class DeepseekVLConfig:
-    """Architecture of the SigLIP tower and width of what it is projected to."""
+    """The sizes of the SigLIP tower, and the width that its features are projected to."""
 
     out_hidden_size: int
     depth: int = 24
@@ -90,7 +90,7 @@ class DeepseekVLConfig:
 
 @dataclass(frozen=True)
 class DeepseekVLHybridConfig:
-    """Architecture of the SigLIP tower (``low``) and of the SAM tower (``high``)."""
+    """The sizes of the SigLIP tower (``low``) and of the SAM tower (``high``)."""
 
     low: DeepseekVLConfig
     high: SamSizes
@@ -102,7 +102,7 @@ class DeepseekVLHybridConfig:
 
     @property
     def out_hidden_size(self) -> int:
-        """Width of a token; each tower is projected to half of it."""
+        """The number of columns of a token; each of the two towers is projected to half of it."""
         return 2 * self.low.out_hidden_size
 
     @property
@@ -254,13 +254,13 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         return self.low.split(joined, inputs.grid_thw)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """One map [1, h, w, D] per item, named "image"."""
+        """Return one map [1, h, w, D] per item, named "image"."""
         maps = self.low.feature_maps(features, inputs.grid_thw)
         return [{"image": item} for item in maps]
 
 
 class LowResolution(DeepseekVLEncoder):
-    """The path "image" of the 7B, which cannot prepare an item by itself."""
+    """The SigLIP path "image" of DeepSeek-VL 7B, which needs the large view to prepare an item."""
 
     _default_preprocessor = TileEncoder._default_preprocessor
 
@@ -276,7 +276,7 @@ class HighResolution(TileEncoder):
         sizes = config.high
         self.config = sizes
         self.grid = config.low.image_size // config.low.patch_size
-        """Side of the grid of the small view in patches."""
+        """The side of the grid of the small view (SigLIP's) in patches."""
         self.out, self.width = config.low.out_hidden_size, config.downsample_channels[-1]
         self.sam = Sam(sizes)
         self.neck_hd = Neck(sizes)
@@ -335,7 +335,7 @@ class HighResolution(TileEncoder):
         return self.out
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> None:
-        """Return nothing: every view attends to itself."""
+        """Return no context: in SAM every view attends to itself."""
 
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
@@ -345,7 +345,7 @@ class HighResolution(TileEncoder):
             yield state.flatten(1, 2)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of the small view, which the features have at every size of views."""
+        """Return the grid of the features: that of SigLIP's small view, for all sizes of views."""
         return self.grid, self.grid
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:

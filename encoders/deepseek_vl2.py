@@ -51,7 +51,7 @@ from .layers.siglip import Siglip
 
 @dataclass(frozen=True)
 class DeepseekVL2Config:
-    """Architecture of the tower and its projector, and how an image becomes views."""
+    """The sizes of the tower and its projector, and how an image becomes views."""
 
     depth: int
     hidden_size: int
@@ -59,7 +59,7 @@ class DeepseekVL2Config:
     num_heads: int
     out_hidden_size: int
     projector_size: int
-    """Width between the linear layers of the projector."""
+    """The number of columns between the linear layers of the projector."""
     projector_depth: int = 2
     image_size: int = 384
     patch_size: int = 14
@@ -67,7 +67,7 @@ class DeepseekVL2Config:
     global_first: bool = True
     """Whether the tokens of the whole image come before those of its tiles."""
     candidate_resolutions: tuple[tuple[int, int], ...] = ((384, 384),)
-    """Widths and heights in pixels that an image is resized to, for tiles."""
+    """The widths and heights in pixels to which an image may be resized before it is tiled."""
 
     @property
     def tile_size(self) -> int:
@@ -83,7 +83,7 @@ class DeepseekVL2Config:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The order of an image's tokens."""
+        """The order in which an image's views and learned tokens stand in its token sequence."""
         order = ("image", SEPARATOR, "tiles")
         return order if self.global_first else order[::-1]
 
@@ -178,7 +178,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return assemble(views, self.config.order, self.image_newline, self.view_seperator)
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """How the whole image and its tiles lie, per item."""
+        """Return how the whole image and its tiles lie, per item."""
         tiles, grids = inputs.tiles or [], inputs.grid_thw.tolist()
         if len(tiles) != len(grids):
             raise ValueError(
@@ -197,7 +197,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return items
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Maps "image" and "tiles", without the learned tokens."""
+        """Return the maps "image" and "tiles" of each item, without the learned tokens."""
         pictures = self._pictures(inputs)
         if features.ndim == 3:
             maps = self.paths["image"].feature_maps(features, inputs.grid_thw)
@@ -216,7 +216,7 @@ class DeepseekVL2Encoder(PathsEncoder):
 
 
 class DeepseekVL2Tower(TileEncoder):
-    """SigLIP and the projector over views."""
+    """The SigLIP tower and the projector of DeepSeek-VL2, which encode views of one size."""
 
     def __init__(self, config: DeepseekVL2Config) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class DeepseekVL2Tower(TileEncoder):
         return self.vision.blocks
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per 2x2 patches, those at an odd edge included."""
+        """Return the grid of tokens: one per 2x2 patches, those at an odd edge included."""
         return -(-h // 2), -(-w // 2)
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:

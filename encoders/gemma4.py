@@ -63,10 +63,10 @@ class Gemma4Config:
     out_hidden_size: int | None = None
     """Width of the language model; None: there is no projector."""
     clipped: bool = False
-    """Whether the linear layers of the blocks clip their inputs and outputs."""
+    """Whether the linear layers of the blocks clip their inputs and outputs to stored bounds."""
     standardize: bool = False
     position_embedding_size: int = 10240
-    """Entries per axis of the table of positions."""
+    """The number of entries per axis (row or column) of the table of positions."""
     patch_size: int = 16
     pooling_kernel_size: int = 3
     rope_theta: float = 100.0
@@ -77,7 +77,7 @@ class Gemma4Config:
 
     @property
     def spatial_merge_size(self) -> int:
-        """Patches on a side of one token."""
+        """The number of patches on a side of the square that becomes one token."""
         return self.pooling_kernel_size
 
     @property
@@ -282,7 +282,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each image; qkv rows are [Q; K; V], head-major."""
+    """Full attention inside each image; rows of the fused qkv are [Q; K; V], head-major."""
 
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ class Glm4VConfig:
     out_hidden_size: int
     merger_size: int
     image_size: int = 336
-    """Side in pixels of the images whose patches the table of positions has."""
+    """The side in pixels of the square images that the table of positions was made for."""
     patch_size: int = 14
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
@@ -315,7 +315,7 @@ class MLP(nn.Module):
 
 
 class Merger(nn.Module):
-    """Projects, normalises and transforms each token; only the norm has a bias."""
+    """The merger: projects, normalises and transforms each token; only its norm has a bias."""
 
     def __init__(self, config: Glm4VConfig) -> None:
         super().__init__()

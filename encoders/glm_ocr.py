@@ -57,7 +57,7 @@ class GlmOCRConfig:
     num_heads: int
     out_hidden_size: int
     merger_size: int
-    """Width of the merger's MLP."""
+    """The number of columns inside the MLP of the merger."""
     swiglu_limit: float | None = None
     """Largest value before the activation of a SwiGLU, and largest one by which it is multiplied,
     of either sign (GLM-5.3-Flash)."""
@@ -165,7 +165,7 @@ class GlmOCREncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge-block order."""
+        """Return ``rotary_pos_emb_cos`` and ``_sin`` [P, K/2], in merge-block order."""
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
@@ -298,7 +298,7 @@ class MLP(nn.Module):
 
 
 class Merger(nn.Module):
-    """Projects, normalises and transforms each token; only the norm has a bias."""
+    """The merger: projects, normalises and transforms each token; only its norm has a bias."""
 
     def __init__(self, config: GlmOCRConfig) -> None:
         super().__init__()

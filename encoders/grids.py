@@ -1,4 +1,4 @@
-"""``grid_thw`` on the host: reading it, and what belongs to each of its items."""
+"""Read ``grid_thw`` on the host, and derive from it what belongs to each item."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Idefics3Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(squares), ())
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per square of patches."""
+        """Return the grid of tokens: one token per square of patches."""
         return h // self.config.scale_factor, w // self.config.scale_factor
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:

@@ -115,7 +115,7 @@ class InternViTConfig:
         require_value(config, "vision_feature_select_strategy", "default")
 
         def either(original: Default, conversion: Default) -> Default:
-            """Return the default of the original config class, or of transformers' class."""
+            """Return the default of the original config class, or that of transformers' class."""
             return conversion if converted else original
 
         qk_norm = either(True, False)
@@ -192,16 +192,18 @@ class InternViT(TileEncoder):
 
     @property
     def blocks(self) -> nn.ModuleList:  # type: ignore[override]
-        """All blocks; ``forward`` does not run those after ``select_layer``."""
+        """All blocks of the tower, including those after ``select_layer``, which ``forward`` does
+        not run."""
         return self.layers
 
     @property
     def out_features(self) -> int:
-        """Columns of ``pooler_output``: the projector's, or four patches side by side."""
+        """The number of columns of ``pooler_output``: the projector's, or four patches side by
+        side."""
         return int(self.config.out_hidden_size or 4 * self.config.hidden_size)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per 2x2 patches."""
+        """Return the grid of tokens: one token per 2x2 patches."""
         return h // 2, w // 2
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:

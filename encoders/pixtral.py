@@ -68,7 +68,7 @@ class PixtralConfig:
     projector_bias: bool
     spatial_merge_size: int = 2
     image_size: int = 1540
-    """Longest side of an image in pixels, where no processor file gives one."""
+    """The longest side of an image in pixels, used where no processor file gives one."""
     patch_size: int = 14
     in_channels: int = 3
     projector_norm_eps: float = 1e-5

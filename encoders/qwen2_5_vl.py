@@ -78,7 +78,7 @@ class Qwen2_5VLConfig:
 
     @property
     def window_side(self) -> int:
-        """Side of an attention window in merged tokens; 4 means 8x8 patches."""
+        """The side of an attention window in merged tokens; 4 means windows of 8x8 patches."""
         return self.window_size // self.spatial_merge_size // self.patch_size
 
     @property

@@ -48,7 +48,7 @@ from .layers.blocks import MLP, Block, BlockSizes, PatchEmbed, resize_table
 
 @dataclass(frozen=True)
 class SiglipConfig:
-    """Architecture of a tower, with or without a head."""
+    """The sizes of a SigLIP tower, with or without a pooling head."""
 
     depth: int
     hidden_size: int
@@ -72,7 +72,7 @@ class SiglipConfig:
 
     @property
     def out_hidden_size(self) -> int:
-        """Width of a token: that of the tower."""
+        """The number of columns of a token, which is the width of the tower."""
         return self.hidden_size
 
     @property
@@ -93,7 +93,7 @@ class SiglipConfig:
 
 @dataclass(frozen=True)
 class Gemma3Config(SiglipConfig):
-    """Architecture of a tower, and of the projector to a language model behind it."""
+    """The sizes of a SigLIP tower, and of the projector to Gemma 3 behind it."""
 
     out_hidden_size: int = 2560
     tokens_per_image: int = 256
@@ -108,7 +108,7 @@ class Gemma3Config(SiglipConfig):
 
     @property
     def pool_size(self) -> int:
-        """Side in patches of the squares that become one token."""
+        """The side in patches of the squares that are averaged to one token."""
         return self.side // round(self.tokens_per_image**0.5)
 
     @classmethod
@@ -183,7 +183,7 @@ class SiglipEncoder(TileEncoder):
         return EncoderOutput(hidden, self._tokens(self.norm(hidden), h, w), ())
 
     def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
-        """Tokens [N, out] of the normed rows [B, n, D] of views of h*w patches."""
+        """Return the tokens [N, out] of the normed rows [B, n, D] of views of h*w patches."""
         return normed.flatten(0, 1)
 
     @property
@@ -219,7 +219,7 @@ class Gemma3Encoder(SiglipEncoder):
         return self.projector(normed.unflatten(1, (h, w))).flatten(0, 2)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per square of patches."""
+        """Return the grid of tokens: one token per square of patches."""
         return h // self.config.pool_size, w // self.config.pool_size
 
 
@@ -252,11 +252,11 @@ class Projector(nn.Module):
         super().__init__()
         self.side, self.eps = config.pool_size, config.layer_norm_eps
         self.norm = nn.Parameter(torch.zeros(config.hidden_size))
-        """The gain of the norm less one."""
+        """The gain of the norm minus one, as the checkpoint stores it."""
         self.projection = nn.Parameter(torch.randn(config.hidden_size, config.out_hidden_size))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Return [B, rows, columns, out] of normed patches [B, h, w, D]."""
+        """Return tokens [B, rows, columns, out] of normed patches [B, h, w, D]."""
         wide = maps.to(torch.promote_types(maps.dtype, torch.float32))
         means = reduce(wide, "b (r a) (c b2) d -> b r c d", "mean", a=self.side, b2=self.side)
         gain = 1 + self.norm.to(means.dtype)

@@ -37,7 +37,7 @@ from .layers.blocks import MLP, Block, BlockSizes
 
 @dataclass(frozen=True)
 class Siglip2Config:
-    """Architecture of a tower, with or without a head."""
+    """The sizes of a SigLIP 2 NaFlex tower, with or without a pooling head."""
 
     depth: int
     hidden_size: int
@@ -45,7 +45,7 @@ class Siglip2Config:
     num_heads: int
     patch_size: int = 16
     num_patches: int = 256
-    """Entries of the table of positions."""
+    """The number of entries of the table of positions."""
     use_head: bool = True
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
@@ -61,7 +61,8 @@ class Siglip2Config:
 
     @property
     def spatial_merge_size(self) -> int:
-        """One token per patch."""
+        """The side in patches of the square that becomes one token: 1, so that each patch is a
+        token."""
         return 1
 
     @property
@@ -71,7 +72,7 @@ class Siglip2Config:
 
     @property
     def out_hidden_size(self) -> int:
-        """Width of a token: that of the tower."""
+        """The number of columns of a token, which is the width of the tower."""
         return self.hidden_size
 
     @property

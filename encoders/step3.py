@@ -60,7 +60,8 @@ class Step3Config:
     intermediate_size: int
     num_heads: int
     downsampled_size: int
-    """Channels after the first convolution; the second one doubles them."""
+    """The number of channels after the first convolution of the downsampler; the second doubles
+    them."""
     out_hidden_size: int
     projector_bias: bool = True
     image_size: int = 728
@@ -167,7 +168,7 @@ class Step3Tower(TileEncoder):
         return self.transformer.layers
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per 4x4 patches: halves of a side, rounded down, then rounded up."""
+        """Return the grid of tokens, one per 4x4 patches: each side is halved twice."""
         return -(-(h // 2) // 2), -(-(w // 2) // 2)
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:

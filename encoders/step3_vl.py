@@ -217,7 +217,7 @@ class Step3VLTower(TileEncoder):
         return self.ln_pre(rows + self._positions(h, w))
 
     def _positions(self, h: int, w: int) -> Tensor:
-        """The positions [n, D]: the table, or a bilinear resize of it to another grid."""
+        """Return the positions [n, D]: the table, or a bilinear resize of it to another grid."""
         table, side = self.positional_embedding, self.config.image_size // self.config.patch_size
         if (h, w) == (side, side):
             return table

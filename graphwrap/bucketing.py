@@ -22,7 +22,7 @@ in a range of 64 to 8192, the size of an image between 640x480 and 800x600."""
 SQUARES = 0.25
 """Assumed number of squares (images, clips and batches of them) for every other image."""
 MOST = 2**31 - 1
-"""The largest number that is accepted: offsets into rows are int32."""
+"""The largest number of rows or items that is accepted, since offsets are int32."""
 
 
 def default_budgets(
@@ -82,7 +82,7 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
 
 
 def positive(name: str, value: SupportsIndex) -> int:
-    """Return the integer in ``value``, which may be NumPy's or torch's."""
+    """Return the positive integer in ``value``, which may be an integer of NumPy or torch."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -24,7 +24,7 @@ LONG_SEGMENTS = 8
 SHORT_SHARE = 6
 """One graph in this many has the short shape: with 48, those of squares from 784 tokens on."""
 Tokens: TypeAlias = Iterable[SupportsIndex] | None
-"""The output tokens of each budget as the user gives them; None to infer them."""
+"""The output tokens of each budget as the user gives them; None to infer the budgets."""
 
 
 class Batch(NamedTuple):
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, specs: Iterable[EncoderItemSpec]) -> Batch:
-        """Return the totals over the items."""
+        """Return the totals of the sizes of items, as a batch of all of them has."""
         items = rows = tokens = segments = longest = windows = 0
         for more_rows, more_tokens, more_segments, length, more_windows in specs:
             items += 1
@@ -63,7 +63,7 @@ class Budget(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Short form for tables and warnings: tokens (segments x longest segment)."""
+        """The budget's name in tables and warnings: ``tokens (segments x longest segment)``."""
         return f"{self.tokens} ({self.segments}x{self.longest_segment})"
 
     def exceeded_by(self, batch: Batch) -> str | None:
@@ -78,7 +78,7 @@ class Budget(NamedTuple):
         return "windows" if windows > self[4] else None
 
     def fits(self, batch: Batch) -> bool:
-        """Return whether the graph holds a batch."""
+        """Return whether the graph of this budget has room for a batch."""
         return self.exceeded_by(batch) is None
 
 
@@ -166,12 +166,12 @@ def _given(name: str, value: SupportsIndex | None) -> int | None:
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
-    """Return the sizes of one item of so many output tokens, for each token count."""
+    """Return the sizes of one item for each number of output tokens in a list."""
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 
 def _whole(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[int]:
-    """Round token counts up to what an item can make (whole tiles)."""
+    """Round token counts up to numbers that an item can make, such as those of whole tiles."""
     return sorted({spec.output_tokens for spec in _specs(encoder, tokens)})
 
 
@@ -183,7 +183,7 @@ def _is_tiled(encoder: GraphableEncoder, tokens: int) -> bool:
 def _bounds(
     encoder: GraphableEncoder, low: int | None, high: int | None, items: int | None
 ) -> tuple[int, int]:
-    """Return the smallest and largest inferred budget."""
+    """Return the smallest and the largest number of tokens of the inferred budgets."""
     smallest, largest = map(operator.index, encoder.budget_range)
     start = low if low is not None else max(smallest, items or 1)
     if high is None or start <= high:

@@ -41,7 +41,7 @@ class MetadataFormat:
                 self.nbytes += -(-value.nbytes // ALIGN) * ALIGN
 
     def views(self, metadata_bytes: Tensor) -> Metadata:
-        """Return the entries as tensors inside a run of bytes."""
+        """Return the metadata entries as tensors inside a run of bytes."""
         return {
             name: metadata_bytes[start : start + like.nbytes].view(like.dtype).view(like.shape)
             for name, (start, like) in self._entries.items()
@@ -79,7 +79,7 @@ def _describe(name: str, value: object) -> str:
 
 
 class Arena:
-    """Static buffers as large as the largest budget of a path needs."""
+    """Static buffers of one path, as large as its largest budget needs."""
 
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, metadata_size: int
@@ -96,7 +96,7 @@ class Arena:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All buffers."""
+        """All static buffers of this arena."""
         return [self.pixels, self.metadata_bytes, *self.outputs.values()]
 
     @property
@@ -119,7 +119,7 @@ class Memory:
         self.arenas: list[Arena] = []
         self.handles: list[tuple[int, int]] = []
         self.empty = True
-        """Whether the pool holds no graph yet."""
+        """Whether the memory pool holds no graph yet."""
         self.pool_bytes = 0
         self._used: tuple[torch.cuda.Stream, torch.cuda.Event, StreamNumbers] | None = None
         """The stream that used the memory last, and the event that ends that use."""
@@ -177,7 +177,7 @@ class Memory:
             raise
 
     def growth(self) -> int:
-        """Return the bytes that the pool has taken since this was asked last."""
+        """Return the bytes by which the memory pool has grown since this was last asked."""
         before = self.pool_bytes
         self.pool_bytes = sum(piece["total_size"] for piece in self._pool_memory())
         return self.pool_bytes - before
@@ -198,7 +198,7 @@ class Memory:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def mark_use(self) -> None:
-        """Note that work queued on the current stream so far uses the memory."""
+        """Note that the work queued so far on the current stream uses the memory."""
         if self.device.type != "cuda":
             return
         numbers = _stream_numbers(self.device)
@@ -213,7 +213,7 @@ class Memory:
         event.record(stream)
 
     def poison(self) -> None:
-        """Fill everything with NaN (for tests): no result may change."""
+        """Fill static buffers and pool with NaN, so that tests see if a result reads old values."""
         for arena in self.arenas:
             for buffer in arena.buffers:
                 buffer.view(torch.uint8).fill_(0xFF)  # NaN in every floating dtype

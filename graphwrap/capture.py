@@ -76,7 +76,7 @@ def capture_encoder(
 
 @dataclass
 class Capturer:
-    """Captures the budgets of one path."""
+    """Captures the budgets of one input path as CUDA graphs."""
 
     form: EncoderForm
     wanted: BudgetSet
@@ -85,7 +85,7 @@ class Capturer:
     share: int = 0
     """Static buffers and pool of inferred budgets take 1/share of free memory; 0: any."""
     label: str = ""
-    """The name of the path, if there are several."""
+    """The name of the input path for messages, empty if there is only one."""
 
     def __post_init__(self) -> None:
         self._forward = captured_forward(self.form, len(self.wanted.budgets))
@@ -129,7 +129,7 @@ class Capturer:
         return Packer(prices, self.wanted.max_batch_size, 2 * most)
 
     def _price(self, graphs: dict[Budget, BudgetGraph]) -> Prices:
-        """Return the prices of the loaded table, or measure them."""
+        """Return the prices from the table that was loaded, or measure them."""
         if self.table is not None:
             times = {budget: self.table.prices.replay_ms[budget] for budget in graphs}
             return replace(self.table.prices, replay_ms=times)
@@ -145,7 +145,7 @@ class Capturer:
         return Prices.unmeasured(graphs)
 
     def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
-        """Allocate the arena; budgets for which host or device lack memory are dropped."""
+        """Allocate the static buffers, and drop budgets for which memory is lacking."""
         formats = {}
         for budget in self.wanted.budgets if self.form.backend != "eager" else ():
             try:
@@ -191,7 +191,7 @@ class Capturer:
         )
 
     def _drop(self, budget: Budget, error: Exception) -> None:
-        """Note a budget that failed, and free the tensors that its traceback refers to."""
+        """Record that a budget failed, and free the tensors that its traceback refers to."""
         traceback.clear_frames(error.__traceback__)
         self._failed[budget] = error.with_traceback(None) if is_memory_error(error) else error
         if self.form.device.type == "cuda":
@@ -271,6 +271,6 @@ def _raise_bugs(error: RuntimeError) -> None:
 
 
 def is_memory_error(error: Exception) -> bool:
-    """Return whether an error says that memory ran out."""
+    """Return whether the message of an error says that memory ran out."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(word in str(error) for word in MEMORY_WORDS)

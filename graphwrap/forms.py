@@ -39,7 +39,7 @@ class FormSettings(NamedTuple):
     """The ``precision`` of ``accelerated()``; the default is the encoder's own half or full
     precision, the only one that a reference runs in."""
     compile: bool = False
-    """Whether the module as it is will be compiled."""
+    """Whether the module itself will be compiled by ``torch.compile``."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class EncoderForm:
 
 
 class FeatureMaps(Protocol):
-    """The call of an encoder's ``feature_maps``."""
+    """The signature of the method ``feature_maps`` of an encoder."""
 
     @overload
     def __call__(self, features: FeatureRows, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
@@ -96,17 +96,17 @@ class DescribedEncoder(Protocol):
 
 
 class OnePath(NamedTuple):
-    """An encoder of one path, made of an encoder that names no paths."""
+    """Gives an encoder of one path, which names no paths, the interface of several."""
 
     encoder: GraphableEncoder
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
-        """The encoder by the name of the only path."""
+        """The wrapped encoder by the name of its only input path."""
         return {"image": self.encoder}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Return one output per item: those of the only path, split."""
+        """Cut the batched output of the only path into one output per item."""
         return self.encoder.split(outputs["image"], inputs.grid_thw) if outputs else []
 
 
@@ -177,7 +177,7 @@ def captured_forward(form: EncoderForm, budgets: int) -> Callable[..., EncoderOu
 
 
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:
-    """Return a call's metadata on the host, padded to a budget's capacities."""
+    """Return the metadata of a call on the host, padded to the capacities of a budget."""
     return encoder.prepare_encoder_metadata(
         list(grids),
         max_batch_size=budget.segments,

@@ -325,7 +325,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
     def _encode(
         self, inputs: Mapping[str, Inputs], out: Out | None = None
     ) -> dict[str, PartialOutput]:
-        """Return the output of each path that has inputs; ``out`` is for the only one."""
+        """Return the output of each path that has inputs; ``out`` is for the only path."""
         guards.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()
@@ -365,7 +365,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     @property
     def preprocess(self) -> Callable[..., VisionInputs]:
-        """The ``preprocess`` of the encoder."""
+        """The method ``preprocess`` of the wrapped encoder."""
         return self._inner.preprocess
 
     @property

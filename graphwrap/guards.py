@@ -26,19 +26,20 @@ BACKENDS = ("auto", "cudagraph", "static", "eager")
 SLOTS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 AS_IT_IS = nullcontext()
-"""The result of :func:`settled` if no mode has to be changed."""
+"""A context that changes nothing, which :func:`settled` returns if no mode has to be changed."""
 TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
-"""The ``__dict__`` of a module, the name of a tensor in it, and the tensor."""
+"""A tensor of a module: the ``__dict__`` that holds it, its name there, and the tensor."""
 
 
 def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the modules below named roots by their paths, each module once."""
+    """Return the modules below each named root, each once, by their dotted names."""
     seen: set[nn.Module] = set()
     return {k: v for name, root in roots.items() for k, v in root.named_modules(seen, name)}
 
 
 def plain_tensors(roots: Mapping[str, nn.Module]) -> list[TensorSlot]:
-    """Return the tensors in plain attributes of the modules below named roots."""
+    """Return the tensors that are plain attributes of modules, no parameters or buffers, below
+    roots."""
     owned = [vars(module) for module in all_modules(roots).values()]
     return [
         (own, k, value) for own in owned for k, value in own.items() if isinstance(value, Tensor)
@@ -122,7 +123,7 @@ class WeightGuard:
             )
 
     def _changed(self) -> str:
-        """Say which weight, module or hook has changed since capture."""
+        """Return which weight, module or hook has changed since capture."""
         was = zip(self._tensors, self._addresses, self._counts, strict=True)
         moved = {id(x) for x, *place in was if [x.data_ptr(), x.numel()] != place}
         turned = zip(self._squares, self._strides, strict=True)
@@ -139,7 +140,7 @@ class WeightGuard:
         return f"tensor {[*names, 'attribute'][0]!r} was rebound or moved"
 
     def check_gradients(self, pixel_values: Tensor) -> None:
-        """Raise a ValueError if a call would need gradients: a graph records none."""
+        """Raise a ValueError if a call would need gradients, which a graph does not record."""
         if not torch.is_grad_enabled():
             return
         wanted = pixel_values.requires_grad

@@ -103,7 +103,7 @@ def _replay_ms(
 def _eager_ms(
     encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skipped: int = 0
 ) -> float:
-    """Return the milliseconds of an eager run, its metadata included."""
+    """Return the milliseconds of an eager run, with the time that its metadata takes."""
     rows = pixels[: _rows(encoder, grids)]
     encoder(rows, list(grids))  # the first run may choose kernels
     return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skipped)

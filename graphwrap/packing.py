@@ -32,7 +32,7 @@ Key: TypeAlias = tuple[Grid, ...]
 
 
 class Group(NamedTuple):
-    """Items that run together, through one budget or eagerly (None)."""
+    """Items that run together: as one replay of a budget, or eagerly if the budget is None."""
 
     items: tuple[int, ...]
     """The numbers of the items in the call, ascending."""
@@ -72,7 +72,7 @@ class Schedule(NamedTuple):
 
 
 class Packer:
-    """Packs items into the groups that cost least by one set of prices."""
+    """Packs the items of a call into groups, so that the sum of their measured prices is least."""
 
     def __init__(self, prices: Prices, max_batch_size: int, eager_tokens: int) -> None:
         self.prices, self.max_batch_size = prices, max_batch_size
@@ -118,7 +118,7 @@ class Packer:
         return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
     def _group(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
-        """Return items as one group, of infinite price if nothing holds it."""
+        """Return items as one group, whose price is infinite if nothing can run it."""
         batch = Batch.of([specs[item] for item in items])
         budget, price = None, math.inf
         if batch.tokens <= self.eager_tokens or batch.items == 1:
@@ -225,7 +225,7 @@ def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[G
 
 
 def refuse_overflow(schedule: Schedule) -> None:
-    """Raise on the first item that no budget holds."""
+    """Raise a ValueError that names the first item that no budget holds."""
     for step in schedule.steps:
         if step.budget is not None:
             continue
@@ -249,7 +249,7 @@ def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
 def _spans(
     stretches: Sequence[tuple[int, int]], starts: Sequence[int]
 ) -> tuple[tuple[Span, ...], int]:
-    """Return the rows of stretches of items as spans, and their total length."""
+    """Return the rows of runs of neighbouring items as spans, and the total number of rows."""
     spans, target = [], 0
     for first, end in stretches:
         spans.append(Span(starts[first], target, starts[end] - starts[first]))

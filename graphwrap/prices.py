@@ -26,7 +26,7 @@ NEVER = 1e12
 """Assumed price of a row that runs eagerly, in rows of a replay, if nothing is measured: a budget
 is always cheaper."""
 MOST_MS = 1e12
-"""A larger number of milliseconds in a file, over thirty years, is refused."""
+"""The largest number of milliseconds (over thirty years) that is accepted in a file of prices."""
 REMEDY = "capture here and save_table again"
 
 
@@ -35,7 +35,7 @@ class Prices:
     """The price of every budget and of eager runs: in milliseconds or, if not measured, in rows."""
 
     replay_ms: Mapping[Budget, float]
-    """Time of a replay of padding alone, its copies in and out included."""
+    """The milliseconds of a replay of each budget that holds padding alone, with all copies."""
     eager_ms: Sequence[tuple[float, float]]
     """Rows and milliseconds of some eager runs, by rows; between them the price is interpolated."""
     measured: bool = True
@@ -56,14 +56,14 @@ class Prices:
 
 @dataclass(frozen=True)
 class Table:
-    """Prices and kernel choices of one path of an encoder, as a file holds them."""
+    """The measured prices and kernel choices of one path of an encoder, as a file holds them."""
 
     file: str
     made_on: Mapping[str, str]
-    """The fingerprint of the encoder and device that were measured."""
+    """The fingerprint of the encoder and the device on which the prices were measured."""
     prices: Prices
     kernels: dict[str, Any] | None
-    """Choices of the accelerator, None where there was none."""
+    """The kernel choices of the accelerator, None where there was none."""
 
     def apply(self, made_on: Mapping[str, str], accelerator: Accelerator | None) -> None:
         """Load the kernel choices into an accelerator; a ValueError if the fingerprints differ."""
@@ -97,7 +97,7 @@ class Table:
 
 
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, Table]) -> None:
-    """Write the table of each path of an encoder as JSON."""
+    """Write the table of prices of each path of an encoder as JSON."""
     body = {}
     for path, table in tables.items():
         prices = table.prices
@@ -111,7 +111,7 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, Table]) -> N
 
 
 def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, Table]:
-    """Read the table of each path that :func:`write_tables` wrote."""
+    """Read the table of prices of each path from the JSON that :func:`write_tables` wrote."""
     try:
         body = json.loads(Path(file).read_text())
         if body.keys() != set(paths):

@@ -23,13 +23,13 @@ from .results import as_output, is_per_row, output_fields, owned, read_out, shar
 from .stats import BudgetStats, GraphStats
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
-"""The pixels and the grid of one path, as a :class:`PathInputs` has them."""
+"""The pixels and the grid of one path, the parts of a :class:`PathInputs` that calls need."""
 Out: TypeAlias = EncoderOutput | PartialOutput
 """Tensors of the caller to write results into, None for a field that is not returned."""
 SCHEDULE_ITEMS = 200_000
-"""Most items of all schedules that are kept, so that a grid seen before costs one look-up."""
+"""The most items in all schedules that are kept for grids seen before; a schedule costs time."""
 METADATA_BYTES = 128 * 2**20
-"""Most bytes of metadata that are kept for grids seen before."""
+"""The most bytes of metadata that are kept for grids seen before."""
 ENTRIES = 20_000
 """Most values that a cache keeps. A value takes about 2 KiB of the host's memory beside its bytes:
 the metadata of eight tiled images has 168 bytes, and 128 MiB of such values would take 1.6 GB."""
@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 
 class Cache(Generic[Value]):
-    """The values used last, bounded by the sum of their sizes and in number."""
+    """A cache of the values used last, bounded by their number and the sum of their sizes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -81,12 +81,13 @@ class Executor:
     """The captured budgets of the path; there are none on the eager backend."""
     guard: WeightGuard
     counts: GraphStats
-    """Counters of eager runs."""
+    """The counters of eager runs."""
     clone: bool
-    """Whether results are the caller's own."""
+    """Whether results are copied, so that they belong to the caller, or are views of static
+    buffers."""
     schedules: Cache[Schedule] = field(default_factory=lambda: Cache(SCHEDULE_ITEMS))
     prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
-    """The metadata of steps seen before; for a replay, one run of bytes."""
+    """The metadata of steps seen before; that of a replay is one run of bytes."""
     written: object = None
     """The key of the step whose metadata is in the static buffers."""
 
@@ -146,7 +147,7 @@ class Executor:
     def _read_out(
         self, schedule: Schedule, pixels: Tensor, lent: list[Tensor], out: Out
     ) -> dict[str, Tensor]:
-        """Return the caller's tensors, checked before anything runs."""
+        """Return the caller's output tensors after checking them, before anything runs."""
         for graph in self.graphs.by_budget.values():
             self._like = graph.outputs
         if not self._like:  # an empty run has fields of the same shapes and dtypes
@@ -156,7 +157,7 @@ class Executor:
         return read_out(out, self._like, schedule.rows, schedule.tokens, lent)
 
     def _replay(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
-        """Return the results of a replay, copied out of the static buffers if ``own``."""
+        """Return the results of a replay, copied out of the static buffers if ``own`` is true."""
         assert step.budget is not None
         graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
         if self.written != key:
@@ -184,7 +185,7 @@ class Executor:
         return {name: view.clone() for name, view in views.items()} if own else views
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
-        """Return the results of an eager run, in memory of their own if ``own``."""
+        """Return the results of an eager run, in memory of their own if ``own`` is true."""
         form, rows = self.form, pixels
         if self.pads:  # the eager backend follows changed weights
             self.guard.check()
@@ -205,7 +206,7 @@ class Executor:
         return owned(fields, [pixels, *metadata.values()], self.guard.storages) if own else fields
 
     def _prepare(self, key: object, step: Step) -> Metadata:
-        """Return the metadata of a step, kept since it was first seen."""
+        """Return the metadata of a step, which is kept once it was computed."""
         prepared = self.prepared.get(key)
         if prepared is None:
             encoder, device, grids = self.form.encoder, self.form.device, list(step.grids)
@@ -224,7 +225,7 @@ class Executor:
         return prepared
 
     def _keep_for_stream(self, *tensors: Tensor) -> None:
-        """Keep the memory of tensors until this stream has read them."""
+        """Keep the memory of tensors from reuse until the current stream has read them."""
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(self.form.device))
@@ -232,10 +233,10 @@ class Executor:
 
 @dataclass(frozen=True)
 class Captured:
-    """The result of a capture that calls need; ``release()`` drops it as a whole."""
+    """Everything that calls need after a capture; ``release()`` drops it as a whole."""
 
     paths: dict[str, Executor]
-    """One per path of the encoder, by its name."""
+    """The executor of each path of the encoder, by the name of the path."""
     memory: Memory
     guard: WeightGuard
     lends: bool
@@ -274,13 +275,13 @@ class Captured:
 
 
 def gather(whole: Tensor, spans: Sequence[Span], group: Tensor) -> None:
-    """Copy the rows of spans from the caller's tensor into their places in a group."""
+    """Copy spans of rows from the caller's tensor into their places in the tensor of a group."""
     for source, target, length in spans:
         _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
 
 
 def scatter(group: Tensor, whole: Tensor, spans: Sequence[Span]) -> None:
-    """Copy the rows of a group to their places in the caller's tensor."""
+    """Copy spans of rows from the tensor of a group to their places in the caller's tensor."""
     for source, target, length in spans:
         _rows(whole, source, length).copy_(_rows(group, target, length), non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Outputs as fields by name and back, and the checks of the tensors given as ``out=``."""
+"""Convert outputs to fields by name and back, and check the tensors that are given as ``out=``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def output_fields(
 
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOutput:
-    """Return the output with these fields: the reverse of :func:`output_fields`."""
+    """Return the output that has these fields: the reverse of :func:`output_fields`."""
     hidden, pooled, deepstack = FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
     layers_wanted = layers if deepstack in wanted else None
@@ -99,7 +99,7 @@ def read_out(
 
 
 def _check_target(name: str, target: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
-    """Raise a ValueError unless a field's results can be written into a tensor."""
+    """Raise a ValueError unless the results of a field can be written into the given tensor."""
     if not isinstance(target, Tensor):
         raise ValueError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
     kind = f"{target.dtype} {tuple(target.shape)} on {target.device}"

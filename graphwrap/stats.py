@@ -16,14 +16,14 @@ class BudgetStats:
     longest_segment: int
     windows: int
     path: str = "image"
-    """The path of the encoder that the budget is for."""
+    """The input path of the encoder that the budget is for."""
     capture_seconds: float = 0.0
     replay_ms: float | None = None
     """Milliseconds of a replay, without the attention of its items; None if not measured."""
     graph_bytes: int = 0
     """Bytes that capturing this budget added to the pool (smaller budgets reuse the largest's)."""
     kernel: str = "reference"
-    """Attention kernels in the graph, or "reference" where nothing chose any."""
+    """The attention kernels in the graph, or "reference" where none was chosen."""
     hits: int = 0
     items: int = 0
     real_tokens: int = 0
@@ -34,7 +34,7 @@ class BudgetStats:
         self.hits = self.items = self.real_tokens = self.padded_tokens = 0
 
     def count(self, items: int, tokens: int) -> None:
-        """Count one replay of so many items and real tokens."""
+        """Count one replay of a number of items and of real tokens, without padding."""
         self.hits += 1
         self.items += items
         self.real_tokens += tokens
@@ -56,12 +56,12 @@ class GraphStats:
     cache_bytes: int = 0
     """Bytes of metadata kept for grids seen before, most of it on the device."""
     derived_bytes: int = 0
-    """Weights that an accelerated encoder made from its own."""
+    """The bytes of weights that an accelerated encoder derived from the encoder's own."""
     note: str = ""
-    """Why an accelerated encoder runs the reference, empty where it does not."""
+    """The reason why an accelerated encoder runs the reference; empty where it does not."""
     capture_seconds: float = 0.0
     dropped: list[str] = field(default_factory=list)
-    """Budgets whose capture failed."""
+    """The budgets whose capture failed."""
 
     def reset(self) -> None:
         """Set the counters to zero; what capture measured stays."""
@@ -72,7 +72,7 @@ class GraphStats:
 
     @property
     def padding(self) -> float:
-        """Padded tokens over real tokens, minus one, of everything replayed."""
+        """The share of padding: padded tokens over real tokens, minus one, of all replays."""
         real = sum(budget.real_tokens for budget in self.budgets)
         padded = sum(budget.padded_tokens for budget in self.budgets)
         return padded / real - 1 if real else 0.0

@@ -73,7 +73,7 @@ _MODULES = {
 }
 """The module of each name beside the classes of ``encoders``, all of which are offered, too."""
 _SUBMODULES = ("features", "integrations", "video")
-"""The modules whose other names users call."""
+"""The modules of this package whose names users may call besides the public ones."""
 
 refuse_shadows()
 
@@ -102,6 +102,6 @@ def _import(module: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    """Offer the public names, also those that are not imported yet."""
+    """Return the public names of the package, also those that are not imported yet."""
     names: list[str] = __getattr__("__all__")
     return names

@@ -1,4 +1,4 @@
-"""``python -m vitgraph``."""
+"""Run the command line by ``python -m vitgraph``."""
 
 from .cli import main
 

@@ -181,7 +181,7 @@ _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing":
 
 
 def inspect(options: argparse.Namespace) -> None:
-    """Print what a checkpoint holds."""
+    """Print what a checkpoint holds, for ``vitgraph inspect``."""
     check_source(options)
     from weights import inspect_checkpoint
 
@@ -211,7 +211,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def extract(options: argparse.Namespace) -> None:
-    """Write the files of the tower alone."""
+    """Write a folder with the files of the vision tower alone, for ``vitgraph extract``."""
     if options.force or not options.out.exists():  # else nothing is asked for
         check_source(options)
     from weights import extract_encoder

@@ -53,16 +53,16 @@ class Item(NamedTuple):
     """The description of one image or video whose features are in the file."""
 
     name: str
-    """The path as given on the command line."""
+    """The path of the file as given on the command line."""
     kind: str
     """"image" or "video"."""
     size: tuple[int, int]
-    """(width, height) in pixels, before any resizing."""
+    """The size in pixels, (width, height), before any resizing."""
     frames: int
     """The number of frames of the file; 1 for an image."""
     grid_thw: tuple[int, int, int]
     tiles: tuple[int, int, bool] | None
-    """(columns, rows, thumbnail) for tiled families."""
+    """How the tiles of an image lie, (columns, rows, thumbnail), for tiled families."""
 
 
 class Features(NamedTuple):
@@ -73,23 +73,23 @@ class Features(NamedTuple):
     encoder: str
     items: list[Item]
     outputs: list[PartialOutput]
-    """One per item; none in a file of vectors."""
+    """The output of each item; empty in a file of vectors."""
     pool: str = "none"
     """"mean", "max", "cls" or "head" in a file of vectors."""
     normalize: bool = False
     """Whether the vectors have length 1."""
     vectors: Sequence[Tensor] = ()
-    """With a pool [D] per item."""
+    """The vector [D] of each item, if the outputs were pooled."""
 
 
 class FeatureFormat(NamedTuple):
     """The form in which the features of items are written."""
 
     pool: str = "none"
-    """The pool that made the vectors, "none" for whole outputs."""
+    """The kind of pooling that made the vectors, "none" for whole outputs."""
     normalize: bool = False
     dtype: torch.dtype | None = None
-    """Dtype of features and vectors, None for the one that they come in."""
+    """The dtype of features and vectors in the file; None keeps the one that they come in."""
 
 
 def save_features(path: str | Path, features: Features) -> None:
@@ -165,7 +165,7 @@ def writing_features(
 
 
 def _named(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
-    """Return the tensors of a result, by their names in the file."""
+    """Return the tensors of a result by the names that they have in the file."""
     if isinstance(result, Tensor):
         return [("vector", result)]
     hidden, pooled, deepstack = result
@@ -191,7 +191,7 @@ _DTYPES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
 }
-"""The dtypes of a features file, and their names in a safetensors header."""
+"""The dtypes of a features file, and the names that a safetensors header gives them."""
 
 
 class _Spool:

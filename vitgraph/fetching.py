@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST_REDIRECTS = 5
 MOST_SECONDS = 60.0
-"""For one URL in all: its names, connections, redirects and bytes."""
+"""The most seconds for one URL: look-up of the host, connections, redirects and bytes."""
 MOST_BYTES = 64 * 2**20
 _CONNECT_SECONDS = 10.0
 """For one of the addresses of a host, so that a second one is tried where the first is silent."""
@@ -47,7 +47,7 @@ _HOLD_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
 """IPv6 networks whose last 32 bits are an IPv4 address: mapped addresses, and those of NAT64."""
 _IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
 _SPECIAL = IPv4Network("192.0.0.0/24")
-"""Reserved for protocols; older versions of Python call a part of it global."""
+"""A reserved address range that older versions of Python count as global."""
 
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 
@@ -142,7 +142,7 @@ class Fetcher:
         return self._given or ssl.create_default_context()
 
     def _get(self, url: str, deadline: float) -> bytes | str:
-        """The bytes of a file, or the address to which its host sends on."""
+        """Return the bytes of a file, or the address to which its host redirects."""
         parts = _read_url(url)
         addresses = self._checked_addresses(parts, deadline)
         connection = HTTPSConnection(parts.host, parts.port, context=self._context)
@@ -155,7 +155,7 @@ class Fetcher:
                 return self._read_answer(connection.getresponse())
 
     def _checked_addresses(self, url: _Url, deadline: float) -> list[str]:
-        """The addresses of a host, all of which may be connected to."""
+        """Return the addresses of a host, after checking that all of them are allowed."""
         addresses = _within(deadline, lambda: self._resolve(url.host, url.port))
         if not addresses:
             raise OSError(f"{url.host} has no address")
@@ -171,7 +171,7 @@ class Fetcher:
         return list(addresses)
 
     def _connect(self, url: _Url, addresses: Sequence[str], deadline: float) -> socket.socket:
-        """A connection to the first address that answers."""
+        """Return a connection to the first address that answers."""
         for number, address in enumerate(addresses, 1):
             seconds = min(_left(deadline), _CONNECT_SECONDS)
             try:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 TOWERS_HEADER = ("parameters", "projector", "layouts", "repo ids")
 WIDTH = 100
-"""Columns of a terminal that the list needs."""
+"""The least columns of a terminal in which the list is printed as a table."""
 _LAYOUTS, _IDS = 23, 52
-"""Columns for the layouts and the repo ids of a tower."""
+"""The columns of the list for the layouts and for the repo ids of a tower."""
 FINE_TUNES = "ColQwen3, Cosmos-Reason, Holo, Intern-S1, jina-reranker-m0, MiMo-VL, OpenCUA"
-"""Models of others whose configs are those of a known tower; each has a test."""
+"""Models of other publishers whose towers have the config of a known one; each has a test."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PublishedTower:
 
     @property
     def images_only(self) -> bool:
-        """Whether the checkpoints encode no videos, as those of timm's Qwen towers."""
+        """Whether the checkpoints encode no videos, as those of timm's Qwen towers do not."""
         return all(name in self.family.images_only for name in self.layouts)
 
     @property

@@ -44,7 +44,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _place_of(spec: ModuleSpec | None) -> str | None:
-    """The folder of a package, or the file of a module; None if there is neither."""
+    """Return the folder of a package, or the file of a module; None if it is not found."""
     if spec is None:
         return None
     folders = list(spec.submodule_search_locations or ())

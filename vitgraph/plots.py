@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["crop_padding", "plot_feature_maps", "plot_nearest_patches", "write_figure"]
 
 Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
-"""One map [t, h, w, D] per image, or one dict of maps by path per image."""
+"""The feature maps of images: one [t, h, w, D] per image, or one dict by input path per image."""
 MOST_COLUMNS = 5
-"""Encoders beside a photograph; more go into further blocks of rows below."""
+"""The most encoders in a row beside a photograph; more go into further rows below."""
 COLUMN_WIDTH = 2.0
-"""Inches per column."""
+"""The width of a column of the plot in inches."""
 _NOTE = "Red, green and blue are the three principal components of an encoder's features"
 _NOTE_ROTATED = ",\nrotated to agree with the colours of the first encoder."
 
@@ -139,7 +139,7 @@ def write_figure(figure: Figure, path: Path, dpi: int = 200) -> None:
 
 
 def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tensor]]:
-    """Return the lists of maps by name; the check finds swapped images and maps."""
+    """Return the lists of maps by column name; raises if images and maps are swapped."""
     columns: dict[str, Sequence[Tensor]] = {}
     for name, column in (maps if isinstance(maps, Mapping) else {"feature map": maps}).items():
         if not isinstance(column, Sequence):

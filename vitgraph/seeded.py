@@ -31,7 +31,7 @@ from weights.tower_folder import vision_section
 TEXT_WIDTH = 96
 """Width of the language models, to which the towers project; only a few of their tensors exist."""
 HEAD = 32
-"""Size of an attention head."""
+"""The number of columns of an attention head in small checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Seeded:
     model: PublishedModel
     layout: Layout
     around: Sequence[str]
-    """Prefix of the language model, then names of more tensors outside the tower."""
+    """The prefix of the language model, then names of more tensors outside of the tower."""
 
 
 def _seeded() -> dict[str, Seeded]:
@@ -206,7 +206,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
 
 
 def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
-    """Replace the sizes in a section and in the sections inside of it."""
+    """Replace the sizes in a section of a config and in its inner sections by small ones."""
     section.update(_NAMED_SIZES.get(section.get("model_name", ""), {}))
     for name, value in section.items():
         if isinstance(value, dict):

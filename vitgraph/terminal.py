@@ -33,7 +33,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as one line; it takes the place of ``warnings.showwarning``."""
+    """Print a warning as one line; used in the place of ``warnings.showwarning``."""
     print(f"vitgraph: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
@@ -45,7 +45,7 @@ def one_line(error: BaseException) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return "1 file", "2 files", "1,000 files"."""
+    """Return a number with a noun, as "1 file", "2 files" or "1,000 files"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -102,7 +102,7 @@ def _is_number(cell: str) -> bool:
 
 
 def readable(count: float) -> str:
-    """Return a number of bytes with the unit that suits it."""
+    """Return a number of bytes as text with the unit that suits it."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"

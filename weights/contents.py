@@ -25,10 +25,10 @@ class Contents:
 
     snapshot: Snapshot
     config: JsonObject
-    """The published one, without the notes that the folder of a tower alone adds."""
+    """The published config, without the notes that an extracted tower adds to it."""
     files: Mapping[str, str]
     family: str | None = None
-    """The family that the folder of a tower alone names."""
+    """The name of the family, given only by the folder of an extracted tower."""
 
     def small_files(self) -> dict[str, bytes]:
         """Return the config and processor files as published, which stand beside a kept tower."""
@@ -51,7 +51,7 @@ class Contents:
 
 
 def read_contents(snapshot: Snapshot) -> Contents:
-    """Read the config and the index, or the header where a checkpoint is one file."""
+    """Read the config and the index, or the file's header where a checkpoint is one file."""
     config = snapshot.read_json("config.json")
     if config is None:
         raise _without_config(snapshot)

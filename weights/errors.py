@@ -14,7 +14,7 @@ MOST_LISTED = 8
 MOST_NEAR = 10_000
 """Names that are compared to find the nearest one, which takes 0.1 s per listed name."""
 LONGEST_COMPARED = 256
-"""Characters of a name that are compared; the time grows with their square."""
+"""The most characters of a name that are compared; the time grows with their square."""
 
 
 class CheckpointError(ValueError):
@@ -34,7 +34,7 @@ class DamagedError(CheckpointError):
 
 
 class AbsentError(CheckpointError):
-    """A checkpoint has no file of this name."""
+    """Raised when a checkpoint has no file of the name that was asked for."""
 
 
 def shown(name: str) -> str:

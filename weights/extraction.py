@@ -134,7 +134,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 
 def _extract(tower: Tower, out: Path, overwrite: bool) -> None:
-    """Write a folder beside ``out``, then put it in its place by renaming."""
+    """Write a folder beside ``out``, then rename it to ``out``."""
     wanted = tower.wanted
     found = tower.contents.snapshot.locate(wanted)
     work = out.with_name(f".{out.name}.extract")

@@ -19,32 +19,33 @@ class CheckpointInfo:
     """The vision tower that a checkpoint holds, and what fetching it takes."""
 
     name: str
-    """Repo and revision, or the folder."""
+    """The repo and revision of the checkpoint, or its folder."""
     commit: str | None
     family: str
     encoder: str
-    """Class name of the encoder."""
+    """The name of the encoder class that loads the checkpoint."""
     config: Any
-    """The encoder's config, as it would be built."""
+    """The config of the encoder that the checkpoint describes."""
     layout: str
     prefix: str
-    """Prefix of the names of the tower's tensors in the checkpoint."""
+    """The prefix of the names of the tower's tensors in the checkpoint."""
     tensors: int
     parameters: int
     bytes: int
-    """Bytes of the tower's tensors, projector included, as stored."""
+    """The bytes of the tower's tensors as stored, with those of the projector."""
     dtype: str
     """The dtype that the tower is loaded in by default."""
     bytes_by_dtype: dict[str, int]
-    """More than one entry where the stored dtypes are mixed; the largest wins."""
+    """The bytes of tensors per stored dtype; a tower with several is loaded in that with most
+    bytes."""
     shards: tuple[str, ...]
-    """Files that hold the tower."""
+    """The names of the files that hold tensors of the tower."""
     checkpoint_tensors: int
-    """Tensors in the whole checkpoint."""
+    """The number of tensors in the whole checkpoint."""
     bytes_as_ranges: int
-    """Bytes of weights that loading transfers as byte ranges if nothing is cached."""
+    """The bytes that loading would transfer as byte ranges if nothing were cached."""
     bytes_as_shards: int
-    """Bytes of weights that loading transfers as whole files if nothing is cached."""
+    """The bytes that loading would transfer as whole files if nothing were cached."""
     cached: str
     """Cached: ``tower``, ``shards``, ``some shards`` or ``nothing``; ``local`` for a folder."""
     fetch: str

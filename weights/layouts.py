@@ -30,7 +30,7 @@ class Prefix:
 
     @property
     def whole(self) -> str:
-        """The prefix of every name of the tower."""
+        """The prefix that stands before every name of the tower's tensors."""
         return self.root + self.tower
 
 
@@ -58,13 +58,13 @@ class Layout:
     marks: tuple[str, ...]
     """Beginnings of names, after the prefix, of which a checkpoint in this layout has one."""
     projector: tuple[str, ...] = ()
-    """Beginnings of the projector's names, after the root."""
+    """The beginnings of the names of the projector's tensors, after the root."""
     projected: bool = False
-    """Whether a checkpoint without names of the projector is in another layout."""
+    """Whether this layout needs tensors of the projector; a checkpoint without them has another."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our module <- published modules whose rows are concatenated in this order."""
+    """Per module of ours, the published modules whose rows are concatenated to it in this order."""
     renames: Mapping[str, str] = field(default_factory=dict)
-    """Published module or parameter -> ours."""
+    """Per published module or parameter, the name that ours has."""
     views: Mapping[str, str] = field(default_factory=dict)
     """Our tensor -> the axes of our shape and of the published one, as in ``"n d -> one n d"``; an
     axis that only one of them has is of length one, and ``s²`` is as long as ``s`` times ``s``."""
@@ -72,7 +72,7 @@ class Layout:
     """Published modules of queries or keys with the first rows of all rotary pairs of a head before
     the second rows, where the encoder has pair by pair."""
     ignored: tuple[str, ...] = ()
-    """Published names of tensors that no forward pass needs."""
+    """The published names of tensors that no forward pass needs."""
     processor_files: Mapping[str, JsonObject] = field(default_factory=dict)
     """Processor files that repos publish with this layout, by file name without ``.json``."""
     refused: str = ""

@@ -139,7 +139,7 @@ def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the dtype to cast to, None to keep the stored one."""
+    """Return the dtype that tensors are cast to, or None to keep the stored dtype."""
     if dtype is None or dtype == "auto":
         return None
     for known in DTYPES.values():
@@ -153,7 +153,7 @@ def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _check_device(device: torch.device | str | None) -> torch.device:
-    """Return the device that tensors are made on, once it is known to be there."""
+    """Return the device that tensors are loaded to, after checking that it is there."""
     try:
         if device is None:
             target = torch.get_default_device()

@@ -28,7 +28,7 @@ from .tensor_file import JsonDict
 from .tower_folder import describe, transformers_class
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-"""The stored dtypes that a tower is loaded from."""
+"""The stored dtypes of tensors from which a tower can be loaded."""
 
 MOST_IN_LIST = 1024
 """Limit for the entries of a list in a config; each may stand for a module of the tower."""
@@ -37,12 +37,12 @@ _QUANTISED = re.compile(
     "qweight|qzeros|scales|g_idx|weight_scale(_inv|_2)?|input_scale|weight_(packed|shape|zero_point)"
     "|SCB|absmax|quant_map"
 )
-"""Last parts of the names of tensors that quantised weights come with."""
+"""The last parts of the names of the tensors that accompany quantised weights."""
 
 
 @dataclass(frozen=True)
 class Tower:
-    """The tower that a checkpoint holds: what it is, and every tensor of it."""
+    """The vision tower that was found in a checkpoint: its family, config and tensors."""
 
     contents: Contents
     family: Family
@@ -75,7 +75,7 @@ class Tower:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The stored dtype; of several, the one with most bytes."""
+        """The stored dtype of the tower; of several, the one with most bytes."""
         return next(map(DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
 

@@ -1,4 +1,4 @@
-"""Tasks in parallel threads, which neither an error nor Ctrl-C has to wait for."""
+"""Run tasks in parallel threads, so that an error or Ctrl-C need not wait for the others."""
 
 from __future__ import annotations
 

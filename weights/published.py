@@ -21,9 +21,9 @@ from .errors import LONGEST_COMPARED
 from .tensor_file import JsonDict, JsonObject
 
 FOLDER = Path(__file__).with_name("families")
-"""The folder of the records and of their JSON files."""
+"""The folder of this package's records of families and of their JSON files."""
 NO_VIDEO = "no"
-"""``FamilyFacts.video`` of a family that takes images alone."""
+"""The value of ``FamilyFacts.video`` for a family that takes images alone."""
 
 if TYPE_CHECKING:
     PUBLISHED: tuple[PublishedModel, ...]
@@ -39,7 +39,7 @@ class PublishedModel:
     layout: str
     prefix: str
     parameters: int
-    """Parameters of the tower, merger included."""
+    """The number of parameters of the tower, its merger included."""
     projector_parameters: int = 0
     """Parameters of a projector that lies outside the tower, if they are counted apart; else 0."""
     config: JsonObject
@@ -55,37 +55,37 @@ class SmallCheckpoint:
 
     repo_id: str
     title: str = ""
-    """Name in the demo; the demo leaves a checkpoint without a title out."""
+    """The checkpoint's name in the demo, which leaves a checkpoint without a title out."""
     layout: str = ""
-    """Name of the layout to write if it is not the published one."""
+    """The name of the layout to write, if it is not the published one."""
     around: Sequence[str] = ("language_model.model.", "language_model.lm_head.weight")
-    """Prefix of the language model around the tower, then names of more tensors."""
+    """The prefix of the language model beside the tower, then names of further tensors to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyFacts:
-    """One family as its JSON file describes it."""
+    """The facts about one family that its JSON file states."""
 
     name: str
     title: str
     encoder: str
-    """Class name of the encoder."""
+    """The name of the encoder class of the family."""
     replays: Mapping[str, str]
-    """Whether items replay as CUDA graphs, in words, for "image" and "video"."""
+    """Whether items replay as CUDA graphs, in words, for "image" and for "video"."""
     video: str = NO_VIDEO
-    """How a clip enters the tower; :data:`NO_VIDEO` if none does."""
+    """How a video enters the tower; :data:`NO_VIDEO` if the family takes none."""
     verified: bool = True
     """Whether tests compare the tower with an upstream implementation instead of our own twin."""
     images_only: Mapping[str, str]
-    """Name of a layout whose towers take no videos -> the reason, as a sentence."""
+    """Per layout whose towers take no videos, the reason as a sentence."""
     processors: Mapping[str, Mapping[str, JsonObject]]
-    """Name of a set of processor files -> file name without ``.json`` -> content."""
+    """Per set of processor files, the content of each file by its name without ``.json``."""
     named_sizes: Mapping[str, JsonObject]
-    """Name of a tower, which stands in configs in place of its sizes -> the sizes."""
+    """Per tower name that a config may give in place of sizes, the sizes of that tower."""
     small: Mapping[str, SmallCheckpoint]
-    """Small checkpoints by the name that ``write_seeded_checkpoint`` takes."""
+    """The small checkpoints, by the name that ``write_seeded_checkpoint`` takes."""
     published: tuple[PublishedModel, ...]
-    """The family's published checkpoints that are known to load."""
+    """The published checkpoints of the family that are known to load."""
 
 
 @cache
@@ -119,7 +119,7 @@ def _published() -> tuple[PublishedModel, ...]:
 
 
 def __getattr__(name: str) -> Any:
-    """Read every file when :data:`PUBLISHED` is first asked for."""
+    """Read the JSON files of all families when :data:`PUBLISHED` is first asked for."""
     if name == "PUBLISHED":
         return _published()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

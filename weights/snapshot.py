@@ -38,12 +38,12 @@ class WholeCheckpoint:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The tensors and small files of a tower, for whoever brings them to this disk."""
+    """The tensors and small files of a tower that a fetch has to bring to this disk."""
 
     tensors: Sequence[TowerTensor]
     checkpoint: WholeCheckpoint
     files: Callable[[], Mapping[str, bytes]]
-    """Reads the config and processor files, as published."""
+    """The function that reads the config and processor files as published."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Snapshot:
     advice = ""  # end of errors about tensors that do not fit: how to repair files
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
-        """``weights`` names the one safetensors file to use; ``label`` is for messages."""
+        """Open a folder; ``weights`` names the safetensors file, ``label`` is for messages."""
         self.folder = folder
         self.weights = weights
         self.label = label or str(folder / (weights or ""))
@@ -98,7 +98,7 @@ class Snapshot:
             raise CheckpointError(f"{label}: cannot be read ({error})") from error
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the bytes of those of the small files ``names`` that there are."""
+        """Return the bytes of each small file in ``names`` that exists."""
         found = {name: self.content(name) for name in names}
         return {name: content for name, content in found.items() if content is not None}
 
@@ -115,7 +115,7 @@ class Snapshot:
         return self._path(name) is not None
 
     def names(self) -> list[str]:
-        """Return the name of every file, as far as is known without fetching any."""
+        """Return the name of every file that is known without fetching any."""
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
@@ -151,7 +151,7 @@ class Snapshot:
         return found
 
     def traffic(self, wanted: Wanted) -> Traffic:
-        """Return the transfer that :meth:`locate` would make, without making it."""
+        """Return the bytes that :meth:`locate` would transfer, without transferring them."""
         return Traffic(
             self.cached, "nothing", sum(tensor.entry.nbytes for tensor in wanted.tensors)
         )

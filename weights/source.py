@@ -21,7 +21,7 @@ _PAGE = re.compile(
 )
 _WITH_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]+)")
 MOST_REPAIRS = 2
-"""Times that a load opens a checkpoint again because its kept copy is damaged."""
+"""The number of times that a load opens a checkpoint again because its kept copy is damaged."""
 
 
 def resolve_commit(

@@ -22,15 +22,15 @@ from zlib import crc32
 from .errors import CheckpointError, shown
 
 JsonObject: TypeAlias = Mapping[str, Any]
-"""A parsed JSON object that is only read."""
+"""The type of a parsed JSON object that is only read."""
 JsonDict: TypeAlias = dict[str, Any]
-"""A parsed JSON object, or one to be written."""
+"""The type of a parsed JSON object that may be changed and written."""
 
 LFS_POINTER = b"version https://git-lfs"
 """The beginning of the file that a clone without Git LFS has in place of the content."""
 CHECKED_BYTES = 1 << 19
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit; the largest published checkpoints stay under 10 MB."""
+"""The most bytes of a header in the safetensors format; published ones stay under 10 MB."""
 MOST_CONTAINERS = 1_500_000
 """Limit for objects and lists in a JSON file: three per tensor, so that half a million tensors may
 lie in one file. Published checkpoints have a fifth of that in all their files."""
@@ -49,7 +49,7 @@ DTYPE_BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""Bits per element, by the name that a header gives the dtype."""
+"""The bits per element of each dtype, by its name in a header."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """Every tensor of a file, and where in the file the data starts."""
+    """The header of a safetensors file: every tensor, and where in the file the data starts."""
 
     tensors: Mapping[str, TensorEntry]
     data_start: int
@@ -77,7 +77,7 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of a whole file with this header."""
+        """The number of bytes of a whole file with this header."""
         return self.data_start + max((entry.end for entry in self.tensors.values()), default=0)
 
 
@@ -111,7 +111,7 @@ def check_size(header: Header, size: int, label: str) -> None:
 
 
 def header_length(raw: bytes, label: str) -> int:
-    """Return the length of the JSON part, from the first 8 bytes of a file or more."""
+    """Return the length of the JSON header, read from the first 8 bytes (or more) of a file."""
     _refuse_pointer(raw, label)
     if len(raw) < 8:
         raise CheckpointError(f"{label}: {len(raw)} bytes is too short for a safetensors file")

@@ -140,7 +140,7 @@ def describe(
 
 
 def _without_section(config: JsonObject) -> JsonDict:
-    """Return a config without the tower's part, wherever in it that lies."""
+    """Return a config without the section of the vision tower, wherever that section lies."""
     found = vision_section(config)[0]
     return {
         name: _without_section(value) if isinstance(value, Mapping) else value

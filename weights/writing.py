@@ -39,13 +39,13 @@ def writing_whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file so that it is there whole or not at all."""
+    """Write a small file so that a reader finds it complete or not at all."""
     with writing_whole(path) as temporary:
         temporary.write_bytes(content)
 
 
 def flush(path: Path) -> None:
-    """Have the bytes of a file on the disk."""
+    """Wait until the bytes of a file are on the disk."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 

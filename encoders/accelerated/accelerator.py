@@ -30,7 +30,7 @@ class FusedBlocks:
         self.derived = DerivedWeights()
         self.fp8 = _fp8_products() if precision == "fp8" else None
         self.ran: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
-        """The last run of each stack of blocks; that of a replaced stack is dropped."""
+        """The last run of each stack of blocks; the entry of a replaced stack is dropped."""
         self.because = because
         """The reason why the reference is going to run, known before the first run; or None."""
 
@@ -54,7 +54,7 @@ class FusedBlocks:
 
     @property
     def reference_because(self) -> str | None:
-        """Why the reference ran every stack of blocks last, or None."""
+        """The reason why the reference ran every stack of blocks last; None if kernels ran one."""
         reasons = [ran.because for ran in self.ran.values()] or [self.because]
         return None if None in reasons else reasons[0]
 

@@ -29,23 +29,23 @@ from ..layers.attention import attention
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 64
-"""Segments of at most so many rows are one tile each in Triton's kernel."""
+"""Segments of at most so many rows are one tile each in the Triton attention kernel."""
 SEARCHED = 128
-"""The most segments that a program of Triton's kernel searches for its own."""
+"""The most segments among which a program of the Triton kernel searches the segment of its rows."""
 
 
 class AttentionShape(NamedTuple):
-    """The properties that decide which kernel is the fastest."""
+    """The properties of an attention call that decide which kernel is the fastest."""
 
     heads: int
     size: int
-    """Columns of one head."""
+    """The number of columns of one attention head."""
     rows: int
-    """Packed rows, padding included."""
+    """The number of rows of the packed batch, padding included."""
     segments: int
-    """Capacity of the offsets in segments."""
+    """The most segments that the tensor of offsets has room for."""
     longest: int
-    """An upper bound of the longest segment, in rows."""
+    """An upper bound of the number of rows of the longest segment."""
     equal: bool
     """Whether every segment has exactly ``longest`` rows and there are no other rows."""
     dtype: str
@@ -55,20 +55,21 @@ class AttentionShape(NamedTuple):
 
     @property
     def pads(self) -> bool:
-        """Whether there may be rows beyond the last offset beside rows of segments."""
+        """Whether rows of padding may follow the last segment."""
         return not self.equal or self.segments > 1
 
     @property
     def shared(self) -> int:
-        """Heads of keys and of values."""
+        """The number of heads of keys and of values, which groups of query heads share."""
         return self.heads // self.group
 
 
 class RelativeShape(NamedTuple):
-    """Views of h x w rows, each of which attends to itself with relative positions."""
+    """The shape of attention with relative positions, inside each view of h x w rows or its
+    windows."""
 
     size: int
-    """Columns of one head."""
+    """The number of columns of one attention head."""
     h: int
     w: int
     window: int
@@ -83,7 +84,7 @@ class RelativeShape(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether windows reach beyond the view."""
+        """Whether the windows at the edge reach beyond the view, so that they are padded."""
         return self.window > 0 and bool(self.h % self.window or self.w % self.window)
 
 
@@ -92,13 +93,13 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionShape], Tens
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """One row of the table."""
+    """One attention kernel: what it needs, which shapes it takes, and how it is called."""
 
     name: str
     package: str
-    """The package that must be installed."""
+    """The Python package that the kernel needs."""
     takes: Callable[[AttentionShape, torch.dtype, tuple[int, int]], bool]
-    """Whether it runs for a shape, a dtype and a CUDA compute capability."""
+    """Returns whether the kernel runs for a shape, a dtype and a CUDA compute capability."""
     attend: Attend
     """Takes q, k, v and a buffer [T, H, K] (k and v with H / group heads), offsets int32 [S+1] and
     the shape; returns the buffer or a tensor of its own. Rows at or beyond the last offset are not
@@ -213,9 +214,9 @@ KERNELS = {
         ),
     )
 }
-"""By name, in the order of preference where nothing could be timed."""
+"""The attention kernels by name, in the order of preference where nothing could be timed."""
 TORCH_KERNELS = ("triton", "flash2", "cudnn")
-"""The kernels that come with torch, which installs Triton on Linux."""
+"""The names of the attention kernels that come with torch, which installs Triton on Linux."""
 
 
 @cache

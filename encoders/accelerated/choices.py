@@ -181,11 +181,11 @@ class KernelChoices:
         return times
 
     def kernel(self, name: str) -> AttentionKernel:
-        """The kernel with a name that ``pick`` returned."""
+        """Return the attention kernel of a name that ``pick`` returned."""
         return REFERENCE if name == REFERENCE.name else KERNELS[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return the choices of kernels as plain data for JSON."""
         return {
             "kernels": self.asked,
             "attention": [
@@ -233,7 +233,7 @@ def _class_of(shape: AttentionShape) -> AttentionShape:
 
 
 def rounded(number: int) -> int:
-    """A number rounded up to three significant bits."""
+    """Return a number rounded up to three significant bits."""
     step = 1 << max(number.bit_length() - 3, 0)
     return -(-number // step) * step
 

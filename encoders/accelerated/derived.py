@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .quantise import Rows8
 
 Pair = tuple[Tensor, ...]
-"""A source, the part of a derived tensor that holds its entries, of equal shape, and the scales of
-that part's rows if it is quantised."""
+"""A source tensor, the part of a derived tensor (of equal shape) into which it is copied, and the
+scales of that part's rows if it is quantised."""
 Make = Callable[[], tuple[tuple[Tensor, ...], Sequence[Pair]]]
 
 
@@ -45,14 +45,14 @@ class DerivedWeights:
         self._lock = threading.RLock()
         self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
         self._sources: list[Tensor] | None = None
-        """All sources; None after an entry was added or replaced."""
+        """All tensors that weights are derived from; None after an entry was added or replaced."""
         self._counted: list[Tensor] = []
-        """The sources whose writes torch counts."""
+        """The source tensors whose writes torch counts in their version."""
         self._versions: list[int] = []
         self._places: list[object] = []
         self._table: Tensor | None = None
         self._captured: list[Tensor] = []
-        """Tables that CUDA graphs read."""
+        """The tables of addresses that CUDA graphs read, which must stay alive."""
         self._rows = self._count = 0
         self._on_cuda = False
 
@@ -118,7 +118,7 @@ class DerivedWeights:
         return self._on_cuda and torch.cuda.is_current_stream_capturing()
 
     def _update(self) -> None:
-        """Copy all sources, and record their places and versions."""
+        """Make all copies of source weights anew, and record the sources' places and versions."""
         for owner, entry in list(self._entries.items()):
             if all(self._alike(*pair[:2]) for pair in entry.pairs):
                 self._fill(entry.pairs)
@@ -148,7 +148,7 @@ class DerivedWeights:
         return _Entry(make, tensors, pairs)
 
     def _compare(self) -> None:
-        """Launch the kernel that finds writes which torch does not count."""
+        """Launch the kernel that finds writes to the weights which torch does not count."""
         from .compare import copy_differences  # needs Triton
 
         assert self._table is not None
@@ -156,7 +156,7 @@ class DerivedWeights:
         copy_differences(self._table, self._rows, size)
 
     def _fill(self, pairs: Sequence[Pair]) -> None:
-        """Copy every entry of the sources."""
+        """Copy the source weights of every entry into its derived tensors."""
         with torch.no_grad():
             for source, copy in pairs:
                 copy.copy_(source)
@@ -170,7 +170,7 @@ class QuantisedWeights(DerivedWeights):
     """Weights in e4m3 with a scale per row, kept equal to their sources in the same way."""
 
     def of(self, owner: nn.Module, *weights: Tensor) -> tuple[Rows8, ...]:
-        """The weights [N, K] of a module in e4m3, with scales [N, 1]."""
+        """Return the weights [N, K] of a module in fp8 (e4m3), with scales [N, 1]."""
 
         def make() -> tuple[tuple[Tensor, ...], list[Pair]]:
             from .quantise import E4M3

@@ -32,15 +32,15 @@ Aligned = Callable[[nn.Linear], tuple[Tensor, ...]]
 
 
 class StepShape(NamedTuple):
-    """What the time of one step of a block depends on."""
+    """The sizes that decide how long one step of a block takes."""
 
     step: str
     """"qkv" (norm and product), "proj" (product alone) or "mlp" (all of it, with its norm)."""
     rows: int
     columns: int
-    """The width of its input."""
+    """The number of columns of the input of the step."""
     inner: int
-    """The width of its first product."""
+    """The number of columns of the first product of the step."""
 
 
 class Fp8Products:
@@ -51,7 +51,7 @@ class Fp8Products:
         self._taken: dict[StepShape, bool] = {}
         self._milliseconds: dict[StepShape, dict[str, float]] = {}
         self._even: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-        """Whether the weight of a layer is free of outlier columns."""
+        """Whether the weight of each layer has no outlier columns, which fp8 would store badly."""
 
     def takes(self, step: str, parts: BlockParts, rows: Tensor, time: Timer) -> bool:
         """Whether a step of a block is to run in fp8; a new shape is timed.
@@ -104,7 +104,7 @@ class Fp8Products:
         return product(rows, weight, layer.bias)
 
     def quantise(self, rows: Tensor) -> Rows8:
-        """Quantise rows [T, K]."""
+        """Quantise rows [T, K] to fp8."""
         return quantise(rows)
 
     def mlp(self, parts: BlockParts, rows: Rows8, aligned: Aligned) -> Tensor:
@@ -131,7 +131,7 @@ class Fp8Products:
         return product(activated(gated, up=upped), last, down.bias)
 
     def to_dict(self) -> list[dict[str, object]]:
-        """The choices with their times, as plain data for JSON."""
+        """Return which steps run in fp8, with the times measured, as plain data for JSON."""
         return [
             {**shape._asdict(), "fp8": taken, "ms": self._milliseconds.get(shape, {})}
             for shape, taken in self._taken.items()
@@ -170,12 +170,12 @@ def product(rows: Rows8, weight: Rows8, bias: Tensor | None) -> Tensor:
 
 
 def _layers(step: str, parts: BlockParts) -> tuple[nn.Linear, ...]:
-    """The layers of a step, in the order in which they run."""
+    """Return the linear layers of a step of a block, in the order in which they run."""
     if step == "mlp":
         return tuple(x for x in (parts.gate, parts.up, parts.down) if x is not None)
     return (parts.qkv if step == "qkv" else parts.proj,)
 
 
 def _fits(layer: nn.Module) -> bool:
-    """Whether a layer is a plain bfloat16 product."""
+    """Return whether a layer is a plain bfloat16 product, which can run in fp8."""
     return is_plain(layer) and layer.weight.dtype == torch.bfloat16

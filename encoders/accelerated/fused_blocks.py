@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from .quantise import Rows8
 
 Rows: TypeAlias = "Tensor | Rows8"
-"""Rows [T, columns] in the encoder's dtype, or quantised."""
+"""Rows [T, columns] in the encoder's dtype, or quantised to fp8."""
 
 
 @dataclass
 class BlocksRun:
-    """The record of one run of a stack of blocks."""
+    """The record of one run of a stack of blocks: its kernels, or why the reference ran."""
 
     kernels: set[str] = field(default_factory=set)
     """Names of the attention kernels that ran."""
     called: int = 0
     """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
     because: str | None = None
-    """The reason why the reference ran the stack, or None."""
+    """The reason why the reference ran the stack of blocks, or None if the kernels did."""
 
 
 class FusedForward:
@@ -138,12 +138,12 @@ class FusedForward:
         return RelativeShape(width // parts.num_heads, h, w, relative.window, dtype)
 
     def _complete(self) -> None:
-        """Add the pending branch and offset to the stream."""
+        """Add the branch and offset that are still to be added to the residual stream."""
         if not self.stream.complete:
             self._go_on_from(self.norms.add(self.stream))
 
     def _go_on_from(self, hidden: Tensor) -> None:
-        """Use a complete sum as the stream."""
+        """Go on with a sum that is complete as the residual stream."""
         self.stream, self.writable = self.norms.Sum(hidden), True
 
     def _call_block(self, block: nn.Module) -> None:
@@ -155,13 +155,13 @@ class FusedForward:
         self.ran.called += 1
 
     def _in_fp8(self, step: str, parts: BlockParts) -> bool:
-        """Whether a step of a block runs in fp8."""
+        """Return whether a step of a block runs in fp8."""
         if self.fp8 is None:
             return False
         return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
 
     def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
-        """Milliseconds of a step on random rows, with the norm that adds its result."""
+        """Return the milliseconds of a step on random rows, with the norm that adds its result."""
         trial, hidden = copy(self), self.stream.hidden
         trial.ran = BlocksRun()
         generator = torch.Generator(hidden.device).manual_seed(0)
@@ -239,7 +239,7 @@ class FusedForward:
             self.stream = self.stream.plus_bias(layer.bias)
 
     def _leave(self, branch: Tensor, scale: Tensor | None, norm: PartNorm | None) -> None:
-        """Leave a branch to the norm that reads the stream next, which adds it."""
+        """Leave the output of a branch to be added by the norm that reads the stream next."""
         inner = None
         if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
             inner = self._kernel_norm(norm)
@@ -249,12 +249,12 @@ class FusedForward:
         self.stream = self.stream._replace(branch=branch, scale=scale, branch_norm=inner)
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
-        """Add the output product of the attention to the stream."""
+        """Add the output product of the attention to the residual stream."""
         rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
         self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
-        """Add the MLP of the normalised stream to the stream."""
+        """Add the MLP of the normalised rows to the residual stream."""
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
@@ -265,7 +265,7 @@ class FusedForward:
             self._leave(branch, parts.scale2, parts.post_norm2)
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
-        """Attention over normalised rows, before the output product."""
+        """Return the attention over normalised rows, before the output product."""
         if parts.relative is not None:
             return self._attend_relative(parts, parts.relative, rows)
         offsets, longest = self._segments(parts)
@@ -312,7 +312,7 @@ class FusedForward:
     def _attend_relative(
         self, parts: BlockParts, relative: RelativePositions, rows: Rows
     ) -> Tensor:
-        """Attention with relative positions, inside windows or whole views."""
+        """Return attention with relative positions, inside windows or whole views."""
         from .relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)
@@ -323,7 +323,7 @@ class FusedForward:
         return attend(qkv, parts.qkv.bias, tables, shape, out).flatten(1)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
-        """Offsets of the attention segments of a block, and the longest one's rows."""
+        """Return the offsets of the attention segments of a block, and the longest one's rows."""
         if parts.windows:
             return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
         longest = self.metadata["max_seqlen"]

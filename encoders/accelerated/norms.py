@@ -124,40 +124,40 @@ def _head_norm_kernel(
 
 
 class Norm(NamedTuple):
-    """A layer norm, or an RMS norm (``rms``), over rows of D columns."""
+    """The weights of a layer norm, or of an RMS norm (``rms``), over rows of D columns."""
 
     weight: Tensor | None
-    """None for a norm of heads without weights."""
+    """The gain of the norm; None for a norm of attention heads that has no weights."""
     bias: Tensor | None
     eps: float
     rms: bool
 
 
 class Sum(NamedTuple):
-    """The residual stream [T, D], and what is still to be added to it."""
+    """The residual stream [T, D], and the tensors that are still to be added to it."""
 
     hidden: Tensor
     branch: Tensor | None = None
-    """[T, D]"""
+    """The output [T, D] of attention or MLP that is still to be added to the residual stream."""
     scale: Tensor | None = None
-    """[D], multiplies the branch (layer scale)."""
+    """The layer scale [D], which multiplies the branch before it is added."""
     offset: Tensor | None = None
-    """float32 [D], added to every row: the biases of products that added without them."""
+    """float32 [D], to be added to every row: the sum of biases that earlier products left out."""
     pending: Tensor | None = None
-    """[D], added to every row, too: the bias of the last such product."""
+    """[D], to be added to every row, too: the bias that the latest product left out."""
     shifted: Tensor | None = None
     """float32 [D], which receives offset + pending when a kernel reads the sum. The program of the
     first row writes it, and none reads it in the same launch."""
     branch_norm: Norm | None = None
-    """RMS norm of the branch, before it is scaled and added."""
+    """The RMS norm that the branch goes through before it is scaled and added."""
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to add."""
+        """Whether nothing is left to add to the residual stream."""
         return self.branch is None and self.offset is None and self.pending is None
 
     def plus_bias(self, bias: Tensor) -> Sum:
-        """The sum with a bias [D] added to every row; no other bias may be pending."""
+        """Return the sum with a bias [D] added to every row; no other bias may be pending."""
         assert self.pending is None
         shifted = torch.empty(bias.shape, dtype=torch.float32, device=bias.device)
         return self._replace(pending=bias, shifted=shifted)
@@ -213,7 +213,7 @@ def normalise_quantised(stream: Sum, norm: Norm, keep: bool) -> tuple[Tensor | N
 
 
 def add(stream: Sum) -> Tensor:
-    """Complete a sum [T, D], as a new tensor."""
+    """Return the complete residual stream of a sum [T, D], as a new tensor."""
     total = stream.hidden.new_empty(stream.hidden.shape)
     _launch(stream, None, total, None)
     return total

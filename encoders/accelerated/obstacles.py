@@ -57,7 +57,7 @@ def _has_triton() -> bool:
 
 
 def names_its_parts(block: nn.Module) -> bool:
-    """Whether a block can list its layers by role."""
+    """Return whether a block can list its layers by role (``parts``), as fused kernels need."""
     return isinstance(block, NamesItsParts)
 
 

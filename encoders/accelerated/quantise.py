@@ -23,17 +23,17 @@ STEP, SAMPLED = 8, 32
 
 
 class Rows8(NamedTuple):
-    """Rows in e4m3; row t stands for ``values[t] * scales[t]``."""
+    """Rows quantised to fp8 (e4m3); row t stands for ``values[t] * scales[t]``."""
 
     values: Tensor
-    """e4m3 [T, W]"""
+    """The quantised values [T, W] in e4m3."""
     scales: Tensor
-    """float32 [T, 1]"""
+    """The factor of each row, float32 [T, 1]."""
 
 
 @triton.jit
 def row_scale(largest):
-    """The scale of a row whose largest magnitude, in float32, becomes 448."""
+    """Return the scale with which the largest magnitude of a row, in float32, becomes 448."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 

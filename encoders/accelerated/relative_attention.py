@@ -118,7 +118,7 @@ WIDEST = 128
 
 
 def takes(shape: RelativeShape, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs for a shape and a dtype."""
+    """Return whether the kernel for relative positions runs for a shape and a dtype."""
     return dtype in HALF and shape.size in (16, 32, 64, 128) and shape.segment[1] <= WIDEST
 
 
@@ -187,7 +187,7 @@ def attend(
 
 
 def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
-    """Query rows per program, lines of keys per step, warps and pipeline stages."""
+    """Return query rows per program, lines of keys per step, warps and pipeline stages."""
     if rows < 1024:
         return 128, max(32 // block_w, 1), 4, 3
     return 64, max(64 // block_w, 1), 4, 3

@@ -102,7 +102,7 @@ def rotate_in_place(
 
 
 HEADS_PER_PROGRAM, WARPS = 8, 4
-"""3.7 us for 784 rows of 16 heads of 72 on an H200, 4.0 with one warp; 17.8 us for 6,272 rows."""
+"""The fastest setting on an H200: 3.7 us for 784 rows of 16 heads of 72 (4.0 us with one warp)."""
 
 
 @triton.jit(do_not_specialize=["segments", "rows"])
@@ -129,4 +129,4 @@ def clear_rows(x: Tensor, offsets: Tensor, count: int) -> None:
 
 
 CLEARED = 1024
-"""Columns that one program clears."""
+"""The number of columns of the padding that one program of the kernel sets to zero."""

@@ -157,7 +157,7 @@ def _attention_kernel(
 
 
 class Tile(NamedTuple):
-    """The work of one program: query rows, key rows per step, warps and pipeline stages."""
+    """The sizes of one attention program: query rows, keys per step, warps, pipeline stages."""
 
     queries: int
     keys: int
@@ -176,7 +176,7 @@ def tile_for(size: int, longest: int) -> Tile:
 
 
 LONG = 2048
-"""Segments of so many rows are faster with 128 query rows per program."""
+"""Segments of at least so many rows are faster with 128 query rows per program."""
 
 
 def attend(

@@ -34,7 +34,7 @@ SCORES_AT_ONCE = 1 << 24
 
 
 class Tower(BlockTower, Protocol):
-    """Everything that is used of an encoder of one path."""
+    """The members of an encoder of one path that attention maps are computed with."""
 
     config: Any
     accelerator: Accelerator | None
@@ -53,7 +53,7 @@ class Tower(BlockTower, Protocol):
 
 
 class AnyEncoder(Protocol):
-    """Everything that is used of an encoder of one path or several."""
+    """The members of an encoder of one path or several that attention maps are computed with."""
 
     @property
     def paths(self) -> Mapping[str, Any]: ...
@@ -112,9 +112,9 @@ class AttentionObserver:
     """Runs the blocks of a tower and yields the weights that its queries give, not the states."""
 
     share: Tensor
-    """How much each row counts as a query; set before the blocks run."""
+    """The weight of each row as a query in the mean over queries; set before the blocks run."""
     shape: torch.Size
-    """The shape of the rows in the order that blocks work in."""
+    """The shape of the rows in the order in which the blocks process them."""
 
     def run_blocks(
         self,

@@ -77,7 +77,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     @property
     @abstractmethod
     def paths(self) -> Mapping[str, Encoder]:
-        """The paths by name, "image" first; each is an encoder of one kind of input."""
+        """The input paths of the tower by name, "image" first; each encodes one kind of input."""
 
     @abstractmethod
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
@@ -180,7 +180,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """This encoder, and how ``encode`` and ``encode_many`` call its paths."""
+        """This encoder as ``encode`` uses it, with the functions that call its input paths."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 
@@ -307,11 +307,11 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @abstractmethod
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute blocks in the backward instead of keeping their activations."""
+        """Recompute the activations of blocks in the backward pass instead of keeping them."""
 
     @abstractmethod
     def gradient_checkpointing_disable(self) -> None:
-        """Keep the activations of blocks for the backward."""
+        """Keep the activations of blocks for the backward pass again, the default."""
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Path:
         """Write the encoder as a checkpoint that ``load_encoder`` reads back to the bit.

@@ -17,7 +17,7 @@ class MapsFeatures(nn.Module, ABC):
     @property
     @abstractmethod
     def paths(self) -> Mapping[str, MapsFeatures]:
-        """The paths by name, "image" first; each is an encoder of one kind of input."""
+        """The input paths of the tower by name, "image" first; each encodes one kind of input."""
 
     @abstractmethod
     def _check_inputs(self, inputs: VisionInputs) -> None:
@@ -29,7 +29,7 @@ class MapsFeatures(nn.Module, ABC):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """The maps [t, h, w, D] of items in raster order, with ``tiles`` stitched."""
+        """Return the maps [t, h, w, D] of items in raster order, with ``tiles`` stitched."""
         raise self._tensors_alone("feature_maps")
 
     def _tensors_alone(self, method: str) -> ValueError:

@@ -30,22 +30,22 @@ class PatchEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """64 tokens (a 256x256 image) to 8192."""
+        """The smallest and largest inferred budget: 64 tokens (a 256x256 image) and 8192."""
         return 64, 8192
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """One patch, flattened."""
+        """The shape of one row of ``pixel_values``: one flattened patch."""
         return (self.config.patch_dim,)
 
     def grid_for(self, tokens: int) -> Grid:
-        """One image of exactly ``tokens`` tokens, as square as its factors allow."""
+        """Return the grid of an image of exactly ``tokens`` tokens, as square as they allow."""
         merge = self.config.spatial_merge_size
         short, long = squarest(tokens)
         return 1, short * merge, long * merge
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows, tokens, segments (frame pairs) and longest segment of each item."""
+        """Return rows, tokens, segments (frame pairs) and longest segment of each item."""
         unit = self.config.spatial_merge_size**2
         return [
             EncoderItemSpec(t * h * w, t * h * w // unit, t, h * w)
@@ -55,7 +55,7 @@ class PatchEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """The hidden state [P, D] after each block in ``wanted``, in input order."""
+        """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
@@ -71,7 +71,7 @@ class PatchEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """The rows [P, D] that the first block reads, in the order that blocks work in."""
+        """Return the rows [P, D] that the first block reads, in the order that blocks work in."""
 
     def _maps_of_grids(
         self,
@@ -86,7 +86,7 @@ class PatchEncoder(VisionEncoder):
 
 
 class RasterEncoder(PatchEncoder):
-    """A tower over packed patches that lie row by row, as its tokens do."""
+    """A tower over packed patches that lie row by row (in raster order), as its tokens do."""
 
     def _maps_of_grids(
         self,

@@ -226,7 +226,7 @@ class TilesThenImage(PathsEncoder):
         return maps
 
     def _entries(self, inputs: VisionInputs) -> list[Entry]:
-        """The entries of all items, in the order in which ``join`` puts their rows."""
+        """Return the entries of all items, in the order in which ``join`` puts their rows."""
         tilings = tilings_of(inputs)
         grids = {
             name: dict(zip(path.items, path.grid_thw.tolist(), strict=True))
@@ -244,13 +244,13 @@ class TilesThenImage(PathsEncoder):
 
 
 class Entry(NamedTuple):
-    """One entry of a path, and where its rows go in space."""
+    """One entry (view) of an input path, and where its rows lie in the map of the image."""
 
     item: int
     name: str
-    """The name of the path."""
+    """The name of the input path that encodes this entry."""
     grid: Grid
     sizes: tuple[int, int]
-    """Patches and tokens."""
+    """The numbers of patches and of tokens of the entry."""
     tiling: tuple[int, int, bool]
-    """(columns, rows, thumbnail) of the tiles."""
+    """How the tiles of the image lie: (columns, rows, thumbnail)."""

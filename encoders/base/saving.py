@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""Dtypes that ``load_encoder`` reads."""
+"""The dtypes of stored weights that ``load_encoder`` reads, and thus may be saved."""
 LONGEST_PART = 255
-"""Bytes of the name of one file or folder that disks take."""
+"""The most bytes that disks allow in the name of one file or folder."""
 CARD = """
 # {title}
 
@@ -104,7 +104,7 @@ def push_encoder(
 
 
 def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
-    """Write the files; ``name`` is what the model card loads."""
+    """Write the files of the encoder; ``name`` is the repo or folder that the model card loads."""
     published = _require_published(encoder.published)
     tensors = _published_tensors(encoder.state_dict(), published)
     dtype = _only_dtype(tensors)
@@ -129,7 +129,7 @@ def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
 
 
 def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:
-    """Return the folder to write, with the home folder in place of ``~``."""
+    """Return the path of the folder to write, with the home folder in place of ``~``."""
     folder = Path(save_directory).expanduser()
     if long := [part for part in folder.parts if len(os.fsencode(part)) > LONGEST_PART]:
         raise ValueError(

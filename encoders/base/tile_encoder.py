@@ -31,9 +31,9 @@ class TileEncoder(VisionEncoder):
 
     config: TileConfig
     _rows_before: int = 0
-    """Rows that attend beside the patches of a tile, and come before them."""
+    """The number of rows per tile that come before its patches, such as a class token."""
     _grid_multiple: int = 1
-    """Height and width of a tile in patches are multiples of it."""
+    """The height and width of a tile in patches must be multiples of this number."""
     _largest_batch: int = 64
     """Tiles of the largest default graph. Larger batches run as several replays, which costs
     nothing where a replay of fewer tiles keeps the device busy anyway."""
@@ -57,11 +57,11 @@ class TileEncoder(VisionEncoder):
         return self.config.tile_size if self._side is None else self._side
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
-        """Return the offsets of the tiles; towers with rotary positions override it."""
+        """Return the offsets of the tiles in the batch; rotary towers add their angles."""
         return TileSegments.of(metadata, hidden)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Rows and columns of ``last_hidden_state`` of a tile of h*w patches."""
+        """Return the rows and columns of ``last_hidden_state`` of a tile of h*w patches."""
         return h, w
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class TileEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The tokens of one tile and those of ``_largest_batch`` tiles."""
+        """The smallest and largest budget: tokens of one tile and of ``_largest_batch`` tiles."""
         return self._tile_tokens, self._largest_batch * self._tile_tokens
 
     @property
@@ -96,7 +96,7 @@ class TileEncoder(VisionEncoder):
         return prod(self._token_grid(h, w))
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows (tiles), tokens, segments (tiles) and longest segment of each item."""
+        """Return rows (tiles), tokens, segments (tiles) and longest segment of each item."""
         return [
             EncoderItemSpec(
                 t, t * self._tokens_of(h, w), t, self._rows_before + prod(self._row_grid(h, w))
@@ -135,7 +135,7 @@ class TileEncoder(VisionEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """No entries: a tower over tiles needs the offsets of its tiles alone."""
+        """Return no entries: a tower over tiles needs the offsets of its tiles alone."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return {}
 
@@ -167,12 +167,12 @@ class TileEncoder(VisionEncoder):
         return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
-        """Rows [B, n, D] of tiles of h*w patches, as maps [B, rows, columns, D]."""
+        """Arrange rows [B, n, D] of tiles of h*w patches as maps [B, rows, columns, D]."""
         grid = self._row_grid(h, w)
         return rows[:, -prod(grid) :].unflatten(1, grid)
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
-        """Tokens [N, out] of tiles of h*w patches, as maps [tiles, rows, columns, out]."""
+        """Arrange tokens [N, out] of tiles of h*w patches as maps [tiles, rows, columns, out]."""
         return tokens.unflatten(0, (-1, *self._token_grid(h, w)))
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:

@@ -57,12 +57,12 @@ class VisionEncoder(Encoder):
     accelerator: Accelerator | None = None
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
     _observer: Callable[..., Iterator[Tensor]] | None = None
-    """Runs the blocks in place of the reference, for attention maps."""
+    """The function that runs the blocks in place of the reference while attention maps are made."""
     _last_metadata: tuple[object, Metadata] | None = None
 
     @property
     def paths(self) -> Mapping[str, VisionEncoder]:
-        """This encoder by the name of its only path, "image"."""
+        """The encoder itself under the name "image", because it has only one input path."""
         return {"image": self}
 
     @property
@@ -73,7 +73,7 @@ class VisionEncoder(Encoder):
     @property
     @abstractmethod
     def row_shape(self) -> tuple[int, ...]:
-        """Trailing shape of ``pixel_values``: the shape of one input row."""
+        """The shape of one row of ``pixel_values``: all of its axes but the first."""
 
     @abstractmethod
     def grid_for(self, tokens: int) -> Grid:
@@ -81,7 +81,7 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """The sizes of each item: rows, tokens, segments, longest segment and windows."""
+        """Return the sizes of each item: rows, tokens, segments, longest segment and windows."""
 
     @abstractmethod
     def forward(
@@ -140,7 +140,7 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def _read(self, grid_thw: GridLike) -> list[Grid]:
-        """The grid as a list of ``(t, h, w)``, checked by the rules of the family."""
+        """Return the grid as a list of ``(t, h, w)``, checked by the rules of the family."""
 
     @abstractmethod
     def _grid_metadata(
@@ -152,14 +152,14 @@ class VisionEncoder(Encoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """The hidden state after each block in ``wanted`` (ascending), in input order."""
+        """Yield the hidden state after each block in ``wanted`` (ascending), in input order."""
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
         return [{"image": item} for item in maps]
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Return one output per item: those of the only path, split."""
+        """Cut the batched output of the only path into one output per item."""
         return self.split(outputs["image"], inputs.grid_thw) if outputs else []
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
@@ -308,7 +308,7 @@ class VisionEncoder(Encoder):
         return self.accelerator.add_weighted_rows(rows, table, index, weight)
 
     def _records_gradients(self, hidden: Tensor) -> bool:
-        """Whether autograd records operations on ``hidden`` or on the weights."""
+        """Return whether autograd records operations on ``hidden`` or on the weights."""
         if not torch.is_grad_enabled():
             return False
         return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())

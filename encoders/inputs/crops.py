@@ -36,27 +36,27 @@ from .sizes import MOST_PIXELS, MOST_TILES, check_area
 from .views import ViewPreprocessor, Views
 
 LARGEST = 3024
-"""Longest side in pixels before an image is cut."""
+"""The most pixels of the longer side of an image, which is scaled down to it before it is cut."""
 
 
 class Crops(NamedTuple):
-    """How an image is cut into tiles."""
+    """How an image is resized and cut into tiles (crops)."""
 
     width: int
     """Width of the resized image in pixels."""
     height: int
     """Height of the resized image in pixels."""
     side: int
-    """Side of a crop in pixels; 0 means no tiles."""
+    """The side of a crop in pixels; 0 means that the image has no tiles."""
 
     @property
     def columns(self) -> int:
-        """Crops per row."""
+        """The number of crops side by side."""
         return max(self.width // self.side, 1) if self.side else 0
 
     @property
     def rows(self) -> int:
-        """Rows of crops."""
+        """The number of rows of crops."""
         return max(self.height // self.side, 1) if self.side else 0
 
 
@@ -80,7 +80,7 @@ def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 
 
 
 def _snap(length: int, crop: int) -> int:
-    """The multiple of a crop that a side is resized to; a side below a crop stays."""
+    """Return the multiple of a crop that a side is resized to; a side shorter than a crop stays."""
     if length < crop:
         return length
     whole = length // crop
@@ -101,16 +101,17 @@ class CropPreprocessor(ViewPreprocessor):
     image_size: int = 728
     tile_size: int = 504
     tiled: bool = True
-    """Whether images are cut into tiles at all."""
+    """Whether the preprocessor cuts images into tiles at all."""
 
     @property
     def sides(self) -> dict[str, int]:
-        """The whole view, then the tiles."""
+        """Return the side in pixels of the whole view, then that of the tiles, by path."""
         return {"image": self.image_size, "tiles": self.tile_size}
 
     @property
     def has_tiles(self) -> bool:
-        """``max_tiles`` bounds nothing: the size of an image alone says how it is cut."""
+        """Return False: ``max_tiles`` bounds nothing, since the size of an image says how it is
+        cut."""
         return False
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:

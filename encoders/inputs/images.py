@@ -24,7 +24,7 @@ from .sizes import MOST_PIXELS
 
 
 class StagedItem(NamedTuple):
-    """One image or video, resized, before it is normalised and cut."""
+    """One image or video after resizing, before it is normalised and cut into patches."""
 
     pixels: Tensor
     """uint8 [frames, H, W, 3], contiguous; for tiled families [tiles, S, S, 3]."""
@@ -32,7 +32,7 @@ class StagedItem(NamedTuple):
     mean: Stats
     std: Stats
     tiles: tuple[int, int, bool] | None = None
-    """(columns, rows, thumbnail) for tiled families."""
+    """How the tiles of an image lie, (columns, rows, thumbnail), for tiled families."""
 
 
 @runtime_checkable

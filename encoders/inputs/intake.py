@@ -42,7 +42,7 @@ class Video:
     frames: Any
     """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
     fps: float | None = None
-    """Frames per second of the source."""
+    """The frames per second at which the frames of the source were recorded."""
 
 
 def to_rgb(image: object) -> Tensor:
@@ -122,7 +122,7 @@ def read_images(images: object) -> list[Tensor]:
 
 
 def is_one_image(images: object) -> bool:
-    """Whether the value is one image and not a collection of images."""
+    """Return whether the value is one image and not a collection of images."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
     return isinstance(
@@ -132,7 +132,7 @@ def is_one_image(images: object) -> bool:
 
 
 def is_picture(image: object) -> bool:
-    """Whether the value is a PIL image."""
+    """Return whether the value is a PIL image."""
     return isinstance(image, Image.Image)
 
 

@@ -67,7 +67,7 @@ from .sizes import (
 
 IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
 BLACK = (0.0, 0.0, 0.0)
-"""The colour around frames that do not fill their canvas."""
+"""The colour of the canvas around frames that do not fill it: black."""
 _STRIP = 1 << 16
 """Pixels that are normalised at a time: 768 KiB of float32, which fit the second-level cache."""
 
@@ -88,9 +88,9 @@ class PatchPreprocessor:
     video_error: ValueError | None = field(default=None, compare=False)
     """Raised by a call that passes a video: the repo's rules for videos cannot be followed."""
     resample: str = "bicubic"
-    """"bicubic" or "bilinear"."""
+    """The kind of resampling when images are resized: "bicubic" or "bilinear"."""
     channels_last: bool = False
-    """Whether the channels of a pixel lie side by side in a row."""
+    """Whether a flattened patch lists the channels of one pixel next to each other."""
 
     @classmethod
     def qwen2_vl(
@@ -120,7 +120,8 @@ class PatchPreprocessor:
 
     @classmethod
     def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
-        """Return transformers' class defaults of Pixtral, which takes images alone."""
+        """Return a preprocessor with the defaults of transformers' Pixtral class, which takes only
+        images."""
         rules = long_side(longest_edge)
         return cls(patch_size, 1, merge_size, rules, rules, ValueError(IMAGES_ALONE))
 
@@ -157,11 +158,11 @@ class PatchPreprocessor:
         return replace(self, images=images, videos=videos, video_error=None)
 
     def without_videos(self, error: ValueError) -> PatchPreprocessor:
-        """Return a copy that raises ``error`` for videos."""
+        """Return a copy of the preprocessor that raises ``error`` when it is given videos."""
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the values that no file sets, and the keyword that sets some of them."""
+        """Return a text of the defaults that no file sets, and the keyword for some of them."""
         rules = self.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
         return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
@@ -250,7 +251,7 @@ class PatchPreprocessor:
         videos: Sequence[object],
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        """Return the frames of each item, the rules for it, and its grid."""
+        """Return the frames of each item, the rules that apply to it, and its grid."""
         for name in ("max_tiles", "max_soft_tokens"):
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(

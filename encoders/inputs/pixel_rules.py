@@ -42,11 +42,12 @@ class PixelRules:
     min_frames: int = 4
     max_frames: int = 768
     sampling: SamplingRule = "qwen2_vl"
-    """The rule by which frames are sampled on request."""
+    """The rule by which frames of a video are chosen if a number or rate is asked for."""
     max_duration: int = 0
-    """Seconds of a video beyond which it is sampled more thinly (GLM); 0: none."""
+    """The seconds beyond which a video is sampled with fewer frames per second (GLM); 0 means
+    never."""
     canvas: bool = False
-    """Frames are laid on a black canvas (GLM-5) instead of stretched to its size."""
+    """Whether frames are laid on a black canvas (GLM-5) instead of stretched to its size."""
     longest_edge: int | None = None
     """Longest side of an image before sides are rounded up (Pixtral), for images alone."""
 
@@ -210,7 +211,7 @@ def _video_defaults(section: Section, family: PixelRules) -> PixelRules:
 
 
 def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRules) -> PixelRules:
-    """Return the class defaults under ``name``, else those of the class that the family has."""
+    """Return the defaults of the processor class ``name``, else those of the family's own class."""
     own = next(rules for rules in classes.values() if rules.sampling == family.sampling)
     return classes.get(name, own)
 

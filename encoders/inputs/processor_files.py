@@ -125,7 +125,7 @@ def image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
 
 
 def video_section(files: ProcessorFiles) -> tuple[str, Section] | None:
-    """Return the section that describes videos, and its name for errors, or None."""
+    """Return the section of the processor files on videos and its name for errors, or None."""
     return _first(
         ("processor_config.json: video_processor", _nested(files, "video_processor")),
         ("video_preprocessor_config.json", files.get("video_preprocessor_config")),
@@ -199,7 +199,7 @@ def read_resample(where: str, section: Section, usual: str) -> str:
 
 
 def read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
-    """Return ``image_mean`` and ``image_std`` of a section, or the defaults."""
+    """Return ``image_mean`` and ``image_std`` of a section of a processor file, or the defaults."""
     rescale = section.get("rescale_factor")
     known = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
     if rescale is not None and not known:
@@ -232,7 +232,7 @@ def _triple(
 def read_positive(
     where: str, key: str, value: object, default: int, most: int | None = None
 ) -> int:
-    """Return a positive integer of a section, or the default for None."""
+    """Return a positive integer of a section of a processor file, or the default if it has none."""
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -17,7 +17,7 @@ from .processor_files import ProcessorFiles
 from .sizes import smart_resize
 
 _RULES = PixelRules(384**2, 1536**2)
-"""Bounds on the area, mean and standard deviation of the source's class."""
+"""The defaults of transformers' class: bounds on the area, mean and standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class RasterPreprocessor(PatchPreprocessor):
     """Resizes as the Qwen towers do, to whole tokens of 2x2 patches, and cuts row by row."""
 
     token_size: int = 2
-    """Side of a token in patches."""
+    """The side of a token, in patches."""
 
     @classmethod
     def paddleocr_vl(cls, *, patch_size: int, token_size: int) -> RasterPreprocessor:
-        """Return the class defaults of the source."""
+        """Return a preprocessor with the defaults of transformers' class for PaddleOCR-VL."""
         refused = ValueError(IMAGES_ALONE)
         return cls(patch_size, 1, 1, _RULES, _RULES, refused, token_size=token_size)
 

@@ -40,11 +40,11 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     """
 
     pool: int = 3
-    """Patches on a side of one token."""
+    """The number of patches on a side of the square that becomes one token."""
 
     @classmethod
     def gemma4(cls, patch_size: int, pool: int) -> SoftTokenPreprocessor:
-        """Return the class defaults: 280 tokens per image, 70 per frame."""
+        """Return a preprocessor with Gemma 4's defaults: 280 tokens per image, 70 per frame."""
         images, videos = (_rules(patch_size * pool, tokens) for tokens in (280, 70))
         return cls(patch_size, 1, 1, images, videos, channels_last=True, pool=pool)
 
@@ -90,13 +90,13 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return rules if tokens is None else _rules(self._side, _checked(tokens, f"{where}: "))
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the values that no file sets, and the keyword that sets some of them."""
+        """Return a text of the defaults that no file sets, and the keyword for some of them."""
         tokens = (rules.max_pixels // self._side**2 for rules in (self.images, self.videos))
         return "max_soft_tokens={} for images, {} for frames".format(*tokens), "max_soft_tokens"
 
     @property
     def _side(self) -> int:
-        """Pixels on a side of one token."""
+        """The side of the square that becomes one token, in pixels."""
         return self.patch_size * self.pool
 
     def _read(

@@ -27,7 +27,7 @@ from .stretched import StagedViews
 from .views import Views
 
 MOST_PER_SIDE = 4096
-"""Pixels of the longer side that the source resizes an image to at most."""
+"""The most pixels of the longer side to which transformers' processor resizes an image."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class SplitPreprocessor(StagedViews):
 
     image_size: int = 512
     longest_edge: int = 2048
-    """Pixels of the longer side of an image before it is cut."""
+    """The number of pixels to which the longer side of an image is resized before it is cut."""
     split: bool = True
-    """Cut images into tiles; otherwise there is the whole image alone."""
+    """Whether images are cut into tiles; otherwise only the whole image is encoded."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +63,8 @@ class SplitPreprocessor(StagedViews):
         return Views({"image": views}, (columns, rows, True))
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:
-        """Return mean, std, resampling, and how large an image is before it is cut."""
+        """Return the settings in a processor file: mean, std, resampling, and the size before
+        cutting."""
         require_supported(where, section, {"resample": section.get("resample")})
         tile = _longest(where, section, "max_image_size", 364)
         if tile != self.image_size:
@@ -82,7 +83,7 @@ class SplitPreprocessor(StagedViews):
 
 
 def _longest(where: str, section: Section, name: str, default: int) -> int:
-    """Return ``longest_edge`` of a size in a section."""
+    """Return ``longest_edge`` of the entry for a size in a section of a processor file."""
     size = section.get(name)
     if size is None:
         return default

@@ -34,25 +34,25 @@ class StagedViews(ViewPreprocessor):
 
     image_size: int = 224
     resample: str = "bicubic"
-    """"bilinear", "bicubic" or "lanczos"."""
+    """The kind of resampling when images are resized: "bilinear", "bicubic" or "lanczos"."""
 
     @property
     def sides(self) -> dict[str, int]:
-        """One path, of views cut to whole patches."""
+        """Return the side in pixels of the views, cut to whole patches, of the path "image"."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     @property
     def has_tiles(self) -> bool:
-        """No keyword bounds the number of views."""
+        """Return False: no keyword bounds the number of views."""
         return False
 
     @property
     def pads(self) -> bool:
-        """Every image fills its views."""
+        """Return False: an image is stretched to fill its views, and never padded."""
         return False
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the values that no file sets; no keyword sets them."""
+        """Return a text of the defaults that no processor file sets; no keyword sets them."""
         return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""
 
     def stage(
@@ -111,13 +111,14 @@ class StretchPreprocessor(StagedViews):
     """Resizes each image to S x S pixels, whatever its shape, and cuts off parts of patches."""
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return one view."""
+        """Return the whole image as the only view."""
         side = self.sides["image"]
         view = resize(image, self.image_size, self.image_size, self.resample)
         return Views({"image": [view[:, :side, :side]]})
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:
-        """Return mean, std and the kind of resampling; the size must be the tower's."""
+        """Return the settings in a processor file: mean, std and resampling; the size must be the
+        tower's."""
         check_side(where, section, self.image_size)
         named = str(section.get("image_processor_type") or "")
         usual = "bilinear" if named.startswith("Gemma3") else "bicubic"

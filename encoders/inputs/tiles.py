@@ -58,15 +58,15 @@ class TilePreprocessor:
     min_tiles: int = 1
     max_tiles: int = 12
     use_thumbnail: bool = True
-    """Append the whole image as one more tile, unless it is a single tile anyway."""
+    """Whether the whole image is appended as one more tile, unless it is a single tile anyway."""
     dynamic: bool = True
-    """Cut images into tiles; otherwise each image is resized to one tile."""
+    """Whether images are cut into tiles; otherwise each image is resized to one tile."""
     mean: Stats = IMAGENET_MEAN
     std: Stats = IMAGENET_STD
     video_mean: Stats | None = None
-    """Mean for videos where it differs from images."""
+    """The mean of the pixels of videos, where it differs from that of images."""
     video_std: Stats | None = None
-    """Standard deviation for videos where it differs from images."""
+    """The standard deviation of the pixels of videos, where it differs from that of images."""
     initial_shift: bool | float = True
     """Where sampling of frames starts: True is half a step into the video, a number is a frame."""
     video_error: ValueError | None = field(default=None, compare=False)
@@ -109,7 +109,7 @@ class TilePreprocessor:
             return replace(images, video_error=error(str(bad)))
 
     def without_videos(self, error: ValueError) -> TilePreprocessor:
-        """Return a copy that raises ``error`` for videos."""
+        """Return a copy of the preprocessor that raises ``error`` when it is given videos."""
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:

@@ -49,7 +49,7 @@ class _Pass(threading.local):
 
     decoder: Iterator[tuple[int, VideoFrame]] | None = None
     position: int = -1
-    """Number of ``frame``, the frame that was decoded last."""
+    """The number in the video of ``frame``, the frame that was decoded last."""
     frame: VideoFrame
 
 

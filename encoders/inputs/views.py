@@ -55,12 +55,12 @@ Own = TypeVar("Own", bound="ViewPreprocessor")
 
 
 class Views(NamedTuple):
-    """The views of one image."""
+    """The square views that one image becomes."""
 
     paths: Mapping[str, list[Tensor]]
-    """[3, S, S] per view, values 0 to 255, by the path that encodes them."""
+    """The pixels [3, S, S] of each view, from 0 to 255, by the name of the path that encodes it."""
     tiles: tuple[int, int, bool] = (1, 1, False)
-    """(columns, rows, whether there is a view of the whole image besides)."""
+    """How the tiles lie: (columns, rows, whether there is also a view of the whole image)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ViewPreprocessor(ABC):
     @property
     @abstractmethod
     def sides(self) -> dict[str, int]:
-        """The side of the views of each path, "image" first."""
+        """Return the side in pixels of the views of each path by its name, "image" first."""
 
     @abstractmethod
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
@@ -88,7 +88,7 @@ class ViewPreprocessor(ABC):
 
     @property
     def has_tiles(self) -> bool:
-        """Whether ``max_tiles`` bounds the tiles that images are cut into."""
+        """Whether the keyword ``max_tiles`` bounds the number of tiles that images are cut into."""
         return True
 
     @property
@@ -97,7 +97,7 @@ class ViewPreprocessor(ABC):
         return True
 
     def stats(self, path: str) -> tuple[Stats, Stats]:
-        """Return mean and standard deviation of the pixels of a path."""
+        """Return mean and standard deviation with which the pixels of a path are normalised."""
         return self.mean, self.std
 
     def with_files(
@@ -120,17 +120,17 @@ class ViewPreprocessor(ABC):
             raise error(str(bad)) from bad
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:
-        """Return the fields that a section of the processor files sets."""
+        """Return the settings of this preprocessor that a section of the processor files gives."""
         require_supported(where, section, {"normalize": True})
         mean, std = read_stats(where, section, self.mean, self.std)
         return {"mean": mean, "std": std}
 
     def without_videos(self: Own, error: ValueError) -> Own:
-        """Return the same: every tower with views refuses videos."""
+        """Return the preprocessor itself: every tower with views refuses videos anyway."""
         return self
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the values that no file sets; no keyword sets them."""
+        """Return a text of the defaults that no processor file sets; no keyword sets them."""
         return f"mean={self.mean}, std={self.std}", ""
 
     def __call__(
@@ -197,29 +197,29 @@ class SquarePreprocessor(ViewPreprocessor):
 
     image_size: int = 384
     min_size: int = 14
-    """The shorter side is resized to at least this many pixels."""
+    """The least number of pixels to which the shorter side of an image is resized."""
 
     @property
     def sides(self) -> dict[str, int]:
-        """One path."""
+        """Return the side in pixels of the view of the only path, "image"."""
         return {"image": self.image_size}
 
     @property
     def has_tiles(self) -> bool:
-        """No image is cut."""
+        """Return False: no image is cut into tiles."""
         return False
 
     @property
     def colour(self) -> Stats:
-        """Red, green and blue of the padding, from 0 to 1."""
+        """The red, green and blue of the padding around an image, from 0 to 1."""
         return self.mean
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return one view."""
+        """Return the padded square of the image as the only view."""
         return Views({"image": [self.square(image)]})
 
     def square(self, image: Tensor) -> Tensor:
-        """Return the view of S x S pixels, uint8 [3, S, S]."""
+        """Return the image resized and padded to a square of S x S pixels, uint8 [3, S, S]."""
         height, width = image.shape[1:]
         longer, side = max(height, width), self.image_size
         small = resize(
@@ -231,14 +231,14 @@ class SquarePreprocessor(ViewPreprocessor):
         return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:
-        """Return mean, std and the smallest side; the size must be the tower's."""
+        """Return the settings in a file: mean, std, smallest side; the size must be the tower's."""
         check_side(where, section, self.image_size)
         require_supported(where, section, {"do_pad": True})
         mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # the defaults of its class
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:
-        """Return ``min_size`` of a section."""
+        """Return ``min_size`` of a section of a processor file."""
         return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
 
 
@@ -260,16 +260,16 @@ class HybridPreprocessor(SquarePreprocessor):
 
     @property
     def colour(self) -> Stats:
-        """Red, green and blue of the padding, from 0 to 1."""
+        """The red, green and blue of the padding around an image, from 0 to 1."""
         return self.background
 
     @property
     def sides(self) -> dict[str, int]:
-        """The small view first."""
+        """Return the side in pixels of the views of each path, the small view's first."""
         return {"image": self.low_size, "high": self.image_size}
 
     def stats(self, path: str) -> tuple[Stats, Stats]:
-        """Return mean and standard deviation of the pixels of a path."""
+        """Return mean and standard deviation with which the pixels of a path are normalised."""
         return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
@@ -325,7 +325,8 @@ class CandidatePreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """One path: the whole image and the tiles have one size, cut to whole patches."""
+        """Return the side of all views of the only path: whole image and tiles, cut to whole
+        patches."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
@@ -344,7 +345,7 @@ class CandidatePreprocessor(ViewPreprocessor):
         return Views({"image": views}, (width // side, height // side, True))
 
     def rules(self, where: str, section: Section) -> dict[str, Any]:
-        """Return mean, std and the candidates; the sizes must be the tower's."""
+        """Return the settings in a file: mean, std, and candidate sizes that fit the tower."""
         require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
         sizes = section.get("candidate_resolutions")
         found = self.candidates if sizes is None else read_candidates(where, sizes, self.image_size)
@@ -368,17 +369,17 @@ class OcrPreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """The view of the whole image, and the tiles in a mode that has tiles."""
+        """Return the sides in pixels of the whole view and, if the mode has tiles, of the tiles."""
         return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
 
     @property
     def has_tiles(self) -> bool:
-        """Some modes cut images."""
+        """Whether images are cut into tiles, which depends on the published mode."""
         return self.tiled
 
     @property
     def pads(self) -> bool:
-        """Some modes stretch images."""
+        """Whether the whole image is padded to a square; some modes stretch it instead."""
         return self.keep_shape
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:

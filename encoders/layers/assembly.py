@@ -21,22 +21,22 @@ from einops import rearrange
 from torch import Tensor
 
 SEPARATOR = "separator"
-"""Stands in an order of views for the learned separator, whether or not all views are there."""
+"""Stands for the learned separator in an order of views, even if some views are missing."""
 
 
 class Picture(NamedTuple):
-    """How views of an image lie side by side."""
+    """The arrangement of views of one image side by side, which make one map."""
 
     cell: tuple[int, int]
-    """Rows and columns of a view in tokens."""
+    """The number of rows and of columns of tokens in one view."""
     columns: int = 1
-    """Views side by side."""
+    """The number of views side by side."""
     rows: int = 1
-    """Views one above another."""
+    """The number of views one above another."""
 
     @property
     def grid(self) -> tuple[int, int]:
-        """R and C of the whole picture."""
+        """The number of rows and of columns of tokens in the map of all views together."""
         return self.rows * self.cell[0], self.columns * self.cell[1]
 
 
@@ -80,7 +80,7 @@ def assemble(
 
 
 def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:
-    """Return the tokens of an image whose views have these rows and columns."""
+    """Return the number of tokens of an image whose views have these rows and columns."""
     return 1 + sum(rows * (columns + 1) for rows, columns in grids.values())
 
 

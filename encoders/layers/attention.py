@@ -168,7 +168,7 @@ class TileSegments(NamedTuple):
     cu_seqlens: Tensor
     max_seqlen: Tensor
     padding: Tensor
-    """Bool [B*n, 1, 1]: the rows of tiles that are padding."""
+    """Bool [B*n, 1, 1], true for the rows of tiles that are padding."""
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
@@ -248,7 +248,7 @@ def _(q: Tensor, *rest: object) -> Tensor:
 
 @contextmanager
 def _autograd_inside_op() -> Iterator[None]:
-    """An op's body runs below autograd; the recomputation wants its own tape."""
+    """Switch autograd on in the body of an op, where it is off, for a recomputation."""
     key = torch._C.DispatchKey.AutogradFunctionality
     was = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
     torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)

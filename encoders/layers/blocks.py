@@ -22,14 +22,14 @@ from .products import patch_product
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Depth and widths of a stack of blocks."""
+    """The depth and the widths of a stack of transformer blocks."""
 
     depth: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
     activation: str
-    """"gelu", "gelu_tanh" or "quick_gelu"."""
+    """The activation of the MLPs: "gelu", "gelu_tanh" or "quick_gelu"."""
     layer_norm_eps: float
 
     def __post_init__(self) -> None:

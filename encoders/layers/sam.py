@@ -37,7 +37,7 @@ from .products import convolve
 
 @dataclass(frozen=True)
 class SamSizes:
-    """Depth and widths of a SAM tower."""
+    """The depth and the widths of a SAM tower."""
 
     depth: int
     hidden_size: int
@@ -46,7 +46,7 @@ class SamSizes:
     global_blocks: tuple[int, ...]
     """Numbers of the blocks that attend over the whole view; the others attend in windows."""
     image_size: int
-    """Side of the views in pixels that the tables of positions were made for."""
+    """The side in pixels of the views that the tables of positions were made for."""
     neck_channels: int = 256
     window_size: int = 14
     patch_size: int = 16
@@ -55,7 +55,7 @@ class SamSizes:
 
     @property
     def out_hidden_size(self) -> None:
-        """None: the encoder around this tower has the projector."""
+        """None: SAM has no projector of its own; the encoder around it has one."""
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
@@ -142,7 +142,7 @@ class SamBlock(nn.Module):
     def __init__(self, sizes: SamSizes, window: int) -> None:
         super().__init__()
         self.window = window
-        """Side of a window in patches; 0 attends over the whole view."""
+        """The side of an attention window in patches; 0 means that the whole view attends."""
         self.norm1 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.attn = SamAttention(sizes.hidden_size, sizes.num_heads, window or sizes.side)
         self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)

@@ -34,7 +34,7 @@ FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
 class ItemPath(Protocol):
-    """The members of a path that encoding items needs besides its call."""
+    """The members of an input path that encoding items needs besides the function that calls it."""
 
     def grid_for(self, tokens: int) -> Grid: ...
 
@@ -70,7 +70,7 @@ PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
 
 
 class ItemResults(NamedTuple):
-    """The form of the result of each item."""
+    """The form of the result of each item: whole or pooled, and whether a vector is normalised."""
 
     pool: str = "none"
     normalize: bool = False
@@ -79,22 +79,22 @@ class ItemResults(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemEncoder(Generic[Output]):
-    """Encodes preprocessed items: an encoder, its paths, and how they are called."""
+    """How items are encoded: the encoder, and the function that calls each of its input paths."""
 
     encoder: JoinsOutputs[Output]
-    """Preprocesses items, and joins the outputs of the paths."""
+    """The encoder that preprocesses items and joins the outputs of its input paths."""
     paths: Mapping[str, ItemPath]
     calls: Mapping[str, PathCall[Output]]
-    """The call of each path by its name."""
+    """The function that encodes the inputs of each path, by the name of the path."""
     device: torch.device
     fields: tuple[str, ...] = FIELDS
-    """The fields that the call returns."""
+    """The fields of the output that the calls return."""
     stager: StagedPreprocessor | None = None
-    """The preprocessor, if it can leave normalising and cutting to the device."""
+    """The preprocessor, if it can leave normalising and cutting to the device, else None."""
     owned: bool = True
-    """Whether a result stays as it is when the next call runs."""
+    """Whether a result keeps its values when the next call runs, so that no copy is needed."""
     head: PoolingHead | None = None
-    """The head of the encoder that makes one vector of an item, if it has one."""
+    """The pooling head of the encoder, which makes one vector of an item, if there is one."""
 
     def check(self, results: ItemResults) -> None:
         """Raise unless these results can be had from this encoder.
@@ -114,7 +114,7 @@ class ItemEncoder(Generic[Output]):
             check_fields(results.pool, self.fields, grid, path.item_specs([grid])[0], self.head)
 
     def tokens(self, inputs: VisionInputs) -> int:
-        """Output tokens of preprocessed items, over all paths."""
+        """Return the number of output tokens of preprocessed items, over all paths."""
         return sum(
             spec.output_tokens
             for name, path in self.paths.items()
@@ -143,7 +143,7 @@ class ItemEncoder(Generic[Output]):
         return pool_items(outputs, results.pool, grids, results.normalize, self.head)
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
-        """The output of each item, made when it is asked for; it may be a view."""
+        """Return the output of each item, made when it is asked for; it may be a view."""
         paths = inputs.paths.items()
         entries = {name: self._entries(name, path, limit) for name, path in paths}
         for item in split_inputs(inputs, self.paths):
@@ -151,7 +151,7 @@ class ItemEncoder(Generic[Output]):
             yield self.encoder.join({name: next(entries[name]) for name in used}, item)[0]
 
     def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
-        """The output of each entry of a path."""
+        """Return the output of each entry of an input path."""
         path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
         calls = plan_calls(grids, path.item_specs(grids), limit)
@@ -175,7 +175,7 @@ EitherItemEncoder: TypeAlias = ItemEncoder[EncoderOutput] | ItemEncoder[PartialO
 
 
 def _in_own_memory(output: Output) -> Output:
-    """The output, copied if one of its tensors is a part of a larger one."""
+    """Return the output, copied if one of its tensors is a part of a larger one."""
     rows = (output.last_hidden_state, output.pooler_output, *(output.deepstack_features or ()))
     tensors = [x for x in rows if x is not None]
     whole = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
@@ -266,7 +266,7 @@ class ItemPart(NamedTuple):
     rows: int
     tokens: int
     last: bool
-    """Whether the item ends here."""
+    """Whether this part is the last one of its item."""
 
 
 def plan_calls(
@@ -308,7 +308,7 @@ def plan_calls(
 
 
 def join_outputs(parts: Sequence[Output]) -> Output:
-    """The output of an item from the outputs of its parts, in order."""
+    """Return the output of an item, joined from the outputs of its parts in order."""
     if len(parts) == 1:
         return parts[0]
     hidden, pooled, deepstack = zip(*parts, strict=True)

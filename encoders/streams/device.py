@@ -54,7 +54,7 @@ class DeviceQueue:
         return torch.cuda.stream(self._runs) if self._on_cuda else nullcontext()
 
     def mark(self) -> torch.cuda.Event | None:
-        """Return an event after everything that was queued so far, None without CUDA."""
+        """Return a CUDA event that comes after everything queued so far; None without CUDA."""
         if not self._on_cuda:
             return None
         event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to a decoder

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class EncodesItems(Generic[Output]):
-    """``encode`` and ``encode_many`` for whatever says how it is called."""
+    """Gives a class ``encode`` and ``encode_many``, which need only its ``item_encoder``."""
 
     def item_encoder(self) -> ItemEncoder[Output]:
-        """The encoder, and how it is called."""
+        """The encoder and the functions that call its paths, as ``encode`` and ``encode_many`` use
+        them."""
         raise NotImplementedError
 
     @overload
@@ -215,7 +216,7 @@ class EncodesItems(Generic[Output]):
 
 
 class AttentionAsked(NamedTuple):
-    """The arguments of ``attention_maps`` beside the items."""
+    """The arguments of ``attention_maps`` other than the items."""
 
     blocks: int | Sequence[int] | None
     queries: Sequence[tuple[int, int, int]] | str | None

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..contract import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
 
 POOLS = ("none", "mean", "max", "cls", "head")
-"""The values of ``pool=``; "none" keeps the whole output."""
+"""The values of the argument ``pool``; "none" keeps the whole output."""
 PoolingHead: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A learned head: makes [items, D] of the rows of ``pooler_output`` of each item."""
 
@@ -147,7 +147,7 @@ def _missing(how: str) -> str:
 
 
 def _class_rows(hidden: Tensor | None, grid: Grid) -> Tensor | None:
-    """The first row of each tile [tiles, D]."""
+    """Return the class token of each tile, which is its first row, as [tiles, D]."""
     if hidden is None:
         return None
     if hidden.ndim != 3 or hidden.shape[1] != 1 + grid[1] * grid[2]:

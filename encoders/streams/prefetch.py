@@ -16,7 +16,7 @@ _PATIENCE = 5.0
 
 
 class _Failure:
-    """An exception of ``items`` or ``prepare``, in the place of a result."""
+    """An exception that ``items`` or ``prepare`` raised, kept in the place of a result."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -51,12 +51,12 @@ class Prefetch(Generic[Item, Prepared]):
         self._ready: dict[int, Prepared | _Failure] = {}
         self._failure: _Failure | None = None
         self._held = 0
-        """Sizes of results that were not released."""
+        """The total size of the results that the consumer has not released yet."""
         self._taken = 0
         self._prepared, self._prepared_size = 0, 0
-        """How many items have been prepared, and the sum of their sizes."""
+        """The number of items that have been prepared, and the sum of their sizes."""
         self._wanted = -1
-        """The item that the consumer waits for or had last."""
+        """The number of the item that the consumer waits for, or was given last."""
         self._ended = False
         self.waited = 0.0
         """Seconds that the consumer has waited for results."""
@@ -111,7 +111,7 @@ class Prefetch(Generic[Item, Prepared]):
             raise self._failure.error
 
     def release(self, size: int) -> None:
-        """Say that results of this total size are held no longer."""
+        """Note that results of this total size are held no longer, so that more may be prepared."""
         with self._changed:
             self._held -= size
             self._changed.notify_all()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _FEWEST_PER_LINE = 100
 _PER_LINE = 1000
-"""Items per line of a log where their number is not known."""
+"""The number of items per line of a log where their total is not known."""
 
 
 class Progress:
@@ -29,7 +29,7 @@ class Progress:
         guess = _PER_LINE if total is None else max(-(-total // 100), _FEWEST_PER_LINE)
         self.per_line = per_line or guess
         self.note = ""
-        """Said behind the count: what else is known."""
+        """A text that is printed after the count, such as an estimate."""
         self._said = 0
         self._began = 0.0
         self._bar: tqdm[NoReturn] | None = None
@@ -54,7 +54,7 @@ class Progress:
             self._bar.close()
 
     def update(self) -> None:
-        """Count one item more."""
+        """Count one more item as done."""
         self.count += 1
         if self._bar is None:
             if self.count % self.per_line == 0 or self.count == self.total:
@@ -66,7 +66,7 @@ class Progress:
             self._bar.refresh()
 
     def _say(self) -> None:
-        """Write a line, unless this count has one."""
+        """Print a line with the count, unless this count has a line already."""
         if not self.shown or self._said == self.count:
             return
         from tqdm import tqdm
@@ -84,7 +84,7 @@ class Progress:
 
 
 def _new_bar(total: int | None) -> tqdm[NoReturn] | None:
-    """A bar where one can move: on a terminal and in a notebook; else None."""
+    """Return a progress bar on a terminal or in a notebook, where a bar can move; else None."""
     if not _in_notebook() and not (sys.stderr is not None and sys.stderr.isatty()):
         return None
     from tqdm.auto import tqdm  # here, so that importing the library stays cheap

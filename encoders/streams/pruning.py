@@ -24,16 +24,16 @@ from ..grids import read_grid
 
 
 class PrunedTokens(NamedTuple):
-    """The tokens of a clip that were kept, in their order."""
+    """The tokens of a video that pruning kept, in their order."""
 
     tokens: Tensor
-    """[M, D]: rows of ``pooler_output``."""
+    """The kept tokens [M, D], which are rows of ``pooler_output``."""
     deepstack_features: tuple[Tensor, ...] | None
     """The kept rows of each DeepStack feature, [M, D] each; None if the output has none."""
     positions: Tensor
     """[M, 3] int64: frame, row and column of each kept token, in merged tokens."""
     mask: Tensor
-    """[N] bool: whether each token was kept."""
+    """Bool [N]: whether each of the N tokens was kept."""
 
 
 def prune_video_tokens(
@@ -96,7 +96,7 @@ def _check(output: object, rate: object) -> None:
 
 
 def _changes(tokens: Tensor) -> Tensor:
-    """Return the change of each token [t, n, D] since the frame before, [t * n]."""
+    """Return the change of each token [t, n, D] since the frame before, as [t * n]."""
     wide = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
     change = 1 - F.cosine_similarity(wide[1:], wide[:-1], dim=-1)
     first = change.new_full((1, tokens.shape[1]), torch.inf)

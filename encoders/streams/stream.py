@@ -1,4 +1,4 @@
-"""Items of an iterable to results, in order and in bounded memory.
+"""Turn the items of an iterable into results, in order and in bounded memory.
 
 Threads prepare the items, and the consumer's own thread encodes batches of them.
 """
@@ -27,7 +27,7 @@ from .prefetch import Prefetch
 from .progress import Progress
 
 BATCHES_AHEAD = 4
-"""Batches of tokens that are read ahead of the results that were yielded."""
+"""The number of batches that are prepared ahead of the results that were yielded."""
 _FAILURES = (
     ValueError,
     TypeError,
@@ -62,7 +62,7 @@ class ItemResult(NamedTuple):
     value: Any
     """An ``EncoderOutput``, a vector [D], or an :class:`ItemError`."""
     grid: Grid | None
-    """(t, h, w) of the item, None if it could not be prepared."""
+    """The grid (t, h, w) of the item, None if it could not be prepared."""
     layout: VisionInputs | None
     """The grids and tiles of the item without its pixels, as ``feature_maps`` takes them."""
     paired: bool
@@ -77,9 +77,9 @@ class StreamOptions(NamedTuple):
     progress: bool = True
     on_error: str = "raise"
     total: int | None = None
-    """Number of items for the progress, None for ``len(items)`` or no number."""
+    """The number of items for the progress; None takes ``len(items)`` if it is known."""
     per_line: int | None = None
-    """Items per line of a log, see :class:`Progress`."""
+    """The number of items per line of the progress in a log, see :class:`Progress`."""
 
 
 def stream_items(
@@ -133,7 +133,7 @@ def stream_items(
 
 @dataclass
 class _Entry:
-    """One item on its way."""
+    """One item of a stream, from its preprocessing to its result."""
 
     index: int
     key: object
@@ -143,7 +143,7 @@ class _Entry:
     inputs: VisionInputs | StagedItem | None = None
     layout: VisionInputs | None = None
     value: Any = None
-    """The result, or the exception that stands in its place."""
+    """The result of the item, or the exception that stands in its place."""
 
 
 class _Stream:
@@ -162,7 +162,7 @@ class _Stream:
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
-        """How long the stream has waited for each."""
+        """The seconds that the stream waited for decoding, encoding and the consumer."""
         self.tokens, self.began = 0, 0.0
 
     def results(
@@ -213,7 +213,8 @@ class _Stream:
         return entry, entry.tokens
 
     def _batches(self, entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-        """Consecutive items of at most ``batch_tokens`` tokens; a larger item is alone."""
+        """Yield batches of consecutive items of at most ``batch_tokens`` tokens; a larger item is
+        alone."""
         batch: list[_Entry] = []
         tokens = 0
         for entry in entries:
@@ -257,7 +258,7 @@ class _Stream:
             _raise_if_not_the_items([entry.value for entry in entries])
 
     def _inputs(self, entries: Sequence[_Entry]) -> VisionInputs:
-        """The inputs of several items as one, on the device if that is a GPU."""
+        """Return the inputs of several items as one batch, on the device if that is a GPU."""
         staged = [entry.inputs for entry in entries if isinstance(entry.inputs, StagedItem)]
         plain = [entry.inputs for entry in entries if isinstance(entry.inputs, VisionInputs)]
         if self.stager is not None:
@@ -275,7 +276,7 @@ class _Stream:
         prefetch: Prefetch[object, _Entry],
         progress: Progress,
     ) -> Iterator[ItemResult]:
-        """Yield the results of a batch, once they are there."""
+        """Yield the results of a batch once the device has computed them."""
         began = time.perf_counter()
         self.queue.wait(mark, [tensor for entry in batch for tensor in _tensors(entry.value)])
         ready = time.perf_counter()
@@ -317,7 +318,7 @@ class _Stream:
 
 
 def _layout_of(inputs: VisionInputs | StagedItem) -> VisionInputs:
-    """The grids and tiles of an item without its pixels."""
+    """Return the grids and tiles of an item without its pixels."""
     if isinstance(inputs, StagedItem):
         tiles = None if inputs.tiles is None else [inputs.tiles]
         return VisionInputs(torch.empty(0), torch.tensor([inputs.grid]), tiles)
@@ -352,7 +353,7 @@ def _raise_if_not_the_items(values: Sequence[Any]) -> None:
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    """The tensors of a result."""
+    """Return the tensors that a result holds."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = 5
-"""Panels side by side."""
+"""The number of panels side by side in a figure."""
 PANEL_WIDTH = 2.2
-"""Inches."""
+"""The width of a panel in inches."""
 
 
 def plot_attention(
@@ -80,7 +80,7 @@ def plot_attention(
 
 
 def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """Return one picture [h, w] per block or, of all heads, per block and head."""
+    """Return one picture [h, w] per block or, if all heads are shown, per block and head."""
     panels: list[Tensor] = []
     for weights in [maps] if isinstance(maps, Tensor) else maps:
         if not isinstance(weights, Tensor) or weights.ndim not in (3, 4):

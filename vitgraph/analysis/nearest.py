@@ -1,4 +1,4 @@
-"""The nearest patches across photographs, asked of one tower or of several."""
+"""Find the nearest patches across photographs, in the features of one tower or of several."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
 
 
 class Match(NamedTuple):
-    """A patch that is like a chosen one."""
+    """A patch whose features are like those of a chosen patch."""
 
     photograph: int
     row: int
     column: int
     cosine: float
-    """Between the features of both patches, less the mean over all photographs."""
+    """The cosine between the features of both patches, less the mean over all photographs."""
 
 
 @overload

@@ -20,9 +20,9 @@ from encoders.inputs.intake import read_images
 from encoders.streams.progress import Progress
 
 FEWEST = 4
-"""The estimator divides by N - 3."""
+"""The fewest samples that can be compared, because the estimator divides by N - 3."""
 NUMBERS_AT_ONCE = 1 << 24
-"""Kernel values that are held at a time: 128 MiB of float64."""
+"""The most values of the kernel matrix held at a time: 128 MiB of float64."""
 
 
 @torch.no_grad()

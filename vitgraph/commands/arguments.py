@@ -26,7 +26,7 @@ EXAMPLES = {
     "demo": "vitgraph demo --out demo",
     "bench": "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
 }
-"""One command line per command, for the help."""
+"""One example of a command line per command, which the help prints."""
 PRECISIONS = ("bf16", "fp8")
 PRECISION_HELP = "fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)"
 
@@ -45,7 +45,7 @@ def list_commands(summaries: Mapping[str, str | None]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises a mistake as one line; argparse would print the whole usage and exit."""
+    """A parser that raises a mistake as one line, where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a ValueError that points to the help of the command."""
@@ -83,7 +83,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def before_dashes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments before ``--``, the only ones that may be options."""
+    """Return the arguments before ``--``; those after it are never options."""
     return list(takewhile(lambda argument: argument != "--", arguments))
 
 
@@ -123,11 +123,11 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
 
 
 LIMITS = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens", "fps", "num_frames")
-"""The options that are keywords of ``preprocess``."""
+"""The options of commands that are passed on as keywords of ``preprocess``."""
 
 
 def add_sizes(group: argparse._ActionsContainer) -> None:
-    """Add the bounds on the size of an item."""
+    """Add the options that bound the size of an image or video."""
     group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
@@ -135,7 +135,7 @@ def add_sizes(group: argparse._ActionsContainer) -> None:
 
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-"""Names that ``--dtype`` takes beside auto."""
+"""The names that ``--dtype`` takes beside "auto"."""
 _DEVICES = frozenset(
     (
         *("auto", "cpu", "cuda", "fpga", "hip", "hpu", "ideep", "ipu", "lazy", "maia", "meta"),
@@ -152,11 +152,11 @@ _VIDEOS = frozenset(
         *(".mts", ".ogv", ".webm", ".wmv"),
     ]
 )
-"""Suffixes of files that PIL never reads."""
+"""The suffixes of video files, which PIL never reads."""
 
 
 def is_video(path: Path) -> bool:
-    """Whether the suffix of a file is that of a video."""
+    """Return whether the suffix of a file is that of a video."""
     return path.suffix.lower() in _VIDEOS
 
 
@@ -175,7 +175,7 @@ def check_names(dtype: str | None, device: str | None) -> None:
 
 
 def check_source(options: argparse.Namespace) -> None:
-    """Look for the checkpoint that a command names, as :func:`check_repo` does."""
+    """Check that the checkpoint that a command names exists, as :func:`check_repo` does."""
     if options.repo is not None:
         check_repo(options.repo, read_source(options))
 

@@ -29,7 +29,7 @@ _FIGURES = {
     "speed REPO": "Measure your own checkpoint on this machine.",
     "accuracy REPO PHOTO...": "Compare precisions and kernels with float32 on your photographs.",
 }
-"""The text of the command without arguments."""
+"""The text that the command prints without arguments."""
 GRAPHS = "graphs_h200.json"
 _SHORT = ("1x224", "8x448", "mix8", "1 tile", "13 tiles")
 _TIMES = {
@@ -87,7 +87,7 @@ def print_list(options: argparse.Namespace) -> None:
 
 
 def print_graphs(options: argparse.Namespace) -> None:
-    """Print what graphs gained."""
+    """Print how much faster CUDA graphs were."""
     print((markdown if options.markdown else table)(read_graphs(options.results)))
 
 
@@ -211,5 +211,5 @@ def _row(row: JsonObject, measured: Sequence[str]) -> list[str]:
 
 
 def _number(value: float | None, form: str) -> str:
-    """Format a number; None, for a workload that no graph ran, becomes a dash."""
+    """Return a number as text, and a dash for None, which stands for a workload without graphs."""
     return "-" if value is None else f"{value:{form}}"

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 FIELDS = ("last_hidden_state", "pooler_output")
 NEAR = 0.99
-"""The cosine from which on a token counts as near that of float32."""
+"""The least cosine at which a token counts as near that of float32."""
 
 
 def add_accuracy(parser: argparse.ArgumentParser) -> None:
-    """The grammar of the command."""
+    """Add the arguments of the command ``bench accuracy`` to its parser."""
     add_source(parser)
     parser.add_argument("images", nargs="+", type=Path, metavar="PHOTO", help="pictures to encode")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
@@ -75,7 +75,7 @@ def print_accuracy(options: argparse.Namespace) -> None:
 
 
 def forms_of(encoder: Encoder, kernels: Sequence[str]) -> Iterator[tuple[str, Encoder]]:
-    """The forms of an encoder that its device can run, by name."""
+    """Return the forms of an encoder (reference, accelerated, fp8) that run on its device."""
     from encoders.accelerated.obstacles import fp8_obstacle
 
     weight = next(encoder.parameters())
@@ -110,7 +110,7 @@ def compare(
 
 
 def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
-    """Each field of the outputs of all pictures, tokens [T, D] on the CPU."""
+    """Return each field of the outputs of all pictures, as tokens [T, D] on the CPU."""
     import torch
 
     with torch.no_grad():
@@ -140,7 +140,7 @@ def errors(ours: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def table(rows: Sequence[Mapping[str, str | float]]) -> str:
-    """A row per form and field."""
+    """Return the lines of a table with a row per form of the encoder and field."""
     head = ("form", "field", "relative L2", "lowest cosine", f"tokens >= {NEAR}")
     cells = [
         (

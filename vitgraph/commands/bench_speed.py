@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from weights.tensor_file import JsonDict, JsonObject
 
 SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
-"""Images, and the tokens of each in multiples of the encoder's smallest budget."""
+"""Images per batch, and the tokens of each image in multiples of the smallest budget."""
 SIZES_WITHOUT_GPU = ((1, 1), (2, 1))
 RUNS, RUNS_WITHOUT_GPU = 15, 3
 KERNELS = ("auto", "torch", "triton", "flash2", "cudnn", "flash4")
-"""The values of ``accelerated(kernels=)``."""
+"""The values of the argument ``kernels`` of ``accelerated``."""
 
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
-    """The grammar of the command."""
+    """Add the arguments of the command ``bench speed`` to its parser."""
     add_source(parser)
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
     parser.add_argument("--dtype", help="bfloat16, float16, ...; by default the stored one")
@@ -125,7 +125,7 @@ def measure(
 
 
 def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) -> JsonDict:
-    """One value of ``--kernels``: capture where there is a GPU, then each size."""
+    """Measure one value of ``--kernels``: capture where there is a GPU, then time each size."""
     from graphwrap import GraphedEncoder
 
     fast, graphed = encoder.accelerated(kernels), None
@@ -168,7 +168,7 @@ def measure_size(
     size: tuple[int, int],
     runs: int,
 ) -> JsonDict:
-    """One size: every form in turn on the same random pixels."""
+    """Time every form of the encoder in turn on the same random pixels of one size."""
     images, times = size
     grids = [list(encoder.grid_for(times * encoder.budget_range[0]))] * images
     specs = encoder.item_specs(grids)
@@ -217,7 +217,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def table(body: JsonObject) -> str:
-    """A line about machine and tower, and then a table per value of ``--kernels``."""
+    """Return a line about machine and tower, and then a table per value of ``--kernels``."""
     about = body["about"]
     head = (
         f"{about['checkpoint']}: {about['encoder']} on {about['device']}, {about['dtype']}, "
@@ -254,7 +254,7 @@ def _row(row: JsonObject) -> list[str]:
 
 
 def _graphs(graphs: JsonObject) -> str:
-    """A line about the capture, and a line per budget."""
+    """Return a line about the capture, and a line per budget."""
     arena, pool, derived = (
         graphs[f"{name}_bytes"] / 2**20 for name in ("arena", "pool", "derived")
     )

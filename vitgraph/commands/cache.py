@@ -33,7 +33,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def list_towers(options: argparse.Namespace) -> None:
-    """Print one line per kept tower."""
+    """Print one line per tower that is kept in the cache."""
     from weights.cache.listing import list_cached
 
     _print(list_cached(options.cache_dir), options)

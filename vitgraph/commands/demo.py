@@ -11,7 +11,7 @@ from .arguments import check_repo
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments to the parser of the command."""
+    """Add the arguments of the command ``demo`` to its parser."""
     parser.add_argument(
         "repos",
         metavar="REPO",

@@ -34,10 +34,10 @@ FAMILIES = {
     for name, small in family.small.items()
     if small.title
 }
-"""Title in the picture -> name that ``write_seeded_checkpoint`` takes."""
+"""Per title in the picture, the name that ``write_seeded_checkpoint`` takes."""
 
 README_TOWERS = ("InternViT-300M", "Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL")
-"""Titles of the towers in the picture of the README."""
+"""The titles of the towers that the picture in the README shows."""
 
 PHOTOGRAPHS = {
     "pavilion": ("sklearn", "datasets/images/china.jpg"),
@@ -184,7 +184,7 @@ def draw(
     *,
     dpi: int = 200,
 ) -> None:
-    """Draw the items beside their feature maps, one column per name of ``encoded``."""
+    """Draw the images beside their feature maps, one column per name in ``encoded``."""
     figure = plot_feature_maps(
         [medium.still for medium in media],
         {title: [one.feature_map for one in items] for title, items in encoded.items()},

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments to the parser of the command."""
+    """Add the arguments of the command ``embed`` to its parser."""
     add_source(parser, optional=True)
     parser.add_argument(
         "files",

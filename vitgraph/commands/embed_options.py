@@ -141,7 +141,7 @@ class Command:
         self.reader = ImageReader(read, keyed=options.format == "vllm")
 
     def calls(self) -> Calls:
-        """How the encoder is called."""
+        """Return how the encoder is called for the images of the job."""
         from encoders.contract import Limits
         from encoders.streams.calls import ItemResults
         from encoders.streams.stream import StreamOptions
@@ -157,7 +157,7 @@ class Command:
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """The keywords of ``preprocess``."""
+        """Return the keywords of ``preprocess`` that the options give."""
         names = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
         return {name: vars(self.options)[name] for name in names}
 

@@ -1,4 +1,4 @@
-"""``vitgraph embed --plan``: samples the source, asks for rates, and prints."""
+"""Run ``vitgraph embed --plan``: sample the source, look up rates, and print an estimate."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ MOST_PLOTTED = 16
 
 
 def add_encode(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments to the parser of the command."""
+    """Add the arguments of the command ``encode`` to its parser."""
     parser.usage = "vitgraph encode REPO_OR_FOLDER IMAGE ... --out FILE [options]"
     add_source(parser)
     parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE", help="image files")
@@ -193,7 +193,8 @@ def encode(options: argparse.Namespace) -> None:
 
 
 def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:
-    """One item per call, unless graphs replay several; a bar on a terminal."""
+    """Return stream options with one item per call unless graphs replay several, and a progress
+    bar."""
     from encoders.streams.stream import StreamOptions
 
     batch_tokens = None if graphs is not None and graphs.items > 1 else 1

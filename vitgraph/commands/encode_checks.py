@@ -45,7 +45,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace, repo: str, path: Path) -> str:
-    """The command line that encodes a file, as an image or a video."""
+    """Return the command line that encodes a file as an image or as a video, for messages."""
     item = ["--video"] * is_video(path) + [str(path)]
     return shlex.join(["vitgraph", "encode", repo, *item, "--out", str(options.out)])
 
@@ -76,7 +76,7 @@ def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
 
 
 def _is_features_file(path: Path) -> bool:
-    """Whether the header of a file says that it holds features."""
+    """Return whether the header of a file says that it holds features."""
     try:
         with safe_open(str(path), framework="numpy") as file:
             return "vitgraph" in (file.metadata() or {})
@@ -148,7 +148,7 @@ def _read_size(path: Path) -> tuple[int, int]:
 
 
 def _is_heif(path: Path) -> bool:
-    """Whether a file begins like the photographs of a phone."""
+    """Return whether a file begins like a HEIF photograph, as phones take them."""
     with path.open("rb") as file:
         head = file.read(32)
     return head[4:8] == b"ftyp" and any(brand in head for brand in (b"heic", b"heix", b"mif1"))

@@ -1,4 +1,4 @@
-"""``vitgraph encode --graph``: captures graphs, and says what they did."""
+"""Run ``vitgraph encode --graph``: capture graphs, and print what they did."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _note(text: str) -> None:
 
 
 def summary(stats: GraphStats) -> str:
-    """Return two lines: what was replayed and what was not, and what capture took."""
+    """Return two lines: which items were replayed and which were not, and what capture took."""
     hits = sum(budget.hits for budget in stats.budgets)
     items = sum(budget.items for budget in stats.budgets)
     reasons = ", ".join(f"{why}: {count}" for why, count in sorted(stats.eager_reasons.items()))

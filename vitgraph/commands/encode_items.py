@@ -26,17 +26,17 @@ from ..video import read_video
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 NO_LIMITS = Limits()
-"""Sets no limits, so that those of the checkpoint hold."""
+"""Limits for ``preprocess`` that set nothing, so that the checkpoint's own hold."""
 WHOLE = ItemResults()
-"""Asks for the whole output of each item, not for one vector."""
+"""The request for the whole output of each item instead of one vector."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
-"""Each item is a call of its own."""
+"""The stream options with which each item is a call of its own."""
 _SIDEWAYS = (5, 6, 7, 8)
-"""Values of the EXIF orientation that exchange width and height."""
+"""The values of the EXIF orientation that exchange width and height."""
 
 
 class Media(NamedTuple):
-    """One image or one open video, which the stream decodes."""
+    """One image file or one open video, which the stream decodes later."""
 
     name: str
     item: Any
@@ -44,17 +44,17 @@ class Media(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """ "image" or "video"."""
+        """The kind of the medium: "image" or "video"."""
         return "video" if isinstance(self.item, Video) else "image"
 
     @property
     def frames(self) -> int:
-        """Frames of the video, 1 for an image."""
+        """The number of frames of the video, 1 for an image."""
         return len(self.item.frames) if isinstance(self.item, Video) else 1
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) in pixels; of a file only the header is read."""
+        """The size in pixels, (width, height); of an image file only the header is read."""
         if isinstance(self.item, Path):
             return _size_of_file(self.item)
         height, width = self.still.shape[1:]
@@ -62,7 +62,7 @@ class Media(NamedTuple):
 
     @property
     def still(self) -> Tensor:
-        """The image, or the middle frame of the clip, for plots; uint8 [3, H, W]."""
+        """The image, or the middle frame of the video, for plots: uint8 [3, H, W]."""
         if not isinstance(self.item, Video):
             return to_rgb(self.item)
         middle: Tensor = self.item.frames[len(self.item.frames) // 2]
@@ -89,7 +89,7 @@ def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media
 
 
 class Encoded(NamedTuple):
-    """The results for one item, on the CPU."""
+    """An encoded image or video: its output and what is printed of it, on the CPU."""
 
     media: Media
     item: Item
@@ -97,9 +97,9 @@ class Encoded(NamedTuple):
     feature_map: Tensor
     """``last_hidden_state`` laid out in space, [t, h, w, D], without the border of padded views."""
     milliseconds: float
-    """Wall-clock time since the result before it."""
+    """The wall-clock milliseconds since the result before this one."""
     vector: Tensor | None = None
-    """The pooled output [D] if there is a pool."""
+    """The pooled output [D], None if no pooling was asked for."""
 
 
 def encode_items(
@@ -142,7 +142,7 @@ def encode_items(
 
 
 def _raise_for(name: str, error: Exception) -> None:
-    """Raise the error of an item with the item's name before it."""
+    """Raise the error of an item with the item's name at the beginning of the message."""
     fix = (
         "make the item smaller (--max-pixels, --max-tiles, --num-frames), the calls "
         "(--max-tokens-per-call) or the numbers (--dtype bfloat16)"
@@ -162,7 +162,7 @@ def _describe(
     milliseconds: float,
     wanted: ItemResults,
 ) -> Encoded:
-    """One item's output with its feature map, its vector and its description."""
+    """Return an item's output with its feature map, its vector and its description."""
     hidden = output.last_hidden_state
     assert hidden is not None
     feature_map = encoder.feature_maps([hidden], layout)[0]["image"]
@@ -179,7 +179,7 @@ def _describe(
 
 
 def _to_cpu(output: EncoderOutput) -> EncoderOutput:
-    """A copy of ``output`` on the CPU; it must have every field."""
+    """Return a copy of ``output`` on the CPU; raises an error unless it has every field."""
     hidden, pooled, deepstack = output
     assert hidden is not None
     assert pooled is not None

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MODALITIES = {"image": 1, "video": 1, "image+video": 2}
-"""The words of the option, and how many items one replay takes by default."""
+"""The values of ``--modality``, and how many items one replay takes by default."""
 CLIP_SEGMENTS = 64
-"""Frame pairs that a graph for clips holds: 128 frames."""
+"""The number of frame pairs for which a graph for videos has room: 64, thus 128 frames."""
 MAX_GRAPHS = 48
-"""Most graphs that are captured, the default of :class:`GraphedEncoder`."""
+"""The most graphs that are captured, the default of :class:`GraphedEncoder`."""
 MOST_ITEMS = 8192
 """Most items per replay: the tokens of the largest default budget, as an item has at least one."""
 
@@ -31,7 +31,7 @@ class GraphOptions:
 
     @property
     def items(self) -> int:
-        """Items per replay."""
+        """The most items that one replay of a graph takes."""
         return self.max_batch_size or MODALITIES[self.modality]
 
     @property

@@ -175,7 +175,7 @@ class EmbedBatch:
         return {**columns, VECTORS: vectors, ERRORS: errors}
 
     def _load(self, rank: int | None) -> tuple[Encoder | GraphedEncoder, int]:
-        """The encoder, with its graphs on a GPU, and the width of its vectors."""
+        """Return the encoder, with CUDA graphs on a GPU, and the width of its vectors."""
         from weights import load_encoder
 
         self._pin()

@@ -37,22 +37,22 @@ from weights.writing import flush, temporary_beside
 from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
 
 TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
-"""The encoders whose features vLLM takes."""
+"""The encoders whose stored features vLLM accepts."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
-"""Endings of the names of files that a job writes into its folder."""
+"""The endings of the names of files that an embedding job writes into its folder."""
 
 
 class StoreSettings(NamedTuple):
     """What all items of a store have in common."""
 
     checkpoint: str | None
-    """The repo, None for a checkpoint that was not loaded from the Hub."""
+    """The repo of the checkpoint, None if it was not loaded from the Hub."""
     dtype: str
     commit: str
     """The commit of the repo; without a repo, a digest of the weights in ``dtype``."""
     width: int
-    """Columns of each tensor: (1 + L) * D for L DeepStack features of width D."""
+    """The number of columns of each tensor: (1 + L) * D for L DeepStack features of width D."""
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_tiles: int | None = None
@@ -156,7 +156,7 @@ class FeatureStore:
         return self.write(key, torch.from_numpy(rows).to(dtype), near)
 
     def read_arrays(self, keys: Sequence[str]) -> np.ndarray[Any, Any]:
-        """Return the rows of several items one below the other, in float32."""
+        """Return the rows of several items one below another, in float32."""
         none = torch.empty(0, self.settings.width)
         return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()
 
@@ -221,7 +221,7 @@ def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
 
 
 def _digest(encoder: Encoder) -> str:
-    """In the place of a commit: the names and the bytes of all weights."""
+    """Return a digest of the names and bytes of all weights, which takes the place of a commit."""
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(name.encode())

@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import IO, Any
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
-"""The extra of this distribution that brings the driver of a protocol."""
+"""Per protocol, the extra of this distribution that installs its driver."""
 _FAILURES = {
     "s3": ("botocore.exceptions.BotoCoreError", "botocore.exceptions.ClientError"),
     "gs": ("gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
     "http": ("aiohttp.ClientError",),
     "hf": ("httpx.HTTPError",),
 }
-"""By extra or protocol, what its driver raises beside OSError and ValueError."""
+"""Per extra or protocol, the exceptions that its driver raises beside OSError and ValueError."""
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
 _TIMES = ("updated", "mtime", "created")
 """The fields by which remote stores identify the content of a file, the best first."""
 REMOTE_BLOCK = 1 << 20
 FILES = "files "
-"""How the text begins that stands for the commit of files on a disk."""
+"""The beginning of the text that stands for a commit where files on a disk have none."""
 
 
 def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> bytes:
@@ -129,7 +129,7 @@ def version_of(path: str) -> str:
 
 
 def version_in(info: Mapping[str, object]) -> str:
-    """Return the state of a remote file, from the description that its store gives."""
+    """Return a text for the state of a remote file, from the description that its store gives."""
     known = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
     return f"{info.get('size')} {next(known, '')}"
 
@@ -251,7 +251,7 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Return the path behind ``file://`` or ``~``; anything else stays as it is."""
+    """Return the local path that ``file://`` or ``~`` stands for; anything else stays as it is."""
     return os.path.expanduser(path.removeprefix("file://"))
 
 
@@ -301,7 +301,7 @@ def explaining(url: str) -> Iterator[None]:
 
 
 def _failures_of(protocol: str) -> tuple[type[Exception], ...]:
-    """The exceptions of a driver; what it has not imported it cannot have raised."""
+    """Return the exceptions of a driver, as far as the modules that define them are imported."""
     names = _FAILURES.get(_EXTRAS.get(protocol, protocol), ())
     parts = (name.rpartition(".") for name in names)
     return tuple(vars(sys.modules[m])[kind] for m, _, kind in parts if m in sys.modules)

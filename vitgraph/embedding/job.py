@@ -28,16 +28,16 @@ from .storage import JOB, TENSOR, Storage
 from .workers import Worker
 
 SAMPLED = 16
-"""Images that are read to estimate the size of whole outputs."""
+"""The number of images that are read to estimate the size of whole outputs."""
 
 
 class Calls(NamedTuple):
-    """How the encoder is called for the images of a job."""
+    """How the encoder is called for the images of an embedding job."""
 
     limits: Limits
-    """Keywords of ``preprocess``."""
+    """The keywords of ``preprocess`` that bound the size of an image."""
     results: ItemResults
-    """What is made of each image."""
+    """The form of the result of each image: whole or pooled."""
     stream: StreamOptions
 
 
@@ -152,7 +152,7 @@ class Job:
             )
 
     def _estimate(self, item_encoder: EitherItemEncoder) -> tuple[float, str]:
-        """The size of whole outputs, from the sizes of a few images."""
+        """Return the size of whole outputs, estimated from the sizes of a few images."""
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
@@ -177,7 +177,7 @@ class Job:
         return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
 
     def _shard_files(self, number: int) -> list[File]:
-        """The files of a shard, none if another process has written it before its turn."""
+        """Return the files of a shard, none if another process wrote it in the meantime."""
         with self._listing:
             if number not in self._files_of:
                 done = self.shards[number].is_done
@@ -185,7 +185,7 @@ class Job:
             return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, Any]]:
-        """Key and item of each file to encode; a thread of the stream iterates it."""
+        """Yield key and item of each file to encode; a thread of the stream iterates it."""
         for number in self.todo:
             for file in self._shard_files(number):
                 yield file.key, self.reader.item(file)
@@ -276,7 +276,7 @@ class Job:
         return 3
 
     def _finish_own(self, missing: Sequence[int]) -> int:
-        """Say what is left for other workers; the last one writes the table of errors."""
+        """Print what is left for other workers; the last worker writes the table of errors."""
         own = set(self.worker.own(range(len(self.shards)))).difference(missing)
         stats = read_all_stats([self.shards[number] for number in sorted(own)])
         errors = sum(len(one["errors"]) for one in stats)
@@ -289,7 +289,7 @@ class Job:
 
 
 def _row_numbers(array: Array) -> int:
-    """Numbers in one row of an array, which may have none."""
+    """Return how many numbers one row of an array holds; the array may have no rows."""
     count = 1
     for side in array.shape[1:]:
         count *= side

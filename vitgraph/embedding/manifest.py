@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 NAME = "manifest.json"
 _LIST = "files."
-"""How the name of a list of files begins."""
+"""The beginning of the name of the list of files of a job."""
 
 
 class Manifest(NamedTuple):
-    """All that the shards of a job have in common."""
+    """The settings that all shards of an embedding job have in common."""
 
     settings: JsonDict
     """Plain data, all that determines a row: source, checkpoint, preprocessing, pooling, format."""
     items: int
     items_per_shard: int
     keys: str
-    """Digest of all keys in order."""
+    """A digest of the keys of all images in order."""
     files: JsonDict
     """The list of files: its name, where its index begins, and what was said when it was made."""
 
     @property
     def shards(self) -> int:
-        """How many shards the job has."""
+        """The number of shards of the job."""
         return -(-self.items // self.items_per_shard)
 
     def create(self, storage: Storage) -> bool:
@@ -139,13 +139,13 @@ class FileList:
         return [*json.loads(self._storage.read(self._name, self._index)), self._index]
 
     def shard(self, number: int) -> list[File]:
-        """Return the files of a shard."""
+        """Return the files of the shard of a number."""
         start, end = self._starts[number : number + 2]
         lines = self._storage.read(self._name, start, end).splitlines()
         return [File(*json.loads(line)) for line in lines]
 
     def file(self, number: int) -> File:
-        """Return one file of the job."""
+        """Return the file of a number in the job."""
         shard, place = divmod(number, self._items_per_shard)
         return self.shard(shard)[place]
 
@@ -177,7 +177,7 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
 
 
 def digest_keys(keys: Iterable[str]) -> str:
-    """Return the digest of keys and their order that a manifest holds."""
+    """Return the digest of keys and of their order that a manifest holds."""
     digest = hashlib.sha256()
     for key in keys:
         digest.update(_as_bytes(key))

@@ -21,12 +21,12 @@ import numpy as np
 Array: TypeAlias = np.ndarray
 Grid: TypeAlias = tuple[int, int, int]
 VECTORS = "embeddings"
-"""Name of the array of a pooled shard."""
+"""The name of the array of vectors in a shard of pooled outputs."""
 _VECTOR = "embedding"
-"""The column of vectors."""
+"""The name of the column of vectors in a parquet file."""
 _BESIDE = ("key", "t", "h", "w", "tokens", "rows")
 _GROUP = 64 << 20
-"""Bytes of a row group: what a reader of one item has to read."""
+"""The bytes of a row group, the part that a reader has to read for one item."""
 
 
 def require_parquet() -> None:
@@ -118,7 +118,7 @@ def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size:
 
 
 def _nested(array: Array) -> Any:
-    """Rows [n, .., D] as an arrow array of n nested lists of fixed sizes."""
+    """Return rows [n, .., D] as an arrow array of n nested lists of fixed sizes."""
     import pyarrow as arrow
 
     nested = arrow.array(array.reshape(-1))
@@ -128,7 +128,7 @@ def _nested(array: Array) -> Any:
 
 
 def _flat(column: Any) -> Array:
-    """The rows of a column of nested lists, those of all items one after another."""
+    """Return the rows of all items in a column of nested lists, one after another."""
     import pyarrow as arrow
 
     shape, kind = [], column.type

@@ -18,14 +18,14 @@ class SourceOptions(NamedTuple):
     """Where images are inside other files, and what names in lists and cells may say."""
 
     column: str = "image"
-    """The column with the images in parquet files and data sets."""
+    """The name of the column that holds the images in parquet files and data sets."""
     subset: str | None = None
-    """Configuration of a data set."""
+    """The name of the configuration (subset) of a data set."""
     split: str = "train"
     any_path: bool = False
-    """Whether a list or a cell may name files outside its own folder."""
+    """Whether a list of files or a table cell may name files outside its own folder."""
     fetch_urls: bool = False
-    """Whether a list or a cell may name https URLs, which are then read."""
+    """Whether a list of files or a table cell may name https URLs, which are then read."""
 
 
 class File(NamedTuple):
@@ -36,13 +36,13 @@ class File(NamedTuple):
     path: str
     """Absolute path or address of the image file, or of the file that holds the image."""
     size: int = -1
-    """Bytes of the image file, -1 if they are not known."""
+    """The bytes of the image file, -1 if their number is not known."""
     version: str = ""
     """A text that changes with the content of ``path``; empty if the store gives none."""
     kind: str = "file"
     """"file"; "member" or "sparse" member of a tar file; "row" of a table; or "url"."""
     place: int = 0
-    """Offset in a tar file, or number of the row."""
+    """The offset of the image in a tar file, or the number of its row in a table."""
 
 
 class ImageReader:
@@ -136,7 +136,7 @@ class ImageReader:
         return cell
 
     def _allowed(self, name: str, folders: tuple[str, ...]) -> str:
-        """The path of a file that a cell names, in the first folder that it may lie in."""
+        """Return the path of a file named by a table cell, in the first folder that may hold it."""
         for folder in folders[:-1]:
             try:
                 return beside(folder, name, False)
@@ -171,11 +171,11 @@ class Readable:
         return self._opened().read(size)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a place, as a file does."""
+        """Move to a position in the file, as ``seek`` of a file does."""
         return self._opened().seek(offset, whence)
 
     def tell(self) -> int:
-        """Return the place, as a file does."""
+        """Return the position in the file, as ``tell`` of a file does."""
         return self._opened().tell()
 
 
@@ -189,7 +189,7 @@ def content_key(content: bytes) -> str:
 
 
 def refuse_url(url: str) -> str:
-    """Return why a URL in a list or a cell is not read, and the way out."""
+    """Return why a URL in a list or a cell is not read, and how it would be."""
     return (
         f"{url} is a URL, and nothing is downloaded unless asked for: give --fetch-urls, or "
         "download the images and embed their folder"

@@ -49,29 +49,29 @@ from .storage import STORED, TENSOR, Storage, open_storage
 
 Array = np.ndarray
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
-"""The statistics that are read."""
+"""The keys of a shard's statistics that are read again."""
 
 
 class Row(NamedTuple):
-    """One item of a shard that was encoded."""
+    """One encoded image of a shard: its key, its grid and its arrays."""
 
     key: str
     grid: tuple[int, int, int]
     arrays: dict[str, Array]
-    """By field, or the one vector [D] under :data:`VECTORS`."""
+    """The arrays by field, or the one vector [D] under :data:`VECTORS`."""
     uuid: str = ""
-    """The key of its file in a feature store."""
+    """The key of the row's file in a feature store."""
 
 
 class Shard:
-    """The files of one shard."""
+    """The files of one shard of an embedding job, and how they are written and read."""
 
     def __init__(self, storage: Storage, number: int, format: str, pool: str) -> None:
         self.storage, self.number, self.format, self.pool = storage, number, format, pool
 
     @property
     def stats_name(self) -> str:
-        """Name of the statistics, which are written last."""
+        """The name of the file of statistics; it is written last and so marks a whole shard."""
         return f"{self.number:05d}_stats.json"
 
     @property
@@ -111,7 +111,7 @@ class Shard:
     def _write_files(
         self, rows: Sequence[Row], empty: Mapping[str, Array]
     ) -> dict[str, tuple[int, int]]:
-        """Write arrays and row table; returns the size and the checksum of each file."""
+        """Write arrays and row table, and return the size and the checksum of each file."""
         size = sum(array.nbytes for row in rows for array in row.arrays.values())
         self.storage.require_space(size)
         files: dict[str, tuple[int, int]] = {}
@@ -132,7 +132,7 @@ class Shard:
     def _writers(
         self, rows: Sequence[Row], arrays: dict[str, Array]
     ) -> Iterator[tuple[str, Callable[[Path], object]]]:
-        """The ending of each file, and the function that writes it."""
+        """Return the ending of each file of the shard, and the function that writes it."""
         keys = [row.key for row in rows]
         if self.format == "safetensors":
             yield "safetensors", partial(save_file, arrays)
@@ -148,7 +148,7 @@ class Shard:
         yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._table(rows))))
 
     def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Write a file per item; yields the name, the size and the checksum of each."""
+        """Write one file per item, and yield the name, the size and the checksum of each."""
         from .feature_store import FeatureStore  # which imports torch
 
         store = FeatureStore(self.storage.name)
@@ -163,7 +163,7 @@ class Shard:
 
     @cached_property
     def tag(self) -> str:
-        """Stands in the names of the files of this shard that count."""
+        """A part of the names of the shard's files that tells the valid ones from leftovers."""
         return self.read_stats().get("tag", "") if not self.storage.is_local else ""
 
     def _table(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
@@ -185,7 +185,7 @@ class Shard:
             offset, row_offset = offset + tokens, row_offset + count
 
     def read_table(self) -> list[dict[str, str]]:
-        """The row table, one dict per row."""
+        """Return the table of rows, one dict per row."""
         with (
             self.storage.reading(self._name(self.tag, "csv")) as path,
             open(path, encoding="utf-8", errors="surrogateescape", newline="") as file,
@@ -283,7 +283,7 @@ def _save_npy(array: Array, path: Path) -> None:
 
 
 def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
-    """The bytes of a table; names of files that are not UTF-8 keep their bytes."""
+    """Return the bytes of a CSV table, in which names that are not UTF-8 keep their bytes."""
     # The writer leaves a carriage return bare that its reader takes for the end of a line.
     odd = any("\r" in str(cell) for line in table for cell in line)
     text = io.StringIO(newline="")
@@ -316,7 +316,7 @@ def read_all_stats(shards: Sequence[Shard]) -> list[JsonDict]:
 
 
 def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[str], Array]:
-    """See :func:`vitgraph.features.load_embeddings`."""
+    """Read the embeddings of a job, as :func:`vitgraph.features.load_embeddings` describes."""
     storage = open_storage(folder)
     manifest = Manifest.read(storage)
     pool = manifest.settings["pool"]

@@ -50,12 +50,12 @@ _SUFFIXES = frozenset(
     )
 )
 _HEIF = frozenset((".heic", ".heif", ".hif"))
-"""Photographs of phones, which PIL reads with pillow-heif."""
+"""The suffixes of photographs of phones, which PIL reads with pillow-heif."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 LISTING = 16
-"""Tar files on a remote store whose headers are read at a time."""
+"""The number of tar files on a remote store whose headers are read at a time."""
 _MOST_SUFFIXES = 8
-"""Suffixes of files that are left out which are named one by one."""
+"""The most suffixes of left-out files that a message names one by one."""
 
 
 class Source:
@@ -105,7 +105,7 @@ class Source:
             )
 
     def describe_left_out(self) -> list[str]:
-        """Return a line about the files that were left out, none if there are none."""
+        """Return a line about the files that were left out, empty if there are none."""
         if not self.left_out:
             return []
         common = self.left_out.most_common(_MOST_SUFFIXES)
@@ -199,7 +199,7 @@ class Source:
                 yield file
 
     def _takes(self, name: str) -> bool:
-        """Whether a file is an image by its suffix; others are counted."""
+        """Return whether a file is an image by its suffix, and count the others."""
         suffix = posixpath.splitext(name)[1].lower()
         if suffix not in suffixes():
             self.left_out[suffix or "without a suffix"] += 1
@@ -274,7 +274,7 @@ class Source:
                 yield File(key, tar.path, one.size, tar.version, kind, one.place)
 
     def _rows(self, table: Any, path: str, version: str, key: str) -> Iterator[File]:
-        """One file per row of a table; a column of URLs stops the job before it begins."""
+        """Yield one file per row of a table; a column of URLs stops the job before it begins."""
         if len(table) and table.holds_text and not self.options.fetch_urls:
             first = url_in(table.cell(0))
             if first is not None:
@@ -326,7 +326,7 @@ def _remote_files(fs: Any, found: Mapping[str, Any], root: str) -> Iterator[File
 
 
 def _fixed_part(path: str) -> str:
-    """The folder of a pattern up to its first wildcard."""
+    """Return the folder of a pattern, up to its first wildcard."""
     parts = path.split("/")
     return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 

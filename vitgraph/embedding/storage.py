@@ -25,7 +25,7 @@ from weights.writing import flush, lock, temporary_beside, writing_whole
 from .files import explaining, is_remote, local_path, open_filesystem, protocol_of
 
 JOB = "job"
-"""Name of the lock under which the files of the job as a whole are written."""
+"""The name of the lock under which the files of the whole job are written."""
 STORE, STORED, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
 """Names in a feature store: the file of its settings, the file of an item, the tensor in it."""
 SPARE = 1 << 20
@@ -36,14 +36,15 @@ class Storage(ABC):
     """The folder of a job; without locks and without a bound, unless a subclass has them."""
 
     name: str
-    """Path or address, for messages."""
+    """The path or the address of the storage, for messages."""
     tag: str
     """Stands in the names of this writer's files: empty where locks keep writers apart."""
     is_local: bool
 
     @abstractmethod
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of the files that begin with ``prefix``, sorted; none without folder."""
+        """Return the sorted names of files that begin with ``prefix``; none if the folder is
+        missing."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -74,7 +75,7 @@ class Storage(ABC):
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; those that are not there are no error."""
+        """Delete files by name; a file that is not there is no error."""
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
@@ -85,10 +86,10 @@ class Storage(ABC):
         yield
 
     def tidy(self) -> None:  # noqa: B027  # nothing, unless a subclass has to
-        """Remove what workers that were killed have left."""
+        """Remove temporary files of workers that were killed."""
 
     def free(self) -> int | None:
-        """Return the bytes that are free, None if the storage has no bound."""
+        """Return the number of free bytes, None if the storage has no bound."""
         return None
 
     def require_space(self, count: int) -> None:
@@ -196,7 +197,7 @@ class LocalFolder(Storage):
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """A process that ends gives its lock back."""
+        """Hold the lock ``name`` in this folder; the system frees it when a process ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f".{name}.lock.tmp"
         with _locked(path):

@@ -18,7 +18,7 @@ from .files import is_remote, open_file, state_of
 from .parquet_files import require_parquet
 
 DATASET = "hf://datasets/"
-"""How the name of a data set of the Hub begins."""
+"""The beginning of the name of a data set of the Hub."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -41,7 +41,7 @@ class ParquetTable:
 
         self.path, self.version, self.column = path, version, column
         self.folders = (posixpath.dirname(path) if is_remote(path) else os.path.dirname(path),)
-        """The folder that paths in cells are relative to, and must stay in."""
+        """The folder in which the paths in table cells must lie, and to which they are relative."""
         try:
             with open_file(path, version) as file, parquet.ParquetFile(file) as opened:
                 groups = [
@@ -52,7 +52,7 @@ class ParquetTable:
             raise ValueError(f"{path}: cannot be read as a parquet file ({error})") from error
         require_column(path, column, schema.names)
         self.holds_text = "string" in str(schema.field(column).type)
-        """Whether a cell may hold a path or a URL."""
+        """Whether a table cell may hold a path or a URL."""
         self._ends = list(accumulate(groups))
         self._lock = threading.Lock()
         self._group = lru_cache(maxsize=4)(self._read_group)
@@ -117,14 +117,14 @@ class DataSet:
         self.column = column
         caches = (str(datasets.config.HF_DATASETS_CACHE), HF_HUB_CACHE)
         self.folders = (repo,) if Path(repo).is_dir() else caches
-        """The folders that paths in cells must stay in."""
+        """The folders in which the paths in table cells must lie."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def cell(self, row: int) -> Any:
-        """Return the content of a cell; any thread may call it."""
+        """Return the content of a table cell; any thread may call it."""
         with self._lock:
             return self._rows[row][self.column]
 
@@ -182,7 +182,7 @@ def hub_commit(repo: str, revision: str = "") -> str:
 
 
 def is_dataset(source: str) -> bool:
-    """Return whether a source is a whole data set: a name without a path behind it, or a folder."""
+    """Return whether a source is a whole data set, by its name on the Hub or in a folder."""
     name = source.removeprefix(DATASET).partition("@")[0]
     return source.startswith(DATASET) and (os.path.isdir(name) or name.strip("/").count("/") < 2)
 

@@ -16,7 +16,7 @@ from .files import is_remote, open_file
 HEADER_BLOCK = 2048 - 1
 """Bytes read ahead of the byte before a header; a header with a long name has 1,536."""
 NOWHERE = -1
-"""Place of a link that names no file of its tar file."""
+"""The offset of a link in a tar file that names no file of it."""
 
 
 class Member(NamedTuple):
@@ -24,17 +24,17 @@ class Member(NamedTuple):
 
     name: str
     place: int
-    """Offset of its bytes; of its header if it is sparse."""
+    """The offset of the file's bytes in the tar file; of its header if it is sparse."""
     size: int
     sparse: bool = False
 
 
 class Listed(NamedTuple):
-    """The files in a tar file, and what it took to list them."""
+    """The files in a tar file, and how many bytes were read to list them."""
 
     members: list[Member]
     transferred: int
-    """Bytes read from a remote store; 0 for a local file."""
+    """The number of bytes read from a remote store; 0 for a local file."""
 
 
 def list_members(path: str, version: str = "") -> Listed:
@@ -59,7 +59,7 @@ def list_members(path: str, version: str = "") -> Listed:
 
 
 def _members(file: Any) -> Iterator[tarfile.TarInfo]:
-    """Yield the headers of a tar file; only headers are read."""
+    """Yield the headers of the files in a tar file without reading the files."""
     with tarfile.open(fileobj=file, mode="r:") as opened:
         for member in opened:
             opened.members = []  # type: ignore[attr-defined]  # else it keeps all headers
@@ -102,7 +102,7 @@ def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
 
 
 def _follow(name: str, links: dict[str, str], known: dict[str, Member]) -> Member:
-    """The member that a symbolic link names, possibly through other links."""
+    """Return the member that a symbolic link names, possibly through other links."""
     target = name
     for _ in range(len(links)):
         target = links.get(target, target)

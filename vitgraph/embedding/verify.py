@@ -16,7 +16,7 @@ from .shards import Shard, missing_of, read_all_stats, shards_of
 from .storage import open_storage
 
 _MOST_LINES = 20
-"""Faults that are printed one by one."""
+"""The most faults that are printed one by one."""
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError)
 """The exceptions that reading a damaged file raises."""
 
@@ -51,7 +51,7 @@ def print_status(folder: str) -> int:
 
 
 def _print_workers(stats: list[JsonDict]) -> None:
-    """Print how many shards each worker has written, and how long ago the last one."""
+    """Print how many shards each worker has written, and when it wrote its last one."""
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()
     for one in stats:
@@ -143,7 +143,7 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
 
 
 def _keys_of(shard: Shard) -> list[str]:
-    """The keys of a shard in the order of the source, those of bad files included."""
+    """Return the keys of a shard in the order of the source, those of bad files included."""
     keys: list[str] = [line["key"] for line in shard.read_table()]
     for error in shard.read_stats()["errors"]:  # by ascending place
         keys.insert(error["place"], error["key"])

@@ -19,25 +19,25 @@ _LAUNCHERS = {
 
 
 class Worker(NamedTuple):
-    """One of the processes that work on a job."""
+    """One of the processes that work on an embedding job, with its rank."""
 
     rank: int = 0
     size: int = 1
     said_by: str = ""
-    """Who says so: "--shard", "torchrun", "SLURM", or nobody."""
+    """The source of the worker's rank: "--shard", "torchrun", "SLURM", or empty."""
     local_rank: int | None = None
-    """Among the workers of this host, None if it is not known."""
+    """The rank among the workers of this host, None if it is not known."""
     local_size: int = 1
 
     def __str__(self) -> str:
         return f"worker {self.rank} of {self.size} ({self.said_by})"
 
     def own(self, shards: Iterable[int]) -> list[int]:
-        """Return the shards of this worker: every ``size``-th, from ``rank`` on."""
+        """Return the numbers of this worker's shards: every ``size``-th, from ``rank`` on."""
         return [number for number in shards if number % self.size == self.rank]
 
     def place(self, device: torch.device) -> torch.device:
-        """Return the GPU of this worker, if ``device`` names CUDA and no GPU of it."""
+        """Return the GPU of this worker if ``device`` is "cuda" without a number."""
         if str(device) != "cuda" or self.local_rank is None:
             return device
         import torch

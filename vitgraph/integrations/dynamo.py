@@ -61,7 +61,7 @@ class Options(NamedTuple):
     """The settings of an operator; None leaves a value to the checkpoint or to this machine."""
 
     checkpoint: str | None = None
-    """Repo id or folder of the tower; None takes the model that Dynamo serves."""
+    """The repo id or folder of the tower; None takes the model that Dynamo serves."""
     revision: str | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -73,13 +73,13 @@ class Options(NamedTuple):
     max_pixels: int | None = None
     max_tiles: int | None = None
     allowed_hosts: str = ""
-    """Host names, separated by commas, whose addresses need not be public."""
+    """Host names, separated by commas, that may have private network addresses."""
     threads: int | None = None
     """Images that are fetched and decoded at once; None means one per core, 16 at most."""
     image_token_id: int | None = None
     """The placeholder of a text-only decoder, one per image; None for Qwen3-VL and Qwen3.5."""
     backend: str = "auto"
-    """The ``backend`` of the GraphedEncoder; "eager" captures nothing."""
+    """The ``backend`` of the GraphedEncoder; "eager" captures no graphs."""
     table: str | None = None
     """A file of ``GraphedEncoder.save_table``, with which a restart measures nothing."""
 
@@ -184,11 +184,11 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
         return [Qwen3VLImageEncoding(*pair) for pair in zip(rows, grids, strict=True)]
 
     def encode(self, inputs: VisionInputs) -> Sequence[PartialOutput]:
-        """Return one output per image, in memory that the next call writes to."""
+        """Return one output per image, in memory that the next call overwrites."""
         return self._built()(inputs)
 
     def close(self) -> None:
-        """Give back graphs and weights."""
+        """Free the CUDA graphs and the weights."""
         graphed, self._graphed = self._built(), None
         graphed.release()
         on_cuda = graphed.device.type == "cuda"
@@ -221,7 +221,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
             raise _refusal(rule, error) from None
 
     def _prepare(self, image: Image.Image) -> tuple[Item, int]:
-        """An image as :meth:`_join` takes it, and its output tokens."""
+        """Return an image as :meth:`_join` takes it, and the number of its output tokens."""
         item_encoder, wanted = self._built().item_encoder(), self.options
         limits = Limits(wanted.min_pixels, wanted.max_pixels, wanted.max_tiles)
         if item_encoder.stager is None:

@@ -27,7 +27,7 @@ from encoders.grids import read_grid
 __all__ = ["export_onnx", "export_program"]
 
 UNREAD = ("max_seqlen", "max_window_seqlen")
-"""Metadata that attention kernels read and dense attention does not."""
+"""The metadata that attention kernels read but the dense attention of an export does not."""
 
 
 def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> ExportedProgram:
@@ -125,7 +125,7 @@ def _takes_tiles(encoder: VisionEncoder) -> bool:
 
 
 def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
-    """Zeros of the shape that these grids make."""
+    """Return zeros of the shape that the pixels of these grids have."""
     specs, weight = encoder.item_specs(grids), next(encoder.parameters())
     if not specs:
         raise ValueError("grid_thw is empty: pass the grid of one item or more")
@@ -139,7 +139,7 @@ def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
 
 
 class _Traced(nn.Module):
-    """The encoder as a function of what changes between calls."""
+    """The encoder as a module whose arguments are what changes between calls."""
 
     def __init__(self, encoder: VisionEncoder, fixed: Metadata) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
-    """Equal neighbours go together."""
+    """Return attention inside segments; neighbouring segments of equal length run as one batch."""
     parts, start = [], 0
     for length, equal in groupby(lengths):
         end = start + length * len(list(equal))
@@ -223,7 +223,7 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Rows attend to the rows before which as many segments end."""
+    """Return attention inside segments by a mask over all pairs of rows."""
     rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
     segment = (rows[:, None] >= cu_seqlens[None, 1:]).sum(1)
     mask = segment[:, None] == segment[None, :]

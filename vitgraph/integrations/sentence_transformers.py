@@ -32,7 +32,7 @@ except ImportError as error:
 __all__ = ["ImageEncoder"]
 
 MODEL_ID = "sentence_transformers_model_id"
-"""The library puts the repo in its place when the folder is uploaded."""
+"""A placeholder for the repo id, which the library fills in when the folder is uploaded."""
 USAGE = """\
 ```python
 from PIL import Image
@@ -107,13 +107,13 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     @property
     def modalities(self) -> list[str]:
-        """Images only."""
+        """The kinds of input that the encoder takes: images only."""
         return ["image"]
 
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **unused: Any
     ) -> dict[str, Any]:
-        """Pixels of the images, and their grid as a list, which stays on the host."""
+        """Return the pixels of the images, and their grid as a list, which stays on the host."""
         pixels = self.encoder.preprocess(
             images=inputs,
             min_pixels=self.min_pixels,

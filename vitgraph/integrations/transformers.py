@@ -212,7 +212,7 @@ def mm_encoder_outputs(
 
 
 def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
-    """Outputs of Qwen items, one tensor per item and layer."""
+    """Return the outputs of Qwen items as lists, with one tensor per item and layer."""
     pooled = tuple(item.pooler_output for item in items)
     layers = zip(*(item.deepstack_features or () for item in items), strict=True)
     return _model_output(None, pooled, list(layers))

@@ -238,7 +238,7 @@ class DataParallelEncoder:
             inputs.check(self._paths)
 
     def _share(self, grid_thw: GridLike) -> Shares:
-        """Read the grid of a call, and assign its items."""
+        """Read the grid of a call, and divide its items among the ranks."""
         grids = read_grid(grid_thw)
         specs = self._paths["image"].item_specs(grids)
         return self._assign(grids, specs, [cost_of(spec) for spec in specs])
@@ -277,7 +277,7 @@ class DataParallelEncoder:
         return RankResult(shares, fields, counts, about, self._device)
 
     def _fields(self, output: PartialOutput) -> list[tuple[str, Tensor]]:
-        """The fields of an output that are wanted, DeepStack features last."""
+        """Return the fields of an output that are wanted, DeepStack features last."""
         fields: list[tuple[str, Tensor]] = []
         for name in ("last_hidden_state", "pooler_output", "deepstack_features"):
             if name in self.outputs:
@@ -306,7 +306,7 @@ class DataParallelEncoder:
         return self._new_result(shares, [("vectors", vectors)])
 
     def _together(self, work: Callable[[], RankResult], wanted: str = "") -> RankResult:
-        """The result of this rank, if all ranks are fine and were asked for the same."""
+        """Return this rank's result, if no rank failed and all were asked for the same."""
         result = self._status.attempt(
             work, lambda result: wanted + result.about if self.scatter else ""
         )
@@ -323,7 +323,7 @@ class DataParallelEncoder:
         return self._rows.gather(result)
 
     def _split(self, gathered: list[Tensor], result: RankResult) -> list[PartialOutput]:
-        """The output of each item, as views."""
+        """Return the output of each item as views."""
         pairs = zip(gathered, result.counts, strict=True)
         fields = [rows.split(counts) for rows, counts in pairs]
         return [

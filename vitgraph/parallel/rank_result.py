@@ -23,12 +23,12 @@ class RankResult(NamedTuple):
     """Rows of each item in each field. With several paths those of this rank's items alone, until
     :func:`complete` has heard the others."""
     about: str
-    """A text that has to be equal on all ranks before rows are exchanged."""
+    """A description of the call, which must be equal on all ranks before rows are exchanged."""
     device: torch.device
 
     @property
     def types(self) -> FieldTypes:
-        """The fields without their rows."""
+        """The name, dtype and trailing shape of each field, without its rows."""
         return [(name, rows.dtype, tuple(rows.shape[1:])) for name, rows in self.fields]
 
 

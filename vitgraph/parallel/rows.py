@@ -1,4 +1,4 @@
-"""The rows that the ranks of a group have computed, gathered on each of them."""
+"""Gather the rows that the ranks of a group have computed on each of the ranks."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ windows, are proportional to the rows alone.
 
 
 def cost_of(spec: EncoderItemSpec) -> float:
-    """Return the cost of an item, in rows of a short segment."""
+    """Return the cost of encoding an item, in units of one row of a short segment."""
     rows = spec.segments * spec.longest_segment
     return rows if spec.windows else rows * (1 + spec.longest_segment / ATTENTION_ROWS)
 
@@ -68,7 +68,7 @@ def share_out(costs: Sequence[float], ranks: int) -> list[list[int]]:
 
 
 class Shares(NamedTuple):
-    """The items of one call, and which of them each rank encodes."""
+    """The assignment of the items of one call to ranks."""
 
     grids: list[Grid]
     """The grid of each item in the path "image"."""
@@ -105,14 +105,14 @@ class Shares(NamedTuple):
         return torch.cat(parts) if parts else pixel_values[:0]
 
     def counts(self, field: str) -> list[int]:
-        """Return how many rows each item has in a field, which is one in ``"vectors"``."""
+        """Return how many rows each item has in a field; a pooled vector is one row."""
         if field == "vectors":
             return [1] * len(self.specs)
         hidden = field == "last_hidden_state"
         return [spec.input_size if hidden else spec.output_tokens for spec in self.specs]
 
     def most(self, counts: Sequence[int]) -> int:
-        """Return the rows of the rank that has the most of them."""
+        """Return the number of rows of the rank that has the most."""
         return max(sum(counts[item] for item in share) for share in self.of_ranks)
 
     def places(self, counts: Sequence[int]) -> Tensor:

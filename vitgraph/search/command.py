@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments to the parser of the command."""
+    """Add the arguments of the command ``search`` to its parser."""
     parser.add_argument("vectors", metavar="VECTORS", help="folder that `vitgraph embed` wrote")
     parser.add_argument("photograph", type=Path, metavar="PHOTO", help="image file to search for")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="by default 20")
@@ -144,7 +144,7 @@ def _load(options: argparse.Namespace, settings: dict[str, Any]) -> Encoder:
 
 
 def _facts(options: argparse.Namespace, vectors: Vectors, limits: dict[str, Any]) -> dict[str, str]:
-    """What is said of a search, by name."""
+    """Return the facts about a search that are printed and written, by name."""
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
     fp8 = "; the job ran products in fp8, the photograph none"

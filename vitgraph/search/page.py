@@ -24,9 +24,9 @@ from ..terminal import printable
 from .vectors import Hit
 
 THUMBNAIL = 320
-"""Longest side in pixels."""
+"""The most pixels of the longer side of a thumbnail."""
 MARK = '<meta name="generator" content="vitgraph search">'
-"""Stands in every page, so that a page may be replaced and no other file is."""
+"""The text that marks a page of results, so that only such a page is overwritten."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d7dc; --soft: #5d6470; --card: #f5f6f8; }
@@ -113,13 +113,13 @@ def write_page(
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file begins as a page of a search does."""
+    """Return whether a file begins like a page of search results."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(2048)
 
 
 def _figure(picture: str, key: str, note: str) -> str:
-    """Return a figure; ``picture`` is a data: URI, or the reason why there is none."""
+    """Return the HTML of a figure; ``picture`` is a data: URI, or the reason why there is none."""
     shown = (
         f'<img src="{picture}" alt="{_text(key)}">'
         if picture.startswith("data:image/jpeg;base64,")

@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 1 << 14
 
 
 class Hit(NamedTuple):
-    """An image of the job that is like the photograph."""
+    """An image of the job that is similar to the photograph searched for."""
 
     key: str
     cosine: float
@@ -58,7 +58,7 @@ class Vectors:
                 f"{missing[0]}; run the command of the job again, it goes on where it was"
             )
         self.count = 0
-        """Vectors of the job, known after a search."""
+        """The number of vectors of the job, known after a search."""
 
     def nearest(self, vector: Array, top: int) -> list[Hit]:
         """Return the images with the largest cosine, the best first.
@@ -104,7 +104,7 @@ class Vectors:
             yield np.asarray(matrix[start : start + ROWS_AT_ONCE], np.float32)
 
     def _hits(self, cosines: Array, starts: Array, top: int) -> list[Hit]:
-        """Return the best rows; only the tables of their shards are read."""
+        """Return the most similar images; only the tables of their shards are read."""
         best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
         best = best[np.lexsort((best, -cosines[best]))]
         homes = np.searchsorted(starts, best, side="right") - 1
@@ -132,6 +132,6 @@ class Vectors:
 
 
 def _unit(rows: Array) -> Array:
-    """Divide rows by their length; a row of zeros stays one."""
+    """Return the rows divided by their lengths; a row of zeros stays zero."""
     length = np.linalg.norm(rows, axis=-1, keepdims=True)
     return rows / np.where(length > 0, length, 1)

@@ -55,7 +55,7 @@ class KeptTower(Snapshot):
     def __init__(
         self, folder: Path, label: str = "", commit: str | None = None, offline: bool = False
     ) -> None:
-        """Open the tower in ``folder``, or raise a :class:`DamagedError`."""
+        """Open the kept tower in ``folder``; raises a :class:`DamagedError` if it is not sound."""
         super().__init__(folder, SINGLE, label)
         self.commit, self.offline, path = commit, offline, folder / SINGLE
         try:

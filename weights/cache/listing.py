@@ -16,7 +16,7 @@ from .store import TOWERS, Store, cache_root
 
 @dataclass(frozen=True)
 class CachedTower:
-    """One tower, or what has arrived of one."""
+    """One tower in the cache, whole or partly fetched."""
 
     repo_id: str
     commit: str
@@ -24,7 +24,8 @@ class CachedTower:
     bytes: int  # on the disk, small files included
     tensors: int
     state: str
-    """``whole``, ``unfinished``, ``configs only``, or ``damaged: `` and how."""
+    """The state of the tower: ``whole``, ``unfinished``, ``configs only``, or ``damaged: `` and
+    how."""
     folder: Path
 
 
@@ -81,7 +82,7 @@ def remove_cached(
 
 
 def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
-    """Return those of ``folders`` that are of the one commit that begins so."""
+    """Return the folders of the one commit that begins with the given characters."""
     commits = sorted({_commit(folder) for folder in folders})
     found = [name for name in commits if commit and name.startswith(commit)]
     if len(found) != 1:
@@ -95,7 +96,7 @@ def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
 
 
 def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
-    """Return subfolder, tensors and state of what is kept of one commit."""
+    """Return subfolder, tensors and state of a tower that the cache keeps at one commit."""
     try:
         if store.tower.is_dir():
             kept = KeptTower(store.tower)
@@ -112,7 +113,7 @@ def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
 
 
 def _repos(root: Path) -> list[Path]:
-    """Return the folders of all repos of which something is kept."""
+    """Return the folders of all repos of which the cache keeps something."""
     try:
         return _subfolders(root / TOWERS, r"models--.+--.+")
     except FileNotFoundError:

@@ -49,7 +49,7 @@ def repo_folder(root: Path, repo_id: str) -> Path:
 
 
 class Store:
-    """The folder of one repo at one commit."""
+    """The folder in the cache of one repo at one commit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ class Store:
             yield
 
     def keep_answers(self, answers: Mapping[str, bytes | None]) -> None:
-        """Keep small files by name; None records that the repo has no such file."""
+        """Keep the contents of small files by name; None records that the repo has no such file."""
         table = {
             name: None if raw is None else raw.decode("latin-1") for name, raw in answers.items()
         }

@@ -1,4 +1,4 @@
-"""DeepSeek-VL, DeepSeek-VL2, DeepSeek-OCR and Unlimited-OCR as published; VL also converted."""
+"""The published layouts of DeepSeek-VL, DeepSeek-VL2, DeepSeek-OCR and Unlimited-OCR."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ..published import PublishedModel, SmallCheckpoint, family_facts
 from ..tensor_file import JsonDict, JsonObject
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
-"""Shapes of the tower's tensors by the encoder's names."""
+"""The shapes of the tower's tensors, by the names that the encoder gives them."""
 Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], Any]]
 """All names that published configs give a field -> its value as shapes tell it; a LookupError if
 they do not tell. ``text_config.hidden_size`` lies in the section ``text_config``."""
@@ -26,14 +26,14 @@ they do not tell. ``text_config.hidden_size`` lies in the section ``text_config`
 
 @dataclass(frozen=True)
 class TransformersClass:
-    """A class of transformers that is a tower alone."""
+    """A class of transformers whose checkpoints hold a vision tower alone."""
 
     module: str
-    """Name of the model's folder in ``transformers.models``."""
+    """The name of the model's folder in ``transformers.models``."""
     name: str
     model_type: str
     auto: bool = True
-    """Whether ``AutoModel`` builds the class."""
+    """Whether ``AutoModel`` of transformers builds the class."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Field of published configs -> the name by which the class reads it, where that is another."""
 
@@ -48,7 +48,7 @@ class Family:
     name: str
     encoder: Callable[..., Encoder]
     config: Any
-    """The encoder's config class, which has ``from_hf``."""
+    """The config class of the encoder, which has ``from_hf``."""
     model_types: tuple[str, ...]
     signs: tuple[tuple[str, str], ...]
     """Pairs of tensor names that no other family has together, for configs without a model type."""
@@ -59,7 +59,7 @@ class Family:
     outer_fields: Fields = field(default_factory=dict)
     """Fields of the config around it that shapes determine, for configs that leave them out."""
     timm: Mapping[str, Callable[[JsonObject], JsonDict]] = field(default_factory=dict)
-    """Timm architecture -> function from its ``model_args`` to the tower's config."""
+    """Per timm architecture, the function that makes the tower's config from ``model_args``."""
     classes: Mapping[str, TransformersClass] = field(default_factory=dict)
     """Layout -> the class of transformers that reads a tower with its names; then model types
     (without ``_vision``) of such layouts that have a class of their own."""
@@ -76,12 +76,12 @@ class Family:
 
     @property
     def replays(self) -> Mapping[str, str]:
-        """Whether items replay as CUDA graphs, in words, for "image" and "video"."""
+        """Whether items replay as CUDA graphs, in words, for "image" and for "video"."""
         return family_facts(self.name).replays
 
     @property
     def video(self) -> str:
-        """How a clip enters the tower; ``NO_VIDEO`` if none does."""
+        """How a video enters the tower; ``NO_VIDEO`` if the family takes none."""
         return family_facts(self.name).video
 
     @property
@@ -131,7 +131,7 @@ class _WithoutInit(TorchFunctionMode):
 
 
 def with_vision(*model_types: str) -> tuple[str, ...]:
-    """Return model types and, after them, those of their vision configs."""
+    """Return model types and, after them, the types of their vision configs."""
     return (*model_types, *(f"{model_type}_vision" for model_type in model_types))
 
 

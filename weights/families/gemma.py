@@ -1,4 +1,4 @@
-"""Gemma 4 as Google publishes it."""
+"""The layouts in which Google publishes Gemma 4."""
 
 from __future__ import annotations
 

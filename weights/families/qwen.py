@@ -123,7 +123,7 @@ _TIMM_SIZES = {  # timm's name -> width, depth, heads, MLP over width
 
 
 def _timm_section(size: str, arguments: JsonObject) -> JsonDict:
-    """Return the tower's config; the tensors say what ``arguments`` leaves out."""
+    """Return the tower's config; the tensors' shapes say what ``arguments`` leaves out."""
     width, depth, heads, ratio = _TIMM_SIZES[size]
     width = arguments.get("embed_dim", width)
     return {

@@ -24,7 +24,7 @@ from .family import Family, Fields, TransformersClass, blocks, length, square
 
 _BLOCK = "encoder.layers.N"
 QKV = tuple(f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")
-"""Published names of the rows of ``blocks.N.attn.qkv``."""
+"""The published names of the tensors whose rows make up ``blocks.N.attn.qkv``."""
 
 
 def siglip_names(tower: str, patch: str) -> Mapping[str, str]:

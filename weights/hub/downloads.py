@@ -80,7 +80,7 @@ def fetch_tower(
 
 
 class _Fetch:
-    """One fetch into the ``partial`` folder of what is kept of a repo."""
+    """One fetch of a tower into the ``partial`` folder that the cache keeps for a repo."""
 
     def __init__(self, repo: Repo, wanted: Wanted, headers: Mapping[str, Header]) -> None:
         self.repo = repo
@@ -102,7 +102,7 @@ class _Fetch:
         self.done = self.folder / "done"
 
     def complete(self) -> None:
-        """Fetch what is missing, and complete the folder of the tower."""
+        """Fetch the byte ranges that are missing, and complete the folder of the tower."""
         done = self._begin()
         options = self.repo.options
         with tqdm(  # type: ignore[no-untyped-call]
@@ -180,7 +180,7 @@ class _Fetch:
 
 
 def download_shards(repo: Repo, names: list[str]) -> None:
-    """Download whole files into the client's cache, by the client."""
+    """Download whole files into the cache of the Hub's client, by the client."""
     options = repo.options
 
     def download(name: str, stop: Event) -> None:

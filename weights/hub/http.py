@@ -39,19 +39,19 @@ _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
 class RangesUnsupported(Exception):
-    """The server ignores byte ranges, or answers other bytes than it was asked for."""
+    """Raised when a server ignores byte ranges, or answers other bytes than it was asked for."""
 
 
 class Unreachable(Exception):
-    """The connection broke too often, or could not be made."""
+    """Raised when a connection broke too often, or could not be made."""
 
 
 class _Expired(HTTPError):
-    """A signed address expired; the Hub has to be asked for another."""
+    """Raised when a signed address expired, so that the Hub has to be asked for another."""
 
 
 class RemoteFile:
-    """A file of a repo at one commit, which messages call ``label``."""
+    """A file of a repo at one commit on the Hub, called ``label`` in messages."""
 
     def __init__(self, url: str, token: bool | str | None, label: str) -> None:
         self.url, self.token, self.label = url, token, label
@@ -169,7 +169,7 @@ class RemoteFile:
     def _open(
         self, wanted: str | None, stop: Event | None, *, patient: bool = True
     ) -> Iterator[Any]:
-        """Send one request, asked again while the server is busy and ``patient``."""
+        """Send one request, and send it again while the server is busy if ``patient`` is true."""
         if stop is not None and stop.is_set():
             raise Stopped
         direct = self._direct
@@ -205,7 +205,7 @@ class RemoteFile:
             yield response
 
     def _compare(self, response: Any) -> None:
-        """Remember the ETags of the first answer; those of any other must be the same."""
+        """Remember the ETags of the first answer, and require the same of every later answer."""
         headers: dict[str, str] = {}
         for answer in (response, *reversed(response.history)):
             headers |= answer.headers  # the Hub's headers win over a storage host's
@@ -226,7 +226,7 @@ class RemoteFile:
 
 
 def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
-    """Sleep before the next try; after the last one, raise the error."""
+    """Sleep before the next try of a request; after the last try, raise the error."""
     if isinstance(error, HfHubHTTPError):
         raise error
     if failures >= attempts:
@@ -236,6 +236,6 @@ def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) ->
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port: all three decide whom a token is sent to."""
+    """Return scheme, host and port of a URL: a token is sent to no other origin."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -48,7 +48,7 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str, page: 
 
 
 def obstacle(error: BaseException) -> str:
-    """Say in a few words why the Hub cannot be reached."""
+    """Return in a few words why the Hub cannot be reached."""
     if isinstance(error, errors.HfHubHTTPError):
         return f"the server answers {status(error)}"
     if isinstance(error, Unreachable):
@@ -60,7 +60,7 @@ def obstacle(error: BaseException) -> str:
 
 
 def not_here(name: str, why: str) -> str:
-    """Say that a file is neither on this disk nor can be fetched, and what to do."""
+    """Return a message that a file is not on this disk and cannot be fetched, and what to do."""
     return (
         f"{name} is not in the cache and the Hub cannot be reached ({why}): load once with a "
         "connection, or pass the cache_dir it is in"

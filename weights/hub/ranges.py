@@ -31,12 +31,12 @@ class RangeRequest:
 
     @property
     def kept(self) -> int:
-        """Bytes that are kept."""
+        """The number of the requested bytes that are kept, without those between wanted parts."""
         return sum(end - begin for begin, end in self.segments)
 
 
 def clip(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
-    """Cut segments down to those bytes that lie between ``begin`` and ``end``."""
+    """Return the parts of segments that lie between the offsets ``begin`` and ``end``."""
     clipped = ((max(first, begin), min(last, end)) for first, last in segments)
     return tuple((first, last) for first, last in clipped if first < last)
 
@@ -70,7 +70,7 @@ def plan_requests(
 
 
 def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) -> list[_Stretch]:
-    """Return file, begin and end of each stretch of neighbouring tensors."""
+    """Return file, begin and end of each run of tensors that lie next to each other."""
     stretches: list[_Stretch] = []
     for tensor in tensors:
         start = headers[tensor.file].data_start

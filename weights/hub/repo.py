@@ -75,7 +75,7 @@ class HubOptions:
 
 
 def _plain_folder(subfolder: str | None) -> str | None:
-    """Return ``a/b`` for ``./a//b/``, and None for the top."""
+    """Return a folder of a repo in plain form, ``a/b`` for ``./a//b/``, and None for the top."""
     path = PurePosixPath(subfolder or "")
     if path.is_absolute() or ".." in path.parts or "\\" in str(path):
         raise CheckpointError(
@@ -98,7 +98,7 @@ def _plain_token(token: bool | str | None) -> bool | str | None:
 
 
 class Repo:
-    """A repo at one revision, and from :meth:`resolve` on at one commit."""
+    """A repo on the Hub at one revision; :meth:`resolve` finds the commit of the revision."""
 
     def __init__(self, repo_id: str, options: HubOptions) -> None:
         self.repo_id = repo_id
@@ -184,7 +184,7 @@ class Repo:
         return max(found)[1] if found else None
 
     def _unknown(self, why: str) -> CheckpointError:
-        """Return the error where nobody says which commit the revision is."""
+        """Return the error for a revision whose commit neither the Hub nor the cache tells."""
         kept = repo_folder(self.root, self.repo_id).is_dir() or self.clients_folder.is_dir()
         hint = "; `vitgraph cache list` shows commits that load as revision= (--revision)"
         return CheckpointError(
@@ -193,7 +193,7 @@ class Repo:
         )
 
     def store(self, commit: str) -> Store:
-        """Return the store of what is kept of the repo, or of its subfolder, at a commit."""
+        """Return the folder in the cache for the repo, or for its subfolder, at a commit."""
         subfolder = self.options.subfolder
         inside = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
         return Store(repo_folder(self.root, self.repo_id) / f"{commit}{inside}")
@@ -204,7 +204,7 @@ class Repo:
         return check_name(f"{folder}/{name}" if folder else name, self.label)
 
     def remote(self, name: str) -> RemoteFile:
-        """Return a file on the Hub."""
+        """Return a file of the checkpoint as a remote file on the Hub."""
         if name not in self._remotes:
             url = hf_hub_url(self.repo_id, self.inside(name), revision=self.revision)
             self._remotes[name] = RemoteFile(url, self.options.token, f"{self.label}: {name}")

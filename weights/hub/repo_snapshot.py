@@ -219,7 +219,8 @@ class HubSnapshot(Snapshot):
         return sum(request.end - request.begin for request in requests)
 
     def _path(self, name: str) -> Path | None:
-        """Return the whole file in the client's cache, if it is there and may be used."""
+        """Return the whole file in the client's cache, or None if it is not there or must not be
+        used."""
         if self.repo.options.force_download and name not in self._downloaded:
             return None
         path = self.repo.clients_file(name) or None
@@ -227,7 +228,7 @@ class HubSnapshot(Snapshot):
         return path
 
     def _not_here(self, name: str) -> CheckpointError:
-        """Return the error for a file that is needed and cannot be asked for offline."""
+        """Return the error for a file that is needed while the Hub may not be asked (offline)."""
         if self.damage is not None:
             return self._cannot_repair("the kept tower", self.damage)
         return CheckpointError(f"{self.label}: {not_here(name, OFFLINE)}")

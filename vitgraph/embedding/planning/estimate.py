@@ -15,45 +15,45 @@ from typing import NamedTuple
 from ...terminal import format_table, readable
 
 GPUS = (1, 8, 64)
-"""The rows of the table where ``--gpus`` says nothing."""
+"""The numbers of GPUs in the rows of the table where ``--gpus`` is not given."""
 THREADS_PER_GPU = 12
-"""Cores per GPU of a usual host with eight GPUs."""
+"""The number of cores per GPU of a usual host with eight GPUs."""
 
 
 class Sample(NamedTuple):
-    """Means per image of a sample of a source."""
+    """Means per image, measured on a few images of a source."""
 
     read_bytes: float
     read_seconds: float
-    """Seconds in which one thread reads an image, waiting included."""
+    """The seconds in which one thread reads an image, waiting included."""
     decode_seconds: float
-    """Seconds in which one core decodes an image."""
+    """The seconds in which one core decodes an image."""
     written_bytes: float
     tokens: Sequence[int]
-    """Output tokens of each image."""
+    """The number of output tokens of each image that was sampled."""
     unreadable: int
-    """How many more images cannot be encoded."""
+    """The number of sampled images that cannot be encoded, beside those that can."""
 
 
 class Rate(NamedTuple):
-    """Images per second of one device, and how that is known."""
+    """The images per second of one device, and how that number is known."""
 
     per_second: float
     known_by: str
 
 
 class Estimate(NamedTuple):
-    """One job, as far as arithmetic knows it."""
+    """The estimated speed and duration of an embedding job."""
 
     images: int
     sample: Sample
     rate: Rate | None
-    """The rate of one GPU, None if nobody has measured it."""
+    """The encoding rate of one GPU, None if nobody has measured it."""
     threads: int = THREADS_PER_GPU
 
     @property
     def decoded_per_second(self) -> float:
-        """Images per second that the threads beside one GPU read and decode."""
+        """The images per second that the threads beside one GPU read and decode."""
         return self.threads / (self.sample.read_seconds + self.sample.decode_seconds)
 
     @property
@@ -64,7 +64,7 @@ class Estimate(NamedTuple):
 
     @property
     def binds(self) -> str:
-        """The resource that the job waits for."""
+        """The resource that limits the speed of the job."""
         if self.rate and self.rate.per_second <= self.decoded_per_second:
             return "the GPU"
         slower = self.sample.read_seconds > self.sample.decode_seconds
@@ -72,11 +72,11 @@ class Estimate(NamedTuple):
 
     @property
     def cores(self) -> float:
-        """Cores that decode for one GPU at this rate."""
+        """The number of cores that have to decode for one GPU at this rate."""
         return self.per_second * self.sample.decode_seconds
 
     def hours(self, gpus: int) -> float:
-        """Hours of the whole job, without the minute in which each worker starts."""
+        """The hours of the whole job, without the minute that each worker takes to start."""
         return self.images / (gpus * self.per_second) / 3600
 
 

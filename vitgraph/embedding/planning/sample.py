@@ -32,13 +32,13 @@ from .estimate import Rate, Sample
 RATES = "scale_h200.json"
 """Lies beside this file in a wheel, and among the results of the benchmarks in a clone."""
 SAMPLED = 32
-"""Images that are read."""
+"""The number of images of a source that are read for an estimate."""
 LEAST_SECONDS = 3.0
-"""How long the rate of a device is measured at least."""
+"""The least number of seconds for which the rate of a device is measured."""
 
 
 class _Measured(NamedTuple):
-    """One image of the sample."""
+    """One image of the sample, with the bytes and seconds that reading it took."""
 
     image: Tensor
     read_bytes: int
@@ -131,7 +131,7 @@ def _measure(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch resize with one core inside, as it does in the threads of a stream."""
+    """Let torch resize on one core inside of the block, as in the threads of a stream."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -173,7 +173,7 @@ def _name_of(device: torch.device) -> str:
 
 
 def rates_file(folder: Path = Path(__file__).parent) -> Path:
-    """Return the file of measured rates; ``folder`` is that of this module."""
+    """Return the path of the file of measured rates; ``folder`` is that of this module."""
     beside = folder / RATES
     return beside if beside.is_file() else folder.parents[2] / "benchmarks" / "results" / RATES
 
@@ -192,7 +192,7 @@ def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
 
 
 def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
-    """Return the mean seconds of one image by its tokens, with ascending tokens."""
+    """Return the mean seconds per image by the image's number of tokens, in ascending order."""
     found = defaultdict[int, list[float]](list)
     for size in sizes:
         found[int(size["tokens"])].append(1 / size["images per second"])

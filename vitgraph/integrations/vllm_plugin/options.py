@@ -30,7 +30,7 @@ class Options:
     """A file of times: read if it exists, else written once the graphs are captured."""
 
     def backend_for(self, *, enforce_eager: bool) -> str:
-        """Return the backend to use: vLLM's ``enforce_eager`` rules graphs out."""
+        """Return the backend to use: vLLM's ``enforce_eager`` rules CUDA graphs out."""
         graphs = self.backend in ("auto", "cudagraph")
         return "eager" if enforce_eager and graphs else self.backend
 

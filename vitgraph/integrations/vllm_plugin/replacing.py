@@ -76,7 +76,7 @@ class ReplacesTower(nn.Module):
 
     @property
     def our_tower(self) -> Tower:
-        """Our tower, where it has replaced vLLM's."""
+        """The tower of this library, if it has replaced vLLM's, else None."""
         tower = self.get_submodule(self.at)
         assert isinstance(tower, Tower)
         return tower

@@ -32,7 +32,7 @@ from .options import Options
 LAYOUTS = ("qwen", "internvl")
 """The layouts of the checkpoints that vLLM's own classes read."""
 LISTED = 20
-"""Limit for the tensors that an error lists."""
+"""The most tensor names that an error lists."""
 
 
 def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncoder:
@@ -83,7 +83,7 @@ class Tower(nn.Module):
         self._graphed: GraphedEncoder | None = None
         self._reserved: Tensor | None = None
         self._filled: dict[str, set[int]] = {}
-        """Name of a parameter -> the chunks of it that no tensor has filled yet."""
+        """Per parameter name, the chunks of it that no tensor has filled yet."""
         deepstack = (
             encoder.config.deepstack_visual_indexes if isinstance(encoder, Qwen3VLEncoder) else ()
         )
@@ -128,7 +128,7 @@ class Tower(nn.Module):
         return self._graphed is not None
 
     def _encode(self, pixels: Tensor, grid: GridLike) -> PartialOutput:
-        """Return views that the next call overwrites."""
+        """Encode inputs; the results are views that the next call overwrites."""
         return (self._graphed or self.capture())(pixels, grid)
 
     def capture(self, *, first: bool = True, wait: Callable[[], object] = bool) -> GraphedEncoder:
@@ -168,7 +168,7 @@ class Tower(nn.Module):
         self._reserved = torch.empty(held, dtype=torch.uint8, device=self.device)
 
     def free_reserve(self) -> None:
-        """Give back what :meth:`reserve` holds."""
+        """Free the memory that :meth:`reserve` holds."""
         self._reserved = None
 
     def describe(self) -> str:
@@ -235,7 +235,7 @@ class Tower(nn.Module):
 
 
 class TileTower(Tower):
-    """The tower of InternVL: tiles to projected tokens."""
+    """The tower of InternVL, which encodes tiles to projected tokens."""
 
     def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
         """Encode tiles.

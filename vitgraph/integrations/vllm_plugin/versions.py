@@ -22,7 +22,7 @@ def read_version(version: str) -> tuple[int, int]:
 
 
 def refusal(version: str) -> str:
-    """Return why towers are not replaced in a version of vLLM, empty if they are."""
+    """Return why towers are not replaced in a version of vLLM, empty if they can be."""
     if OLDEST <= read_version(version) <= NEWEST:
         return ""
     oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))

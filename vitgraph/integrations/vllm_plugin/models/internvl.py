@@ -1,4 +1,4 @@
-"""InternVL of vLLM with a vision tower of this library, its projector included."""
+"""The InternVL model class of vLLM, with a vision tower and projector of this library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..replacing import ReplacesTower
 
 
 class InternVLChatModel(ReplacesTower, internvl.InternVLChatModel):
-    """The model class of vLLM, its tower and its projector replaced."""
+    """The InternVL model class of vLLM, with its tower and projector replaced."""
 
     family = "intern_vit"
     at = "vision_model"
@@ -32,7 +32,7 @@ class InternVLChatModel(ReplacesTower, internvl.InternVLChatModel):
         return self.our_tower(pixel_values)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the weights of the whole model, the projector's into our tower."""
+        """Load the weights of the whole model; those of the projector go into our tower."""
         if self.vision_tower_ours:
             weights = (
                 (f"vision_model.{name}" if name.startswith("mlp1.") else name, tensor)

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL of vLLM with a vision tower of this library."""
+"""The Qwen2.5-VL model class of vLLM, with a vision tower of this library."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from ..replacing import ReplacesTower
 class Qwen2_5_VLForConditionalGeneration(
     ReplacesTower, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration
 ):
-    """The model class of vLLM, its tower replaced."""
+    """The Qwen2.5-VL model class of vLLM, with its vision tower replaced."""
 
     family = "qwen2_5_vl"

@@ -1,4 +1,4 @@
-"""Qwen2-VL of vLLM with a vision tower of this library."""
+"""The Qwen2-VL model class of vLLM, with a vision tower of this library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from ..replacing import ReplacesTower
 
 
 class Qwen2VLForConditionalGeneration(ReplacesTower, qwen2_vl.Qwen2VLForConditionalGeneration):
-    """The model class of vLLM, its tower replaced."""
+    """The Qwen2-VL model class of vLLM, with its vision tower replaced."""
 
     family = "qwen2_vl"

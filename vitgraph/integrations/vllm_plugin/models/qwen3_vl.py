@@ -1,4 +1,4 @@
-"""Qwen3-VL of vLLM with a vision tower of this library."""
+"""The Qwen3-VL model class of vLLM, with a vision tower of this library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from ..replacing import ReplacesTower
 
 
 class Qwen3VLForConditionalGeneration(ReplacesTower, qwen3_vl.Qwen3VLForConditionalGeneration):
-    """The model class of vLLM, its tower replaced."""
+    """The Qwen3-VL model class of vLLM, with its vision tower replaced."""
 
     family = "qwen3_vl"

@@ -1,4 +1,4 @@
-"""Qwen3-VL-MoE of vLLM with a vision tower of this library."""
+"""The Qwen3-VL-MoE model class of vLLM, with a vision tower of this library."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from ..replacing import ReplacesTower
 class Qwen3VLMoeForConditionalGeneration(
     ReplacesTower, qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration
 ):
-    """The model class of vLLM, its tower replaced."""
+    """The Qwen3-VL-MoE model class of vLLM, with its vision tower replaced."""
 
     family = "qwen3_vl"
