@@ -1,0 +1,29 @@
+"""``docs/families.md`` is what its script prints, and which of vLLM's towers are here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from families_page import ENGINES, PAGE, absence, page, towers_here
+from vitgraph.integrations.vllm_plugin import MODELS
+
+pytestmark = pytest.mark.integrations
+
+
+def test_the_page_of_families_is_what_its_script_prints() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run python tests/support/families_page.py"
+
+
+def test_at_least_35_of_47_architectures_of_vllm_have_their_tower_here() -> None:
+    assert len(json.loads(ENGINES.read_text())["architectures"]) == 47
+    assert len(towers_here()) >= 35
+    assert towers_here().keys() >= MODELS.keys()
+
+
+def test_every_tower_that_is_not_here_has_one_reason() -> None:
+    known = json.loads(ENGINES.read_text())
+    missing = {kind for name, kind in known["architectures"].items() if name not in towers_here()}
+    assert all(absence(kind) for kind in missing)
+    assert known["absent"].keys() <= missing

@@ -1,0 +1,348 @@
+"""Writes ``docs/families.md`` from the records of the families.
+
+``python tests/support/families_page.py`` writes the page anew. ``vllm_encoder_graphs.json``, beside
+this file, holds which architectures of vLLM have encoder graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import isqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from encoders import Qwen3VLEncoder
+from encoders.base.patch_encoder import PatchEncoder
+from encoders.base.tile_encoder import TileEncoder
+from encoders.inputs.crops import CropPreprocessor
+from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.pixel_rules import PixelRules
+from encoders.inputs.soft_tokens import SoftTokenPreprocessor
+from encoders.inputs.splits import SplitPreprocessor
+from encoders.inputs.stretched import StretchPreprocessor
+from encoders.inputs.tiles import TilePreprocessor
+from encoders.inputs.views import (
+    CandidatePreprocessor,
+    HybridPreprocessor,
+    OcrPreprocessor,
+    SquarePreprocessor,
+)
+from vitgraph.embedding import feature_store
+from vitgraph.integrations import transformers, vllm_plugin
+from weights import FAMILIES
+from weights.families import build_config
+from weights.families.family import Family
+from weights.published import NO_VIDEO, PublishedModel
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+ENGINES = Path(__file__).with_name("vllm_encoder_graphs.json")
+REFUSED = "refused by name"
+PARTS = {
+    "merger": "merger",
+    "deepstack_merger_list": "DeepStack mergers",
+    "mlp1": "projector",
+    "aligner": "projector",
+    "projector": "projector",
+    "embed_vision": "projector",
+    "vit_large_projector": "projector",
+    "head": "pooling head",
+}
+"""Name of a layer of an encoder -> what it is, beside the tower."""
+OTHER_FILES = ("glm5_next",)
+"""Model types whose repos publish other processor files than the record of their layout has."""
+TOP = """# Families
+
+`python tests/support/families_page.py` writes this page from the records in `weights/families`.
+`vitgraph list` prints the same repos, and what loads besides them.
+
+## Where each runs
+
+Every family has `encode`, `encode_many`, `feature_maps` and `GraphedEncoder`. The columns on the
+right are about other libraries. [`as_vision_tower`](integrations.md#transformers) puts the tower
+into a model of transformers, and the [plug-in](engines.md#vllm-our-towers-inside) puts it into
+vLLM. With [features and stores](engines.md#a-feature-store-for-vllm), vLLM reads what was encoded
+before. [Dynamo](engines.md#an-encoder-for-dynamo) calls the encoder for a model that it serves; to
+a text-only decoder it hands the rows of any tower without DeepStack.
+"""
+INPUTS = """
+## What each reads
+
+Parameters are those of the tower and its merger, in millions; a projector that is counted apart
+follows in brackets. Limits are those of the processor files in the records, and the files of a repo
+come first. Where a family has them, `min_pixels`, `max_pixels`, `max_tiles` and `max_soft_tokens`
+change them per call. A side becomes a whole number of tokens.
+"""
+
+
+class Row(NamedTuple):
+    """What holds for one published checkpoint."""
+
+    parts: str
+    images: str
+    videos: str
+
+
+def page() -> str:
+    """Return the text of the page."""
+    lines = [*TOP.splitlines(), "", *overview(), *INPUTS.splitlines()]
+    for family in FAMILIES.values():
+        lines += ["", f"### {family.title}", "", *section(family)]
+    return "\n".join([*lines, "", *engines(), ""])
+
+
+def overview() -> Iterator[str]:
+    """Yield the table of families and integrations."""
+    yield from table(
+        (
+            *("family", "class", "video", "graphs of images", "graphs of videos"),
+            *("`as_vision_tower`", "vLLM plug-in", "vLLM features, stores", "Dynamo"),
+        ),
+        [
+            (
+                *(link(family), f"`{encoder_class(family).__name__}`", family.video),
+                *(family.replays["image"], family.replays["video"]),
+                yes(issubclass(encoder_class(family), transformers.TOWERS)),
+                yes(any(family is family_of(name) for name in vllm_plugin.MODELS)),
+                yes(issubclass(encoder_class(family), feature_store.TOWERS)),
+                yes(encoder_class(family) is Qwen3VLEncoder),
+            )
+            for family in FAMILIES.values()
+        ],
+    )
+
+
+def section(family: Family) -> Iterator[str]:
+    """Yield what is said of one family."""
+    if not family.verified:
+        yield "No upstream implementation can be installed to compare this tower with."
+        yield ""
+    groups: dict[Row, list[PublishedModel]] = {}
+    for model in family.published:
+        groups.setdefault(described(family, model), []).append(model)
+    rows = [
+        (repos(models), millions(models), row.parts, row.images, row.videos)
+        for row, models in groups.items()
+    ]
+    yield from table(("repos", "parameters, millions", "read", "images", "videos"), rows)
+    for kinds, reason in refusals(family):
+        yield ""
+        yield f"Refused by name: {', '.join(f'`{kind}`' for kind in kinds)}, since {reason}."
+
+
+def described(family: Family, model: PublishedModel) -> Row:
+    """Return what is read of a published checkpoint, and the sizes that its inputs take."""
+    layout = next(layout for layout in family.layouts if layout.name == model.layout)
+    encoder: Any = family.on_meta(build_config(family, model.config, None, model.repo_id))
+    rules = encoder.preprocessor
+    with suppress(ValueError):  # the files of another size of the family: the tower's own hold
+        if model.config.get("model_type") not in OTHER_FILES:
+            rules = rules.with_files(layout.processor_files)
+    found = [PARTS[name] for name, layer in encoder.named_children() if in_use(name, layer)]
+    parts = ", ".join(dict.fromkeys(["tower", *found]))
+    videos = video_sizes(family, rules) if not layout.images_only else NO_VIDEO
+    return Row(parts, f"{image_sizes(rules)}{tokens(encoder)}", videos)
+
+
+def in_use(name: str, layer: Any) -> bool:
+    """Return whether a layer of an encoder is a part of its own that has weights."""
+    return name in PARTS and any(True for _ in layer.parameters())
+
+
+def image_sizes(rules: Any) -> str:
+    """Return in words what preprocessing makes of an image."""
+    match rules:
+        case SoftTokenPreprocessor():
+            return f"any size, at most {soft_tokens(rules, rules.images)} soft tokens"
+        case PatchPreprocessor():
+            return f"any size, {area(rules.images)}"
+        case TilePreprocessor():
+            count = f"{rules.min_tiles} to {rules.max_tiles} tiles of {square(rules.image_size)}"
+            return f"{count}, and a thumbnail" if rules.use_thumbnail else count
+        case StretchPreprocessor():
+            return f"stretched to {square(rules.image_size)}"
+        case SplitPreprocessor():
+            return (
+                f"longest side {rules.longest_edge}, as tiles of {square(rules.image_size)}, and "
+                "the whole image"
+            )
+        case CropPreprocessor():
+            return (
+                f"the whole image at {square(rules.image_size)}, and tiles of "
+                f"{square(rules.tile_size)} of larger ones"
+            )
+        case OcrPreprocessor():
+            several = "" if rules.tiles_several else "; no tiles of several images in one call"
+            return (
+                f"the whole image at {square(rules.base_size)}, and up to {rules.max_tiles} tiles "
+                f"of {square(rules.tile_size)}{several}"
+            )
+        case HybridPreprocessor():
+            return f"padded to {square(rules.low_size)} and to {square(rules.image_size)}"
+        case SquarePreprocessor():
+            return f"padded to {square(rules.image_size)}"
+        case CandidatePreprocessor():
+            most = max(width * height for width, height in rules.candidates)
+            side = square(rules.image_size)
+            count = most // rules.image_size**2
+            return f"the whole image at {side}, and up to {count} tiles of {side}"
+    raise ValueError(f"{type(rules).__name__}: say in image_sizes what it makes of an image")
+
+
+def video_sizes(family: Family, rules: Any) -> str:
+    """Return in words how a clip enters the tower."""
+    if family.video == NO_VIDEO or rules.video_error is not None:
+        return NO_VIDEO
+    if not isinstance(rules, PatchPreprocessor):
+        return family.video
+    if isinstance(rules, SoftTokenPreprocessor):
+        return f"{family.video}, at most {soft_tokens(rules, rules.videos)} soft tokens each"
+    whole = " for all frames together" if rules.videos.whole_clip else " per frame"
+    return f"{family.video}, {area(rules.videos, whole)}"
+
+
+def soft_tokens(rules: SoftTokenPreprocessor, limits: PixelRules) -> int:
+    """Return the most soft tokens that an area has."""
+    return limits.max_pixels // (rules.patch_size * rules.pool) ** 2
+
+
+def area(rules: PixelRules, of: str = "") -> str:
+    """Return in words the limits of an area; ``of`` says of what."""
+    if rules.longest_edge is not None:
+        return f"longest side {rules.longest_edge}"
+    twice = ", counted twice" if rules.whole_clip and not of else ""
+    least = f"{rules.min_pixels:,} to " if rules.min_pixels > 1 else "at most "
+    return f"{least}{rules.max_pixels:,} pixels{of}{twice}"
+
+
+def tokens(encoder: Any) -> str:
+    """Return in words how many tokens an image becomes, where that is one number."""
+    if isinstance(encoder, TileEncoder):
+        return f"; {encoder.budget_range[0]} tokens each"
+    if not isinstance(encoder, PatchEncoder):
+        return ""
+    rules, patches = encoder.preprocessor, 12  # per side: whole tokens of 1, 2 or 3 patches
+    (spec,) = encoder.item_specs([[1, patches, patches]])
+    side = patches * rules.patch_size // isqrt(spec.output_tokens)
+    return f"; one token per {square(side)}"
+
+
+def engines() -> Iterator[str]:
+    """Yield what is said of vLLM's architectures with encoder graphs."""
+    known = json.loads(ENGINES.read_text())
+    here = towers_here()
+    count, total = len(here), len(known["architectures"])
+    absent = {name: kind for name, kind in known["architectures"].items() if name not in here}
+    yield "## vLLM's architectures with encoder graphs"
+    yield ""
+    refused = sum(absence(kind).startswith(REFUSED) for kind in absent.values())
+    yield (
+        f"vLLM {known['vllm']} registers {total} architectures whose vision tower it can run as "
+        f"CUDA graphs. The towers of {count} are here, and those of {len(absent)} are not, "
+        f"{refused} of which are refused by name."
+    )
+    yield ""
+    rows = [
+        (
+            f"`{name}`",
+            link(here[name]) if name in here else f"not here: {absence(kind)}",
+            yes(name in vllm_plugin.MODELS),
+        )
+        for name, kind in known["architectures"].items()
+    ]
+    yield from table(("architecture", "tower", "our plug-in"), rows)
+
+
+def towers_here() -> Mapping[str, Family]:
+    """Return the architectures with encoder graphs whose tower is here, and its family."""
+    names = json.loads(ENGINES.read_text())["architectures"]
+    return {name: found for name in names if (found := family_of(name)) is not None}
+
+
+def family_of(architecture: str) -> Family | None:
+    """Return the family of an architecture's tower, or None if it has none.
+
+    The architectures that published configs state are looked up first, since several families share
+    the model types of DeepSeek.
+    """
+    kind = json.loads(ENGINES.read_text())["architectures"][architecture]
+    stated = [
+        family
+        for family in FAMILIES.values()
+        if any(architecture in one.config.get("architectures", ()) for one in family.published)
+    ]
+    found = stated or [family for family in FAMILIES.values() if kind in family.model_types]
+    assert len(found) <= 1, (architecture, [family.name for family in found])
+    return found[0] if found else None
+
+
+def absence(kind: str) -> str:
+    """Return why no tower of a model type is here."""
+    for family in FAMILIES.values():
+        if kind in family.refused:
+            return f"{REFUSED}, since {family.refused[kind]}"
+    reason: str = json.loads(ENGINES.read_text())["absent"][kind]
+    return reason
+
+
+def refusals(family: Family) -> list[tuple[list[str], str]]:
+    """Return the model types that a family refuses, by the reason."""
+    kinds: dict[str, list[str]] = {}
+    for kind, reason in family.refused.items():
+        kinds.setdefault(reason, []).append(kind)
+    return [(found, reason) for reason, found in kinds.items()]
+
+
+def repos(models: Sequence[PublishedModel]) -> str:
+    """Return repo ids by owner."""
+    owners: dict[str, list[str]] = {}
+    for model in models:
+        owner, _, name = model.repo_id.partition("/")
+        owners.setdefault(owner, []).append(name)
+    return "; ".join(f"{owner}/ {', '.join(names)}" for owner, names in owners.items())
+
+
+def millions(models: Sequence[PublishedModel]) -> str:
+    """Return the parameters of towers, and in brackets those of projectors."""
+    towers = between([model.parameters for model in models])
+    projectors = [model.projector_parameters for model in models if model.projector_parameters]
+    return f"{towers} ({between(projectors)})" if projectors else towers
+
+
+def between(numbers: Sequence[int]) -> str:
+    """Return the least and the most of some numbers, in millions."""
+    ends = dict.fromkeys(f"{number / 1e6:,.0f}" for number in (min(numbers), max(numbers)))
+    return " to ".join(ends)
+
+
+def encoder_class(family: Family) -> type:
+    """Return the class of a family's encoder."""
+    assert isinstance(family.encoder, type)
+    return family.encoder
+
+
+def link(family: Family) -> str:
+    """Return the title of a family as a link to its section."""
+    kept = (letter for letter in family.title.lower() if letter.isalnum() or letter in " -_")
+    return f"[{family.title}](#{''.join(kept).replace(' ', '-')})"
+
+
+def square(side: int) -> str:
+    """Return the size of a square in pixels."""
+    return f"{side}x{side}"
+
+
+def yes(holds: bool) -> str:
+    """Return a cell of a table."""
+    return "yes" if holds else "-"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    for cells in (head, ["---"] * len(head), *rows):
+        yield f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
