@@ -8,7 +8,7 @@ are first used.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .base.encoder import Encoder
 from .base.paths_encoder import PathsEncoder
@@ -114,7 +114,7 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is first used (PEP 562)."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import LONGEST_COMPARED
 from .tensor_file import JsonDict, JsonObject
@@ -118,7 +118,7 @@ def _published() -> tuple[PublishedModel, ...]:
     return tuple(model for facts in families for model in facts.published)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Read the JSON files of all families when :data:`PUBLISHED` is first asked for."""
     if name == "PUBLISHED":
         return _published()

@@ -195,7 +195,7 @@ def _refuse_bulk(raw: bytes, label: str) -> None:
         )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> JsonDict:
+def _unique(pairs: list[tuple[str, object]]) -> JsonDict:
     table = dict(pairs)
     if len(table) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -203,7 +203,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> JsonDict:
     return table
 
 
-def _entry(name: str, value: Any, label: str) -> TensorEntry:
+def _entry(name: str, value: object, label: str) -> TensorEntry:
     fields: Any = value if isinstance(value, dict) else {}
     dtype, shape, offsets = map(fields.get, ("dtype", "shape", "data_offsets"))
     rising = _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]
@@ -223,7 +223,7 @@ def _entry(name: str, value: Any, label: str) -> TensorEntry:
     return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _sizes(value: Any) -> bool:
+def _sizes(value: object) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= 16

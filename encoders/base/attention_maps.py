@@ -48,7 +48,7 @@ class Tower(BlockTower, Protocol):
     ) -> Iterator[Tensor]: ...
 
     def _maps_of_grids(
-        self, features: Tensor, grid_thw: GridLike, tiles: Any = None
+        self, features: Tensor, grid_thw: GridLike, tiles: object = None
     ) -> list[Tensor]: ...
 
 

@@ -84,7 +84,7 @@ def to_rgb(image: object) -> Tensor:
     )
 
 
-def _from_mapping(image: Mapping[Any, Any]) -> Tensor:
+def _from_mapping(image: Mapping[Any, object]) -> Tensor:
     """Convert the undecoded image of a ``datasets`` column: its bytes, else its path."""
     for name in ("bytes", "path"):
         if image.get(name) is not None:

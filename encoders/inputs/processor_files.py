@@ -137,7 +137,7 @@ def _nested(files: ProcessorFiles, name: str) -> Any:
     return files.get("processor_config", {}).get(name)
 
 
-def _first(*candidates: tuple[str, Any]) -> tuple[str, Section] | None:
+def _first(*candidates: tuple[str, object]) -> tuple[str, Section] | None:
     return next(((name, part) for name, part in candidates if isinstance(part, Mapping)), None)
 
 

@@ -6,9 +6,12 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..terminal import counted, format_table
+
+if TYPE_CHECKING:
+    from weights.cache.listing import CachedTower
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +82,7 @@ def remove_towers(options: argparse.Namespace) -> None:
     print(f"removed {repo}{'@' + named if named else ''}: {freed / 1e6:,.1f} MB freed")
 
 
-def _print(towers: list[Any], options: argparse.Namespace) -> None:
+def _print(towers: list[CachedTower], options: argparse.Namespace) -> None:
     if options.json:
         rows = [{**asdict(tower), "folder": str(tower.folder)} for tower in towers]
         print(json.dumps(rows, indent=2))

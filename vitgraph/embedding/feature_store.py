@@ -150,12 +150,12 @@ class FeatureStore:
                 temporary.replace(path)
         return True
 
-    def write_array(self, key: str, rows: np.ndarray[Any, Any], near: Path) -> bool:
+    def write_array(self, key: str, rows: np.ndarray, near: Path) -> bool:
         """Write rows that numpy holds, in the dtype of the store; see :meth:`write`."""
         dtype: torch.dtype = vars(torch)[self.settings.dtype]
         return self.write(key, torch.from_numpy(rows).to(dtype), near)
 
-    def read_arrays(self, keys: Sequence[str]) -> np.ndarray[Any, Any]:
+    def read_arrays(self, keys: Sequence[str]) -> np.ndarray:
         """Return the rows of several items one below another, in float32."""
         none = torch.empty(0, self.settings.width)
         return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()

@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..fetching import Fetcher
 from .files import beside, is_remote, is_web, read_file, require_version
@@ -196,7 +196,7 @@ def refuse_url(url: str) -> str:
     )
 
 
-def url_in(cell: Any) -> str | None:
+def url_in(cell: object) -> str | None:
     """Return the URL that a cell of a table holds in the place of an image, None if it has none."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")

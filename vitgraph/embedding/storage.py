@@ -16,9 +16,9 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from weights.writing import flush, lock, temporary_beside, writing_whole
 
@@ -59,11 +59,11 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def reading(self, name: str) -> Any:
+    def reading(self, name: str) -> AbstractContextManager[Path]:
         """Return a context manager that gives a local path with the content of the file."""
 
     @abstractmethod
-    def writing(self, name: str) -> Any:
+    def writing(self, name: str) -> AbstractContextManager[Path]:
         """Return a context manager that gives a local path for the content of the file.
 
         The file has its name when the block ends without an error, and then it is whole.

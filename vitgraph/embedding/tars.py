@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import tarfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple
 
 from .files import is_remote, open_file
 
@@ -58,7 +58,7 @@ def list_members(path: str, version: str = "") -> Listed:
         return Listed(members, file.cache.total_requested_bytes if is_remote(path) else 0)
 
 
-def _members(file: Any) -> Iterator[tarfile.TarInfo]:
+def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of the files in a tar file without reading the files."""
     with tarfile.open(fileobj=file, mode="r:") as opened:
         for member in opened:

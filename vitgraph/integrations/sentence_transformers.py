@@ -111,7 +111,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return ["image"]
 
     def preprocess(
-        self, inputs: Sequence[Any], prompt: str | None = None, **unused: Any
+        self, inputs: Sequence[Any], prompt: str | None = None, **unused: object
     ) -> dict[str, Any]:
         """Return the pixels of the images, and their grid as a list, which stays on the host."""
         pixels = self.encoder.preprocess(
@@ -123,7 +123,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         )
         return {"pixel_values": pixels.pixel_values, "grid_thw": pixels.grid_thw.tolist()}
 
-    def forward(self, features: dict[str, Any], **unused: Any) -> dict[str, Any]:
+    def forward(self, features: dict[str, Any], **unused: object) -> dict[str, Any]:
         """Add ``sentence_embedding`` [images, D] to the features."""
         encoder = self.encoder if self.graphed is None else self.graphed
         grid = features["grid_thw"]
@@ -150,7 +150,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return int(encoder.num_features if self.pool == "cls" else encoder.out_features)
 
     def save(
-        self, output_path: str, *unused: Any, safe_serialization: bool = True, **more: Any
+        self, output_path: str, *unused: object, safe_serialization: bool = True, **more: object
     ) -> None:
         """Write the encoder as ``encoder.save_pretrained`` does, and how its output is pooled."""
         self.encoder.save_pretrained(output_path)
@@ -165,7 +165,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         cache_folder: str | None = None,
         revision: str | None = None,
         local_files_only: bool = False,
-        **unused: Any,
+        **unused: object,
     ) -> ImageEncoder:
         """Read what :meth:`save` wrote, from a folder or the Hub."""
         config = cls.load_config(

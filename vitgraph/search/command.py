@@ -16,7 +16,7 @@ from ..terminal import counted, format_table, printable
 if TYPE_CHECKING:
     from encoders import Encoder
 
-    from .vectors import Vectors
+    from .vectors import Hit, Vectors
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +162,7 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: dict[str, Any]
 
 
 def _write_page(
-    options: argparse.Namespace, vectors: Vectors, hits: list[Any], facts: dict[str, str]
+    options: argparse.Namespace, vectors: Vectors, hits: list[Hit], facts: dict[str, str]
 ) -> None:
     from ..embedding.reading import ImageReader, SourceOptions
     from .page import write_page

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from ..errors import CheckpointError, shown
 from ..tensor_file import JsonDict, JsonObject
 from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
-from .family import Family, Fields, Shapes
+from .family import Family, FamilyConfig, Fields, Shapes
 from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
 from .idefics import IDEFICS3
@@ -136,7 +135,9 @@ def _has_signs(family: Family, names: list[str]) -> bool:
     return any(has(first) and has(second) for first, second in family.signs)
 
 
-def build_config(family: Family, config: JsonObject, shapes: Shapes | None, label: str) -> Any:
+def build_config(
+    family: Family, config: JsonObject, shapes: Shapes | None, label: str
+) -> FamilyConfig:
     """Build an instance of ``family.config`` from a whole published ``config.json``.
 
     The ``shapes`` of the tower's tensors by the encoder's names (None if there are no tensors)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import Field, dataclass, field
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch.nn import init
@@ -19,9 +19,18 @@ from ..tensor_file import JsonDict, JsonObject
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """The shapes of the tower's tensors, by the names that the encoder gives them."""
-Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], Any]]
+Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], object]]
 """All names that published configs give a field -> its value as shapes tell it; a LookupError if
 they do not tell. ``text_config.hidden_size`` lies in the section ``text_config``."""
+
+
+class FamilyConfig(Protocol):
+    """A dataclass with the sizes of an encoder, read from a published config."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @classmethod
+    def from_hf(cls, config: JsonObject) -> Self: ...
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,8 @@ class Family:
 
     name: str
     encoder: Callable[..., Encoder]
-    config: Any
-    """The config class of the encoder, which has ``from_hf``."""
+    config: type[FamilyConfig]
+    """The config class of the encoder."""
     model_types: tuple[str, ...]
     signs: tuple[tuple[str, str], ...]
     """Pairs of tensor names that no other family has together, for configs without a model type."""
@@ -66,7 +75,7 @@ class Family:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Model types, the model's own or the tower's, that look like the family's and are others ->
     what differs, as a clause."""
-    read_config: Callable[[JsonObject, Shapes], Any] | None = None
+    read_config: Callable[[JsonObject, Shapes], FamilyConfig] | None = None
     """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
 
     @property
@@ -99,7 +108,7 @@ class Family:
         """Small checkpoints of the family by the name that ``write_seeded_checkpoint`` takes."""
         return family_facts(self.name).small
 
-    def on_meta(self, config: Any) -> Encoder:
+    def on_meta(self, config: FamilyConfig) -> Encoder:
         """Build the encoder of a config with tensors that have shapes and no memory.
 
         Raises:
@@ -122,8 +131,12 @@ class _WithoutInit(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: JsonDict | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: JsonDict | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func in _INIT:
             return args[0] if args else kwargs["tensor"]

@@ -148,7 +148,7 @@ class _Fetch:
         write_whole(self.done, f"{digest}\n".encode())
         return {}
 
-    def _fetch(self, number: int, request: RangeRequest, stop: Event, bar: Any) -> None:
+    def _fetch(self, number: int, request: RangeRequest, stop: Event, bar: tqdm) -> None:
         remote, position, value = self.repo.remote(request.file), request.begin, 0
         with self.file.open("r+b", buffering=WRITTEN) as out:
             out.seek(request.target)
@@ -202,7 +202,7 @@ def download_shards(repo: Repo, names: list[str]) -> None:
     in_parallel(download, names, options.max_workers)
 
 
-def _bar(shown: bool, stop: Event) -> type[Any]:
+def _bar(shown: bool, stop: Event) -> type[tqdm]:
     """Return the class of the client's bar, which ends the download once ``stop`` is set."""
 
     class Bar(tqdm):
