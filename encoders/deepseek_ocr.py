@@ -175,7 +175,7 @@ class DeepseekOCREncoder(PathsEncoder):
     def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekOCRTower(config)
-        self._modules = tower._modules  # each of them stands once in the state_dict
+        self._modules = tower._modules  # so each weight stands once in the state_dict
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
         self._preprocessor = preprocessor
@@ -192,7 +192,7 @@ class DeepseekOCREncoder(PathsEncoder):
         Raises:
             ValueError: an unknown mode.
         """
-        view = copy.copy(self)  # shares modules, parameters and hooks
+        view = copy.copy(self)  # the copy shares modules, parameters and hooks
         view._set_mode(replace(self.config, mode=mode), self.paths["image"])
         view._preprocessor = self._preprocessor and _in_mode(self._preprocessor, MODES[mode])
         return view
@@ -236,7 +236,7 @@ class DeepseekOCREncoder(PathsEncoder):
         """Rows of all views in the published order, with newlines and separator if ``learned``."""
         maps = {}
         for name, rows in views.items():
-            if rows is None:  # the wrapper of the paths left it out
+            if rows is None:  # the wrapper of the paths left this field out
                 return None
             maps[name] = stitch(rows.flatten(0, -2), pictures[name].cell, pictures[name].columns)
         if learned:

@@ -80,7 +80,8 @@ class DeepseekVLConfig:
         """
         vision = find_section(config, "vision_config.params", "vision_config")
         aligner = find_section(config, "aligner_config.params")
-        require_value(vision, "pixel_mean", None)  # the processor normalises
+        # Pixels are normalised by the processor, not by the tower.
+        require_value(vision, "pixel_mean", None)
         require_value(vision, "pixel_std", None)
         require_value(aligner, "projector_type", "mlp_gelu")
         require_value(aligner, "depth", 2)
@@ -349,7 +350,7 @@ class HighResolution(TileEncoder):
         return self.grid, self.grid
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
-        patches = rows.shape[1] == h * w  # of an inner block
+        patches = rows.shape[1] == h * w  # as after every inner block
         return rows.unflatten(1, (h, w) if patches else self._row_grid(h, w))
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:

@@ -137,7 +137,7 @@ class DeepseekVL2Encoder(PathsEncoder):
     def __init__(self, config: DeepseekVL2Config, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekVL2Tower(config)
-        self._modules = tower._modules  # each of them stands once in the state_dict
+        self._modules = tower._modules  # so each weight stands once in the state_dict
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
         self.config: DeepseekVL2Config = config
@@ -169,7 +169,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return joined
 
     def _sequence(self, tokens: Tensor | None, pictures: Mapping[str, Picture]) -> Tensor | None:
-        if tokens is None:  # the wrapper of the paths left it out
+        if tokens is None:  # the wrapper of the paths left this field out
             return None
         rows = dict(
             zip(pictures, tokens.split([prod(p.grid) for p in pictures.values()]), strict=True)

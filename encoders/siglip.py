@@ -129,7 +129,7 @@ def _read_tower(vision: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of :class:`SiglipConfig` that the vision part of a config gives."""
     require_value(vision, "hidden_act", "gelu_pytorch_tanh")
     width = read_size(vision, "hidden_size", default=768)
-    heads = 12 if width == 768 else None  # shapes do not tell them
+    heads = 12 if width == 768 else None  # no shape tells the number of heads
     return {
         "depth": read_size(vision, "num_hidden_layers", default=12, most=1024),
         "hidden_size": width,

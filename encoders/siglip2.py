@@ -91,7 +91,7 @@ class Siglip2Config:
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         width = read_size(vision, "hidden_size", default=768)
-        heads = 12 if width == 768 else None  # shapes do not tell them
+        heads = 12 if width == 768 else None  # no shape tells the number of heads
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
             hidden_size=width,

@@ -127,9 +127,10 @@ def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) ->
     With n budgets for the sizes up to some end, the last budget serves the sizes from some start
     to that end, and the best n - 1 budgets serve those before. All starts are tried.
     """
-    weight = np.cumsum([0.0, *weights])  # total of the sizes before each one
+    weight = np.cumsum([0.0, *weights])  # entry i is the total weight of the sizes before size i
     tokens = np.cumsum([0.0, *map(operator.mul, sizes, weights)])
-    best = np.array([0.0, *[math.inf] * len(sizes)])  # least padding of the sizes before
+    # Entry i is the least padding of the sizes before size i.
+    best = np.array([0.0, *[math.inf] * len(sizes)])
     starts = []
     for _ in range(min(most, len(sizes))):
         before, row, chosen = best + tokens, np.zeros_like(best), np.zeros(len(best), int)

@@ -205,7 +205,7 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
 def _shapes(
     encoder: GraphableEncoder, tokens: Sequence[int], segments: tuple[int, int], most: int
 ) -> list[Budget]:
-    """Return the long shape of every token count, and short shapes up to ``most`` in all."""
+    """Return budgets, at most ``most``: per token count one of few long segments, then of many."""
     specs = _specs(encoder, tokens)
     if _is_tiled(encoder, tokens[-1]):
         return [_budget(spec, spec.segments, spec.longest_segment) for spec in specs]

@@ -142,7 +142,8 @@ class Memory:
             graph.capture_begin(pool=cast(Any, self.handles[-1]), capture_error_mode=mode)
             body()
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # the capture failed: its error is raised
+            # The capture failed, and the caller gets the capture's own error.
+            with contextlib.suppress(RuntimeError):
                 self._end(graph)
             raise
         else:
@@ -164,7 +165,8 @@ class Memory:
             graph.capture_end()
         except RuntimeError:
             index = torch.cuda.current_device()
-            with contextlib.suppress(RuntimeError):  # it is not recording: nothing to end
+            # A stream that is not recording has nothing to end.
+            with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(index, self.handles[-1])
                 torch._C._cuda_releasePool(index, self.handles[-1])
             BROKEN.append(graph)
@@ -216,7 +218,8 @@ class Memory:
         """Fill static buffers and pool with NaN, so that tests see if a result reads old values."""
         for arena in self.arenas:
             for buffer in arena.buffers:
-                buffer.view(torch.uint8).fill_(0xFF)  # NaN in every floating dtype
+                # The bytes 0xFF are NaN in every floating dtype.
+                buffer.view(torch.uint8).fill_(0xFF)
         if self.handles:
             torch.cuda.synchronize(self.device)
         for piece in self._pool_memory():

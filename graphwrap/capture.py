@@ -111,7 +111,7 @@ class Capturer:
         if self.memory.stream is not None and graphs.by_budget:
             torch.cuda.current_stream(self.form.device).wait_stream(self.memory.stream)
             prices = self._price(graphs.by_budget)
-            torch.cuda.empty_cache()  # memory of warm-ups and timings
+            torch.cuda.empty_cache()  # returns the memory of warm-ups and timings
         for budget, stats in graphs.stats.items():
             stats.replay_ms = prices.replay_ms[budget] if prices.measured else None
         graphs.packer = self._packer(prices)
@@ -176,7 +176,8 @@ class Capturer:
                 torch.cuda.current_stream(memory.device).wait_stream(memory.stream)
             graph.metadata_bytes.copy_(empty)
             graph.capture(memory)
-        except (RuntimeError, MemoryError) as error:  # or the allocator's assertion on a MIG slice
+        except (RuntimeError, MemoryError) as error:
+            # On a MIG slice, torch's allocator raises an assertion.
             self._drop(budget, error)
             if memory.stream is not None and memory.empty:  # no graph is using the pool
                 memory.renew()
@@ -255,7 +256,8 @@ class Capturer:
         format = MetadataFormat(empty, budget.rows)
         arena = self._arena({budget: format})
         graph = BudgetGraph(budget, format, self._forward, arena, self.form.outputs)
-        if self.form.accelerator is not None:  # its first run derives weights and times kernels
+        # The first run of an accelerator derives weights and times kernels.
+        if self.form.accelerator is not None:
             graph.body()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

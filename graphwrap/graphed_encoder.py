@@ -198,7 +198,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                     clone=self.clone,
                     progress=progress,
                 )
-        except BaseException as error:  # an interrupt, too: nothing stays half captured
+        except BaseException as error:  # after an interrupt, too, nothing stays half captured
             traceback.clear_frames(error.__traceback__)  # the traceback refers to the buffers
             self.release()
             raise

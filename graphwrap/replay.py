@@ -108,7 +108,8 @@ class Executor:
         schedule = self.schedules.get(key)
         specs = [] if schedule else self.form.encoder.item_specs(list(key))
         made = schedule.rows if schedule else sum([spec.input_size for spec in specs])
-        if rows is not None and rows != made:  # before packing, which relies on it
+        # Checked before packing, which relies on the number of rows.
+        if rows is not None and rows != made:
             raise ValueError(
                 f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
                 "belongs to these pixels"
@@ -128,7 +129,8 @@ class Executor:
         """Run every step of a schedule; return the wanted fields by name, in the caller's order."""
         lent = [] if self.clone else list(self.graphs.arena.outputs.values())
         results = self._read_out(schedule, pixels, lent, out) if out is not None else {}
-        alone = len(schedule.steps) == 1 and out is None  # its results need no joining with others
+        # The results of a single step need no joining.
+        alone = len(schedule.steps) == 1 and out is None
         if len(schedule.steps) > 1 and any(share_storage(pixels, view) for view in lent):
             pixels = pixels.clone()  # a step must not overwrite the input of the next one
         for step in schedule.steps:
@@ -163,14 +165,15 @@ class Executor:
         if self.written != key:
             ready = self._prepare(key, step)["metadata_bytes"]
             self._keep_for_stream(ready)
-            self.written = None  # correct also if an interrupt comes after the copy
+            # Unknown until the copy is queued, as an interrupt may come after it.
+            self.written = None
             graph.metadata_bytes.copy_(ready, non_blocking=True)
             self.written = key
         gather(pixels, step.rows, graph.pixels)
-        if graph.captured is None:  # the encoder itself would fail on weights that have changed
+        if graph.captured is None:  # without a graph, the encoder would fail on changed weights
             self.guard.check()
             graph.replay()
-        else:  # checked while the device works, before results are copied out
+        else:  # weights are checked while the device works, before results are copied out
             graph.replay()
             self.guard.check()
             accelerator = self.form.accelerator
@@ -192,7 +195,7 @@ class Executor:
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
             gather(pixels, step.rows, rows)
-        if self.pads:  # as a copy into static buffers casts them
+        if self.pads:  # pixels are cast, as a copy into static buffers would cast them
             rows = rows.to(form.device, form.dtype, non_blocking=True)
         metadata = self._prepare(step.grids, step)
         self._keep_for_stream(*metadata.values())
@@ -213,7 +216,8 @@ class Executor:
             if step.budget is None:
                 prepared = encoder.prepare_encoder_metadata(grids, device=device)
             else:
-                self.guard.check()  # first: a cast encoder would make other metadata
+                # Checked first, because a cast encoder would make other metadata.
+                self.guard.check()
                 budget, graph = step.budget, self.graphs.by_budget[step.budget]
                 batch = Batch.of(read_specs(encoder, grids))
                 exceeded = budget.exceeded_by(batch)
@@ -258,7 +262,7 @@ class Captured:
                 path = self.paths[name]
                 fields = path.execute(schedule, inputs[name][0], out)
                 outputs[name] = as_output(fields, path.form.outputs)
-        finally:  # also after a call that failed half-way
+        finally:  # memory is in use also after a call that failed half-way
             self.memory.mark_use()
         return outputs
 
@@ -267,7 +271,8 @@ class Captured:
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
         stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())
-        made = dict.fromkeys(path.form.accelerator for path in self.paths.values())  # each once
+        # Every accelerator counts once.
+        made = dict.fromkeys(path.form.accelerator for path in self.paths.values())
         accelerators = [one for one in made if one is not None]
         stats.derived_bytes = sum(one.nbytes for one in accelerators)
         reasons = dict.fromkeys(one.choices().get("reference_because") for one in accelerators)

@@ -212,7 +212,8 @@ def inspect(options: argparse.Namespace) -> None:
 
 def extract(options: argparse.Namespace) -> None:
     """Write a folder with the files of the vision tower alone, for ``vitgraph extract``."""
-    if options.force or not options.out.exists():  # else nothing is asked for
+    # Without --force, an existing folder is an error before anything is fetched.
+    if options.force or not options.out.exists():
         check_source(options)
     from weights import extract_encoder
 

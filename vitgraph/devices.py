@@ -67,7 +67,8 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError):
             where = "the device"
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            where = "this machine"  # torch has no class of its own for the CPU's
+            # Torch raises a plain RuntimeError when the host's memory is full.
+            where = "this machine"
         else:
             raise
         raise ValueError(f"{what}: {where} ran out of memory; {fix}") from error

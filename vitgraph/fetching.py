@@ -284,7 +284,8 @@ def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[s
     def work() -> None:
         try:
             answer.set_result(resolve())
-        except (OSError, ValueError) as error:  # a UnicodeError for a name that cannot be
+        except (OSError, ValueError) as error:
+            # A host name that cannot exist raises a UnicodeError.
             answer.set_exception(OSError(str(error)))
 
     Thread(target=work, name="resolver", daemon=True).start()

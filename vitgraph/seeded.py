@@ -162,7 +162,8 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     for part in (config.get("llm_config"), config.get("text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH
-    if section is not config and "hidden_size" in config:  # PaddleOCR-VL's language model
+    # The language model of PaddleOCR-VL has its sizes at the top.
+    if section is not config and "hidden_size" in config:
         config["hidden_size"] = TEXT_WIDTH
     for name in ("aligner_config", "projector_config"):
         part = config.get(name, {})
@@ -170,7 +171,8 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
             part.get("params", part)["n_embed"] = TEXT_WIDTH
     widths = ("embed_dim", "width", "vt_hidden_size", "hidden_size")
     own = next((name for name in widths if isinstance(section.get(name), int)), "hidden_size")
-    prefix = "vt_" if own.startswith("vt_") else ""  # Kimi-K2.5's names
+    # Kimi-K2.5 begins the names of sizes with "vt_".
+    prefix = "vt_" if own.startswith("vt_") else ""
     ratio = section.get(f"{prefix}intermediate_size", 0) / section.get(own, 1)
     grouped = section.get("num_key_value_heads") != section.get("num_attention_heads")
     small = {
@@ -195,9 +197,9 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "mm_hidden_size": width,
         "text_hidden_size": TEXT_WIDTH,
         "mlp_dim": round(ratio) * width,
-        "projection_intermediate_size": 2 * width,  # of GLM-5's merger
+        "projection_intermediate_size": 2 * width,  # the width inside GLM-5's merger
         "neck_channels": width // 4,
-        "output_channels": width // 4,  # transformers' name for those of the neck
+        "output_channels": width // 4,  # transformers' name for the channels of SAM's neck
         "downsample_channels": [width // 2, width],
     }
     for part in (section, config.get("high_res_vision_config", {})):
@@ -250,7 +252,7 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
         return 1 + 0.05 * noise
     if name.endswith((".ls1", ".ls2", ".ls_1", ".ls_2")):
         return 0.1 + 0.01 * noise
-    if name.endswith(("_min", "_max")):  # what clips inputs and outputs
+    if name.endswith(("_min", "_max")):  # tensors that clip inputs and outputs of a linear layer
         return (3 + noise.abs()) * (-1 if name.endswith("_min") else 1)
     if name == "std_scale":
         return 1 + 0.05 * noise
@@ -267,7 +269,8 @@ def _publish(
     for ours, tensor in tower.items():
         names = layout.to_published(ours)
         tensor = tensor.view(layout.published_shape(ours, tuple(tensor.shape)))
-        parts = tensor.chunk(len(names)) if len(names) > 1 else [tensor]  # a number has no rows
+        # A tensor of one number has no rows to divide.
+        parts = tensor.chunk(len(names)) if len(names) > 1 else [tensor]
         for name, rows in zip(names, parts, strict=True):
             slot = layout.to_ours(name)
             if slot is not None and slot.halves:

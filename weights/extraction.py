@@ -75,7 +75,7 @@ def extract_encoder(
     check_family(family)
     try:
         written = Path(out_dir).expanduser()
-    except RuntimeError as error:  # ~ of nobody
+    except RuntimeError as error:  # "~name" of a user who does not exist
         raise CheckpointError(f"{shown(str(out_dir))}: {error}; pass another folder") from error
     out = Path(os.path.abspath(written))
     _check_target(out, overwrite)
@@ -83,7 +83,8 @@ def extract_encoder(
     while True:
         snapshot = open_checkpoint(repo_id_or_path, options, damages)
         _refuse_own_folder(snapshot.folder.resolve(), out)
-        from .match import find_encoder  # torch, once there is a checkpoint
+        # Imports torch, which takes seconds, only if there is a checkpoint.
+        from .match import find_encoder
 
         tower, _ = find_encoder(snapshot, family)
         try:
@@ -114,7 +115,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
             raise CheckpointError(f"{out}: is a file; pass a folder")
         present = sorted(out.iterdir()) if out.exists() else []
         parent = next(folder for folder in out.parents if folder.exists())
-    except OSError as error:  # a name that is too long among others
+    except OSError as error:  # one reason is a name that is too long
         reason = f"cannot be read ({error.strerror}); pass another folder"
         raise CheckpointError(f"{shown(str(out))}: {reason}") from error
     plain = [path for path in present if path.is_file() and not path.is_symlink()]
@@ -141,7 +142,7 @@ def _extract(tower: Tower, out: Path, overwrite: bool) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _alone(out.parent):
-            _restore(work, out)  # after a run that was killed
+            _restore(work, out)  # puts back what a run that was killed had moved away
             _check_target(out, overwrite)
             needed = sum(tensor.entry.nbytes for tensor in wanted.tensors)
             free = shutil.disk_usage(out.parent).free
@@ -213,7 +214,7 @@ def _write_tensors(
 def _copy_tensor(label: str, tensor: TowerTensor, located: Located, out: BinaryIO) -> None:
     try:
         value = file_crc32(located.path, located.offset, tensor.entry.nbytes, out)
-    except FileNotFoundError as error:  # removed since it was located: fetched again if it can
+    except FileNotFoundError as error:  # if the file was removed since, it may be fetched again
         raise DamagedError(f"{label}: removed while it was being copied") from error
     if located.crc32 is not None and value != located.crc32:
         raise DamagedError(f"{label}: {tensor.name} is not what was fetched: damaged on this disk")

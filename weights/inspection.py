@@ -86,7 +86,8 @@ def inspect_checkpoint(
     options = HubOptions(*where, force_download, fetch, max_workers, progress)
     check_family(family)
     snapshot = open_checkpoint(repo_id_or_path, options)
-    from .match import find_encoder  # torch, once there is a checkpoint
+    # Imports torch, which takes seconds, only if there is a checkpoint.
+    from .match import find_encoder
 
     tower, encoder = find_encoder(snapshot, family)
     wanted, traffic = tower.wanted, snapshot.traffic(tower.wanted)

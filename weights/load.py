@@ -160,7 +160,8 @@ def _check_device(device: torch.device | str | None) -> torch.device:
         else:
             target = accelerator() if device == "auto" else torch.device(device)
         torch.empty(0, device=target)
-    except (RuntimeError, AssertionError, ImportError) as error:  # of an absent backend
+    except (RuntimeError, AssertionError, ImportError) as error:
+        # Torch raises one of these if the device's backend is absent.
         reason = shorten(str(error).partition("\n")[0], 120, placeholder=" ...")
         raise ValueError(
             f"device={str(device)!r} is not one of this machine ({reason}): pass one that is, or "
@@ -201,7 +202,8 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     snapshot = tower.contents.snapshot
     found = snapshot.locate(tower.wanted)
     jobs: list[tuple[Located, TowerTensor, Tensor]] = []
-    for tensor in tower.wanted.tensors:  # read into a whole tensor, or into rows of a joined one
+    # Each is read into a whole tensor, or into its rows of a joined one.
+    for tensor in tower.wanted.tensors:
         slot = tensor.slot
         assert slot is not None, f"{tensor.name} fits no tensor of the encoder"
         if slot.name not in tensors:
@@ -230,7 +232,7 @@ def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> No
     try:
         with located.path.open("rb", buffering=0) as raw:
             value = read_into(raw, located.offset, memoryview(flat), name, checked=checked)
-    except FileNotFoundError as error:  # removed since it was located: fetched again if it can
+    except FileNotFoundError as error:  # if the file was removed since, it may be fetched again
         raise DamagedError(f"{label}: {located.path}: removed while loading") from error
     except OSError as error:
         raise CheckpointError(f"{label}: {located.path}: {error.strerror}") from error

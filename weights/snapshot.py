@@ -31,8 +31,8 @@ class TowerTensor:
 class WholeCheckpoint:
     """Facts about the whole published checkpoint, which a kept tower records."""
 
-    prefix: str  # of the names of the tower's tensors
-    tensors: int  # in all files
+    prefix: str  # prefix of the names of the tower's tensors
+    tensors: int  # number of tensors in all files
     shards: Mapping[str, int]  # bytes of each file that holds a part of the tower
 
 
@@ -61,18 +61,19 @@ class Traffic:
 
     cached: str  # "local" for a folder; else "tower", "shards", "some shards" or "nothing"
     route: str  # what would be fetched: "nothing", "ranges" or "shards"
-    ranges: int  # bytes of the tower as byte ranges
-    unfinished: bool = False  # whether ranges were cut off before, and would be continued
+    ranges: int  # bytes to fetch if the tower is fetched as byte ranges
+    # Whether an earlier fetch of ranges was cut off and would be continued.
+    unfinished: bool = False
 
 
 class Snapshot:
     """The files of one checkpoint at one revision: here, those in a folder of this disk."""
 
-    commit: str | None = None  # of every file; None for a folder
+    commit: str | None = None  # commit of every file; None for a folder
     offline = False  # whether files that are not on this disk count as absent
     cached = "local"  # the value of Traffic.cached
-    checkpoint: WholeCheckpoint | None = None  # recorded by a kept tower alone
-    advice = ""  # end of errors about tensors that do not fit: how to repair files
+    checkpoint: WholeCheckpoint | None = None  # only a kept tower records these facts
+    advice = ""  # how to repair the files, said at the end of errors about their tensors
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
         """Open a folder; ``weights`` names the safetensors file, ``label`` is for messages."""

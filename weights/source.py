@@ -139,6 +139,7 @@ def _refuse_other_spellings(text: str) -> None:
 def _is_here(text: str) -> bool:
     try:
         return Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, ~ of nobody
+    except (OSError, ValueError, RuntimeError) as error:
+        # The path may be too long, hold a NUL, or name a "~user" who does not exist.
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"{shown(text)}: neither a path nor a repo id ({reason})") from error

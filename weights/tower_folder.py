@@ -27,7 +27,7 @@ from .errors import CheckpointError, shown
 from .published import family_names
 from .tensor_file import JsonDict, JsonObject
 
-if TYPE_CHECKING:  # whose modules need torch, which reading a folder does not
+if TYPE_CHECKING:  # families import torch, which reading a folder does not need
     from .families.family import Family, TransformersClass
     from .layouts import Layout
 
@@ -67,7 +67,7 @@ class Described:
     """A published config, and the notes that the folder of a tower alone adds to it."""
 
     config: JsonObject
-    family: str | None = None  # None for a checkpoint that is not such a folder
+    family: str | None = None  # None unless it is the folder of a tower
     projector: bool = False
 
 
@@ -118,7 +118,7 @@ def describe(
     """
     section, parents = vision_section(config)
     note: JsonDict = {"family": family.name}
-    if "architecture" in config:  # timm's
+    if "architecture" in config:  # a config of timm
         return {**config, KEY: note}
     if section.get("model_type") is not None:
         # Not as "model_type": transformers takes a part of that type for the tower's config.

@@ -62,6 +62,6 @@ def lock(file: int | IO[bytes], *, wait: bool = True) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise
-    except OSError:  # of a network file system that has no locks
+    except OSError:  # some network file systems have no locks
         return False
     return True

@@ -24,7 +24,7 @@ def activated(
 ):
     """Some columns of one row, activated and gated, in float32; a negative KIND is the identity."""
     a = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-    if LIMITED:  # a comparison with NaN is false, so NaN stays
+    if LIMITED:  # NaN passes unchanged, because a comparison with NaN is false
         a = tl.where(a > limit, limit, a)
     if KIND == 0:  # GELU, with erfc of |a| as a polynomial times exp(-a^2/2): off by 1.5e-7
         t = 1.0 / (1.0 + 0.2316418882663604 * tl.abs(a))

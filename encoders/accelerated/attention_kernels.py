@@ -130,7 +130,8 @@ def _cudnn(
 def _triton(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
 ) -> Tensor:
-    from .triton_attention import attend, tile_for  # this table is read without Triton, too
+    # Imported here, because the table of kernels is read without Triton, too.
+    from .triton_attention import attend, tile_for
 
     tile = tile_for(shape.size, shape.longest)
     attend(q, k, v, out, offsets, shape.longest, tile, SEARCHED)
@@ -142,7 +143,8 @@ def _flash4(
 ) -> Tensor:
     longest = max(shape.longest, 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its compiler warns of its own argument types
+        # The compiler of the kernel warns of its own argument types.
+        warnings.simplefilter("ignore")
         _flash4_forward()(
             q,
             k,
@@ -210,7 +212,7 @@ KERNELS = {
             "flash_attn.cute",
             lambda s, d, capability: _takes_half(s, d, 128) and capability[0] in (9, 10),
             _flash4,
-            reads_beyond=256,  # its tiles have up to 144 keys (flash_attn/cute/interface.py)
+            reads_beyond=256,  # flash_attn/cute/interface.py has tiles of up to 144 keys
         ),
     )
 }

@@ -148,12 +148,12 @@ class KernelChoices:
         """Whether a kernel is close to float32 attention; one that is not, or fails, is dropped."""
         try:
             far = distance()
-        except torch.OutOfMemoryError:  # no fault of the kernel
+        except torch.OutOfMemoryError:  # running out of memory is no fault of the kernel
             raise
         except kernel_errors() as error:
             self.dropped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             return False
-        if far <= ERROR[dtype]:  # false for NaN
+        if far <= ERROR[dtype]:  # a comparison with NaN is false, so NaN counts as an error
             return True
         self.dropped[name] = f"its result is {far:.1e} from float32 attention"
         return False

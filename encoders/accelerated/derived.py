@@ -104,10 +104,12 @@ class DerivedWeights:
             if not self._entries:
                 return
             if self._capturing():
-                assert self._table is not None  # the warm-up before every capture made it
+                # The table exists, because a warm-up runs before every capture.
+                assert self._table is not None
                 self._captured.append(self._table)
             else:
-                gone = len(self._entries) != self._count  # a module was replaced and freed
+                # An entry vanishes when its module was replaced and freed.
+                gone = len(self._entries) != self._count
                 if gone or self._sources is None or _places(self._sources) != self._places:
                     self._update()
                 else:

@@ -66,7 +66,8 @@ class Fp8Products:
         if rows.dtype != torch.bfloat16 or not all(map(_fits, layers)):
             return False
         inner, columns = layers[0].weight.shape
-        padded = step == "mlp" and parts.gate is not None  # see aligned_mlp
+        # An MLP with a gate is padded by ``aligned_mlp``.
+        padded = step == "mlp" and parts.gate is not None
         if columns % MULTIPLE or (inner % MULTIPLE and not padded):
             return False
         if not all(map(self._is_even, layers)):
@@ -93,7 +94,7 @@ class Fp8Products:
         even = self._even.get(layer)
         if even is None:
             if layer.weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                return False  # its entries cannot be read during a capture
+                return False  # the values of a tensor cannot be read during a capture
             sizes = layer.weight.detach().float().norm(dim=0)
             even = self._even[layer] = bool(sizes.max() <= OUTLIER * sizes.median())
         return even

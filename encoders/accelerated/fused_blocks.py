@@ -115,7 +115,8 @@ class FusedForward:
                 yield self.kept.view(self.shape)
             self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
             self._mlp(parts, self._in_fp8("mlp", parts))
-        self.derived.refresh()  # derived in this pass; a capture cannot do this
+        # Weights derived in this pass are recorded; a capture cannot do this.
+        self.derived.refresh()
         if self.fp8 is not None:
             self.fp8.derived.refresh()
         self._complete()
@@ -209,7 +210,7 @@ class FusedForward:
         return rows
 
     def _kernel_norm(self, norm: nn.LayerNorm | nn.RMSNorm) -> Norm:
-        assert norm.eps is not None  # see is_norm
+        assert norm.eps is not None  # is_norm lets no norm without eps through
         bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
         return self.norms.Norm(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
 
@@ -287,7 +288,8 @@ class FusedForward:
         shape, kernel = self.picked[parts.windows]
         scale = parts.softmax_scale
         factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5  # kernels scale by K ** -0.5
-        if cos is not None and sin is not None:  # this clears padding, too
+        # The rotation of queries and keys clears padding, too.
+        if cos is not None and sin is not None:
             queries = 0 if scale is None else heads
             turned = heads + shared
             self.rotary.rotate_in_place(
@@ -379,7 +381,7 @@ class FusedForward:
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
         self.ran.called += 1
-        if self.tile_rows:  # the reference calls it with this shape
+        if self.tile_rows:  # the reference calls the MLP with this shape
             return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()

@@ -30,7 +30,8 @@ def _rotate_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]  # of queries, then of keys
+    # Heads of queries, then heads of keys.
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (head < TURNED) & (pair < HALF)
     first_of_pair = pair // APART * (2 * APART) + pair % APART

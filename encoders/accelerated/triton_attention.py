@@ -38,7 +38,8 @@ def _step(
 ):
     row = n
     if RAGGED:
-        row = tl.minimum(n, end - 1)  # stays inside the segment; masked out below
+        # Rows beyond the end read the segment's last row, and are masked out below.
+        row = tl.minimum(n, end - 1)
     keys, values = key + row[None, :] * stride, value + row[:, None] * stride
     scores = tl.dot(q, tl.load(keys + column[:, None]))
     if REST:
@@ -90,7 +91,8 @@ def _attention_kernel(
     stride = row_stride.to(tl.int64)
     m = first + tl.arange(0, BLOCK_M)
     column = tl.arange(0, MAIN)
-    rest = SIZE - REST + tl.arange(0, REST if REST else 16)  # may reach back into the main columns
+    # The last REST columns may overlap the main columns.
+    rest = SIZE - REST + tl.arange(0, REST if REST else 16)
     query += head * SIZE
     key += head // GROUP * SIZE
     value += head // GROUP * SIZE

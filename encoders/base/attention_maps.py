@@ -153,7 +153,7 @@ class AttentionObserver:
 
 
 def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> Tensor:
-    """Return the weights [.., H] that queries counted by ``share`` [.., 1] give to each row."""
+    """Return the weights [.., H] of each row, summed over queries times ``share`` [.., 1]."""
 
     def attend(share: Tensor) -> Tensor:
         return _weights(call, share.flatten()).unflatten(0, share.shape[:-1])
@@ -165,7 +165,7 @@ def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> T
 def _weights(call: AttentionCall, share: Tensor) -> Tensor:
     """Return softmax weights [R, H], summed over queries, each times its ``share`` [R]."""
     q, k = call.q, call.k
-    if call.cu_seqlens is None:  # equal segments [S, H, n, K]
+    if call.cu_seqlens is None:  # here all segments are equally long: [S, H, n, K]
         offsets = list(range(0, len(q) * q.shape[2] + 1, q.shape[2]))
         q, k = (rearrange(x, "s h n k -> (s n) h k") for x in (q, k))
     else:

@@ -167,7 +167,7 @@ class MapsFeatures(nn.Module, ABC):
                 raise self._tensors_alone("forward_intermediates")
             return states_of_blocks(self, pixel_values, grid_thw, indices, output_fmt)
         self._check_inputs(pixel_values)
-        if grid_thw is not None:  # the place of the indices in a call with whole inputs
+        if grid_thw is not None:  # with whole inputs, the second argument is the indices
             indices = cast("int | Sequence[int]", grid_thw)
         return {
             name: states_of_blocks(self.paths[name], *path[:2], indices, output_fmt)

@@ -171,7 +171,7 @@ class TilesThenImage(PathsEncoder):
         super().__init__()
         self.config, self._preprocessor = tower.config, preprocessor
         self._parameters, self._buffers = tower._parameters, tower._buffers
-        self._modules = tower._modules  # each of them stands once in the state_dict
+        self._modules = tower._modules  # so each weight stands once in the state_dict
         self.paths = {
             "image": tower.at(image_size, LARGEST_BATCH["image"]),
             "tiles": tower.at(tower.side, LARGEST_BATCH["tiles"]),

@@ -164,7 +164,7 @@ def _published_tensors(state: Mapping[str, Tensor], published: PublishedForm) ->
     for name, tensor in state.items():
         parts = published.names[name]
         tensor = tensor.reshape(tuple(published.shapes.get(name, tensor.shape)))
-        chunks = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]  # a number has no rows
+        chunks = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]  # one number has no rows
         for part, rows in zip(parts, chunks, strict=True):
             if part in published.halves:
                 rows = in_halves(rows, published.halves[part])

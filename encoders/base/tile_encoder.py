@@ -46,7 +46,7 @@ class TileEncoder(VisionEncoder):
             side: height and width of a tile in pixels.
             largest_batch: tiles of the largest default graph; None for those of this tower.
         """
-        view = copy.copy(self)  # shares the dictionaries of modules, parameters and hooks
+        view = copy.copy(self)  # the copy shares the modules, parameters and hooks
         view._side = side
         view._largest_batch = largest_batch or self._largest_batch
         return view

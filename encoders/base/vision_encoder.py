@@ -218,7 +218,7 @@ class VisionEncoder(Encoder):
         key = (tuple(grids), weight.device, weight.dtype, stream)
         last = self._last_metadata
         if last is None or last[0] != key:
-            with torch.inference_mode(False):  # training may come next
+            with torch.inference_mode(False):  # inference tensors would make later training fail
                 last = key, self.prepare_encoder_metadata(grids)
             self._last_metadata = last
         return last[1]
@@ -327,7 +327,7 @@ class VisionEncoder(Encoder):
                 "this encoder is accelerated already: call accelerated() on the encoder that it "
                 "was made from"
             )
-        view = copy.copy(self)  # shares modules, parameters and hooks
+        view = copy.copy(self)  # the copy shares modules, parameters and hooks
         weight = next(self.parameters())
         view.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
         return view

@@ -72,7 +72,8 @@ def open_image(
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(io.BytesIO(source))
     with lock_of(source):
-        source.read(0)  # what a file that is read late raises here is not about an image
+        # A file that is opened only when it is read fails here, before the image is blamed.
+        source.read(0)
         return _open(source)
 
 
@@ -168,4 +169,5 @@ def refuse_address(path: str | os.PathLike[str], fix: str) -> None:
 
 
 def lock_of(image: object) -> threading.Lock:
+    """Return the lock that guards reads of an image or file, shared with some others."""
     return _LOCKS[id(image) % len(_LOCKS)]

@@ -223,7 +223,8 @@ def _from_tensor(image: Tensor) -> Tensor:
 def _from_unit(image: Tensor, what: str) -> Tensor:
     """Convert floats from 0 to 1 to uint8 as torchvision's ``to_dtype(uint8, scale=True)`` does."""
     low, high = image.aminmax() if image.numel() else (image.new_zeros(()), image.new_zeros(()))
-    if not (low >= 0 and high <= 1):  # also true for NaN
+    # This refuses NaN, too, because a comparison with NaN is false.
+    if not (low >= 0 and high <= 1):
         raise ValueError(
             f"{what} with values from {float(low):g} to {float(high):g}: floats "
             "must lie between 0 and 1; scale them, or pass uint8, 0..255"

@@ -161,7 +161,7 @@ def long_side_rules(
         return family
     where, section = found
     require_supported(where, section)
-    size = section.get("size", {"longest_edge": 1024})  # the class default
+    size = section.get("size", {"longest_edge": 1024})  # the default of transformers' class
     longest = size.get("longest_edge") if isinstance(size, Mapping) else None
     if longest is None:
         raise ValueError(f"{where}: size={size!r} must have longest_edge, a side in pixels")
@@ -254,7 +254,7 @@ def check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
 
 def _read_duration(where: str, section: Section, defaults: PixelRules) -> int:
     value = section.get("max_duration")
-    if value == 0:  # no bound
+    if value == 0:  # 0 means no bound
         return 0
     return read_positive(where, "max_duration", value, defaults.max_duration)
 

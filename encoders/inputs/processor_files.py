@@ -53,7 +53,8 @@ def tile_image_rules(
     if found is None:
         return {}
     where, section = found
-    if not _describes_tiles(section):  # of a remote-code repo, whose tiling is in its config.json
+    # A repo with code of its own describes tiling in its config.json.
+    if not _describes_tiles(section):
         mean, std = read_stats(where, section, mean, std)
         return {"mean": mean, "std": std}
     _check_converted(where, section, image_size)
@@ -148,7 +149,8 @@ def _describes_tiles(section: Section) -> bool:
 
 def _check_converted(where: str, section: Section, image_size: int) -> None:
     require_supported(where, section)
-    size = section.get("size") or {"height": 384, "width": 384}  # the class default
+    # The default of transformers' class.
+    size = section.get("size") or {"height": 384, "width": 384}
     if size != {"height": image_size, "width": image_size}:
         raise ValueError(
             f"{where}: size={size} but the tower takes tiles of {image_size}x{image_size}: use the "

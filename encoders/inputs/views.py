@@ -234,7 +234,7 @@ class SquarePreprocessor(ViewPreprocessor):
         """Return the settings in a file: mean, std, smallest side; the size must be the tower's."""
         check_side(where, section, self.image_size)
         require_supported(where, section, {"do_pad": True})
-        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # the defaults of its class
+        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # of transformers' class
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:
@@ -286,7 +286,7 @@ class HybridPreprocessor(SquarePreprocessor):
         Raises:
             ValueError: a value that is not implemented, or views of another size.
         """
-        if "high_res_size" not in section:  # the original: its towers normalise
+        if "high_res_size" not in section:  # in the original repo, the towers normalise the pixels
             check_side(where, section, self.image_size)
             require_supported(where, section, {"do_normalize": False})
             colour, _ = read_stats(where, section, CLIP_MEAN, CLIP_STD)

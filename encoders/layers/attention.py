@@ -222,8 +222,8 @@ def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longe
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
     rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
     segment = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True)
-    mask = segment[:, None] == segment[None, :]  # rows beyond the end form a segment of their own
-    padding = padding_rows(cu_seqlens, q.shape[0])  # NaN there would pass a mask that is added
+    mask = segment[:, None] == segment[None, :]  # rows of padding form one more segment
+    padding = padding_rows(cu_seqlens, q.shape[0])  # NaN in padding would survive an added mask
     q, k, v = (x.masked_fill(padding, 0.0).transpose(0, 1) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
 

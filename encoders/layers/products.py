@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _GLOBAL = torch.nn.modules.module
 _KNOWN = frozenset((nn.Linear, nn.Conv2d, nn.Conv3d))
-_WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with the last
+_WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with FakeTensor
 LARGE = 2**26
 """Weights of a convolution from which on it is computed as a matrix product in every dtype."""
 

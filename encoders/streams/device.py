@@ -57,7 +57,8 @@ class DeviceQueue:
         """Return a CUDA event that comes after everything queued so far; None without CUDA."""
         if not self._on_cuda:
             return None
-        event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to a decoder
+        # A thread that waits for a blocking event leaves its core to decoders.
+        event = torch.cuda.Event(blocking=True)
         event.record(self._runs)
         return event
 

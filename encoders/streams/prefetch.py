@@ -126,7 +126,7 @@ class Prefetch(Generic[Item, Prepared]):
                 result, size = _Failure(error), 0
             with self._changed:
                 self._put(number, result, size)
-            del taken, item, result  # the wait for room may be long
+            del taken, item, result  # results are freed, because the wait for room may be long
 
     def _take(self) -> tuple[int, Item] | None:
         """The next item and its number as soon as there is room for it; None at the end."""
@@ -135,7 +135,7 @@ class Prefetch(Generic[Item, Prepared]):
                 self._changed.wait_for(lambda: self._ended or self._has_room())
                 if self._ended:
                     return None
-            number = self._taken  # changed by whoever holds the lock of the source alone
+            number = self._taken  # only the holder of the source's lock changes this number
             try:
                 item = next(self._items)
             except StopIteration:
@@ -165,7 +165,7 @@ class Prefetch(Generic[Item, Prepared]):
         return self._ended and self._wanted >= self._taken
 
     def _has_room(self) -> bool:
-        if self._wanted == self._taken:  # the consumer cannot go on without it
+        if self._wanted == self._taken:  # the consumer waits for this very item
             return True
         count = self._prepared
         mean = self._prepared_size / count if count else self._limit / 4

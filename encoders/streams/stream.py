@@ -124,7 +124,8 @@ def stream_items(
             f"items is one {type(items).__name__}: pass an iterable of items, [item] for one; for "
             "the images of a folder, sorted(Path(folder).rglob('*.jpg'))"
         ) from None
-    item_encoder.encoder.preprocess(**limits._asdict())  # wrong keywords are no item's fault
+    # Raises at once for wrong keywords, which are no fault of an item.
+    item_encoder.encoder.preprocess(**limits._asdict())
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
     stream = _Stream(item_encoder, limits, wanted, tokens, options.on_error == "keep")
@@ -245,9 +246,10 @@ class _Stream:
                 inputs = self._inputs(entries)
             values = self.item_encoder.encode(inputs, self.wanted)
             if not self.item_encoder.owned and self.wanted.pool == "none":
-                values = [value.clone() for value in values]  # the next batch may run before
+                # The next batch may overwrite views before they are read.
+                values = [value.clone() for value in values]
         except torch.AcceleratorError:
-            raise  # the device does not recover from it
+            raise  # a CUDA device does not recover from this error
         except _FAILURES as error:
             values = [without_traceback(error) if self.keep else error] * len(entries)
         for entry, value in zip(entries, values, strict=True):
@@ -329,7 +331,8 @@ def without_traceback(error: Exception) -> Exception:
     """Drop the tracebacks of an error and of its causes, which would keep pixels in memory."""
     cause: BaseException | None = error
     seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:  # `raise error from error` makes a circle
+    # `raise error from error` makes a circle of causes.
+    while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__

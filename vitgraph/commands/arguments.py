@@ -205,7 +205,7 @@ def check_repo(repo: str, source: Mapping[str, Any]) -> None:
     if published and not (hub.revision or hub.subfolder or Path(repo).exists()):
         return
     snapshot = open_checkpoint(repo, hub)
-    if snapshot.commit is None:  # a folder; of a repo, loading will read the index
+    if snapshot.commit is None:  # only a folder's index is read here; loading reads that of a repo
         read_contents(snapshot)
 
 

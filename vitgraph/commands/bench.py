@@ -71,7 +71,8 @@ def _add_table_options(parser: argparse.ArgumentParser, default: object) -> None
 
 
 def _add_graphs(parser: argparse.ArgumentParser) -> None:
-    _add_table_options(parser, argparse.SUPPRESS)  # they may stand before the name, too
+    # The options may stand before the name of the figure, too.
+    _add_table_options(parser, argparse.SUPPRESS)
     parser.set_defaults(command=print_graphs)
 
 
@@ -125,7 +126,7 @@ def _measured_on(path: Path) -> str:
     about = {**body, **body["about"]} if isinstance(body.get("about"), Mapping) else body
     device = about.get("gpu") or about.get("cpu")
     if not isinstance(device, str):
-        return "-"  # arithmetic, the same everywhere
+        return "-"  # these figures are arithmetic and the same on every machine
     return f"{device}, torch {about['torch']}" if "torch" in about else device
 
 

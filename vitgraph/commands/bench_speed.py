@@ -229,7 +229,7 @@ def table(body: JsonObject) -> str:
 def _section(entry: JsonObject) -> str:
     header = ["images", "tokens", "reference", "accelerated", "graph", "gain"]
     rows = [_row(row) for row in entry["sizes"]]
-    if entry["note"] and entry["graphs"] is None:  # the reference ran twice: nothing is compared
+    if entry["note"] and entry["graphs"] is None:  # the reference ran twice, so nothing is compared
         header, rows = header[:-1], [row[:-1] for row in rows]
     parts = [f"kernels: {entry['kernels']}"]
     if entry["note"]:

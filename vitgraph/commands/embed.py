@@ -320,7 +320,8 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
             options.repo,
             **source,
             dtype=options.dtype,
-            device=device if options.device else None,  # None: the log names an idle GPU
+            # None lets the log name a GPU that stays idle.
+            device=device if options.device else None,
         )
     if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")

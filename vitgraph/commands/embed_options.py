@@ -116,7 +116,7 @@ def _check_files(options: argparse.Namespace) -> None:
             f"{source}: is a video, and images are embedded: `{right} FILE.safetensors`"
         )
     if not path.exists():
-        list(Source(source))  # raises the error that says what may be given
+        list(Source(source))  # listing the source raises an error that says what may be given
     if path.is_dir() and not any(_is_image(entry.name) for entry, _ in entries_below(str(path))):
         list(Source(source))
 

@@ -154,7 +154,8 @@ def encode(options: argparse.Namespace) -> None:
     from .encode_graphs import graph_encoder, summary
     from .encode_items import HEADER, encode_items, open_media, row
 
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check` named the file
+    # The check before has already warned and named the file.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     limits = _limits(options)
     wanted = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
     device = read_device(options.device)
@@ -209,7 +210,8 @@ def _writing(
     from ..devices import DTYPES
     from ..features import FeatureFormat, writing_features
 
-    commit = encoder.published.commit if encoder.published else None  # that it was loaded at
+    # The commit at which the checkpoint was loaded.
+    commit = encoder.published.commit if encoder.published else None
     file_format = FeatureFormat(options.pool, options.normalize, DTYPES.get(options.out_dtype))
     return writing_features(options.out, options.repo, commit, type(encoder).__name__, file_format)
 

@@ -142,7 +142,8 @@ def _check_image(path: Path, options: argparse.Namespace) -> None:
 
 def _read_size(path: Path) -> tuple[int, int]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it does not name the file
+        # PIL's warning does not name the file.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(path) as image:
             return image.size
 
@@ -156,7 +157,7 @@ def _is_heif(path: Path) -> bool:
 
 def _check_file(path: Path, of_url: str, of_folder: str) -> None:
     """Raise unless ``path`` is a file; what to do otherwise is said by the other arguments."""
-    # `Path` has taken a slash from an address.
+    # `Path` has removed one slash after the colon of an address.
     if match := re.fullmatch(r"(\w{2,}):/+(.+)", str(path)):
         raise ValueError(
             f"{match[1]}://{match[2]}: is a URL, and files are encoded here: download it and give "

@@ -160,7 +160,8 @@ class EmbedBatch:
         vectors = np.full((len(images), width), np.nan, np.float32)
         errors = [""] * len(images)
         results: Iterable[Any] = encoder.encode_many(
-            list(enumerate(images)),  # pairs, so that no row is taken for one
+            # Pairs of key and item, so that no row is taken for such a pair.
+            list(enumerate(images)),
             pool=self.pool,
             progress=False,
             on_error="keep",

@@ -144,9 +144,9 @@ class FeatureStore:
             flush(temporary)
             try:
                 os.link(temporary, path)
-            except FileExistsError:  # of another writer, meanwhile
+            except FileExistsError:  # another writer has written the file meanwhile
                 return False
-            except OSError:  # a file system without hard links
+            except OSError:  # some file systems have no hard links
                 temporary.replace(path)
         return True
 

@@ -186,7 +186,8 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
         if (state.st_dev, state.st_ino) in seen:
             continue
         seen.add((state.st_dev, state.st_ino))
-        with os.scandir(folder) as entries:  # one by one: a thousand bytes each
+        # Entries are read one by one, because each takes a thousand bytes.
+        with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue

@@ -90,7 +90,7 @@ class Job:
         with closing(results):
             for number in self.todo:
                 self._write_shard(number, results)
-            next(results, None)  # the progress comes to its end
+            next(results, None)  # lets the progress print its last line
 
     def prepare(self, encoder: Encoder | GraphedEncoder) -> None:
         """Check what is going to be encoded, and print how much there is to do.
@@ -160,7 +160,7 @@ class Job:
             try:
                 inputs = item_encoder.encoder.preprocess([item], **self.calls.limits._asdict())
             except Exception:  # noqa: BLE001  # of a store or a data set, which raise any class
-                continue  # the job itself says what is wrong with it
+                continue  # the job itself reports an image that cannot be read
             specs = [
                 spec
                 for name, path in inputs.paths.items()
@@ -238,7 +238,8 @@ class Job:
                     f"--out-dtype float16 cannot hold {name} up to {float(tensor.abs().max()):.0f} "
                     "(65504 at most); write float32"
                 )
-            is_bf16 = written.dtype == torch.bfloat16  # which numpy lacks; float32 holds its values
+            # Numpy has no bfloat16, whose values float32 holds exactly.
+            is_bf16 = written.dtype == torch.bfloat16
             arrays[name] = (written.float() if is_bf16 else written).numpy()
         return arrays
 

@@ -109,7 +109,7 @@ class Manifest(NamedTuple):
         """
         try:
             about = json.loads(storage.read(NAME))
-            about.setdefault("files", {})  # of an earlier version
+            about.setdefault("files", {})  # a manifest of an earlier version has no list of files
             return cls(*(about[name] for name in cls._fields))
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(

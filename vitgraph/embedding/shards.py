@@ -97,7 +97,7 @@ class Shard:
             OSError: the folder cannot be written to, or the disk is full; the shard is not done.
         """
         with self.storage.alone(f"{self.number:05d}"):
-            if self.is_done:  # by another process, meanwhile
+            if self.is_done:  # another process has written the shard meanwhile
                 return
             files = self._write_files(rows, empty)
             about = {**stats, "tag": self.storage.tag, "files": files}
@@ -149,11 +149,12 @@ class Shard:
 
     def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
         """Write one file per item, and yield the name, the size and the checksum of each."""
-        from .feature_store import FeatureStore  # which imports torch
+        from .feature_store import FeatureStore  # imported here, because it imports torch
 
         store = FeatureStore(self.storage.name)
         for row in rows:
-            near = store.folder / f"{self.number:05d}.{row.uuid}"  # where tidy() finds it
+            # Tidy() finds leftovers by this name.
+            near = store.folder / f"{self.number:05d}.{row.uuid}"
             store.write_array(row.uuid, row.arrays[TENSOR], near)
             path = store.folder / row.uuid / STORED
             yield f"{row.uuid}/{STORED}", (path.stat().st_size, file_crc32(path))
@@ -218,7 +219,7 @@ class Shard:
         if self.format == "npy":
             return self._read_npy(field)
         if self.format == "vllm":
-            from .feature_store import FeatureStore  # which imports torch
+            from .feature_store import FeatureStore  # imported here, because it imports torch
 
             store = FeatureStore(self.storage.name)
             return {TENSOR: store.read_arrays([line["uuid"] for line in self.read_table()])}

@@ -158,7 +158,7 @@ class Source:
                 continue
             try:
                 state = entry.stat()
-            except OSError:  # a link that leads nowhere: encoding says so
+            except OSError:  # encoding reports a link that leads nowhere
                 found.append(f"{key}\0-1\0")
                 continue
             if stat.S_ISREG(state.st_mode):
@@ -302,7 +302,8 @@ def suffixes() -> frozenset[str]:
 
 
 def _read_standard_input() -> str:
-    if isinstance(sys.stdin, io.TextIOWrapper):  # strict, unless the locale is C
+    # Standard input refuses names that are not UTF-8 unless the locale is C.
+    if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdin.read()
 
@@ -338,14 +339,14 @@ def _with_version(file: File) -> File:
     try:
         return file._replace(version=version_of(file.path))
     except OSError:
-        return file  # reading it says what is wrong
+        return file  # reading the file later reports what is wrong
 
 
 def _local_file(path: str, key: str) -> File:
     try:
         version = version_of(path)
     except OSError:
-        return File(key, path)  # reading it says what is wrong
+        return File(key, path)  # reading the file later reports what is wrong
     return File(key, path, int(version.split()[0]), version)
 
 

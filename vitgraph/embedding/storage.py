@@ -177,7 +177,7 @@ class LocalFolder(Storage):
                 os.link(temporary, self.folder / name)
             except FileExistsError:
                 return False
-            except OSError as error:  # a file system without hard links
+            except OSError as error:  # some file systems have no hard links
                 if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                     raise
                 return self._create_in_place(name, content)
@@ -205,7 +205,7 @@ class LocalFolder(Storage):
                 yield
             finally:
                 path.unlink(missing_ok=True)
-                with suppress(OSError):  # it is removed only if it is empty
+                with suppress(OSError):  # rmdir removes the folder only if it is empty
                     self.folder.rmdir()
 
     def tidy(self) -> None:
@@ -239,7 +239,7 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
             if not held or _is_open_at(file, path):
                 yield held
                 return
-        time.sleep(0.01)  # whoever held it has removed the file
+        time.sleep(0.01)  # the file of the lock was removed by its last holder
 
 
 def _is_open_at(file: IO[bytes], path: Path) -> bool:

@@ -182,7 +182,7 @@ def hub_commit(repo: str, revision: str = "") -> str:
 
 
 def is_dataset(source: str) -> bool:
-    """Return whether a source is a whole data set, by its name on the Hub or in a folder."""
+    """Return whether a source is a whole data set: one of the Hub, or one in a local folder."""
     name = source.removeprefix(DATASET).partition("@")[0]
     return source.startswith(DATASET) and (os.path.isdir(name) or name.strip("/").count("/") < 2)
 

@@ -55,7 +55,7 @@ def _print_workers(stats: list[JsonDict]) -> None:
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()
     for one in stats:
-        if "worker" in one:  # an earlier version did not write it down
+        if "worker" in one:  # an earlier version did not record the worker
             worker = one["worker"]
             newest[worker] = max(newest.get(worker, 0.0), one["written"])
             count[worker] += 1
@@ -145,6 +145,6 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
 def _keys_of(shard: Shard) -> list[str]:
     """Return the keys of a shard in the order of the source, those of bad files included."""
     keys: list[str] = [line["key"] for line in shard.read_table()]
-    for error in shard.read_stats()["errors"]:  # by ascending place
+    for error in shard.read_stats()["errors"]:  # errors are sorted by their place in the shard
         keys.insert(error["place"], error["key"])
     return keys

@@ -48,7 +48,7 @@ class Worker(NamedTuple):
         """Return how many threads decode: this worker's part of the cores, at most 16."""
         cores = os.cpu_count() or 1
         if sys.platform == "linux":
-            cores = len(os.sched_getaffinity(0))  # SLURM binds each task to its own
+            cores = len(os.sched_getaffinity(0))  # SLURM binds each task to cores of its own
         return min(max(cores // self.local_size, 1), MOST_THREADS)
 
 

@@ -100,7 +100,7 @@ def export_onnx(
     assert program.example_inputs is not None
     _, *more = program.example_inputs[0]
     names = ["pixel_values", *(more[0] if more else ())]
-    outputs = program.call_spec.out_spec.context  # the keys of the dict that it returns
+    outputs = program.call_spec.out_spec.context  # the keys of the dict that the program returns
     torch.onnx.export(program, (), path, input_names=names, output_names=outputs, verbose=False)
 
 

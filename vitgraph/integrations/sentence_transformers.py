@@ -137,7 +137,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         super().on_model_ready(model)
         card = model.model_card_data
         card.generate_widget_examples = False
-        card.generate_usage_snippet = partial(self._usage, card)  # which a process pool pickles
+        # A partial, because a process pool pickles the card.
+        card.generate_usage_snippet = partial(self._usage, card)
 
     def _usage(self, card: Any) -> str:
         published, name = self.encoder.published, card.model_id or MODEL_ID

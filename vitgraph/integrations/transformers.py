@@ -206,7 +206,8 @@ def mm_encoder_outputs(
     }
     if found and isinstance(inner, InternViT):
         tokens = torch.cat([item.pooler_output for items in found.values() for item in items])
-        tiles = tokens.unflatten(0, (-1, inner.budget_range[0]))  # the tokens of one tile
+        # The smallest budget is the number of tokens of one tile.
+        tiles = tokens.unflatten(0, (-1, inner.budget_range[0]))
         return {"image": _model_output(None, tiles, [])}
     return {kind: _listed(items) for kind, items in found.items()}
 
@@ -227,7 +228,8 @@ def _model_output(
     """
     if not deepstack:
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
-    from transformers.models.qwen3_vl import modeling_qwen3_vl  # takes seconds to import
+    # Imported here, because it takes seconds.
+    from transformers.models.qwen3_vl import modeling_qwen3_vl
 
     return modeling_qwen3_vl.BaseModelOutputWithDeepstackFeatures(
         last_hidden_state=hidden, pooler_output=pooled, deepstack_features=deepstack

@@ -300,7 +300,7 @@ class DataParallelEncoder:
         if pool == "none":
             return self._result(shares, empty)
         rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
-        assert rows is not None  # `check` has seen to it
+        assert rows is not None  # `check` has raised an error where rows are missing
         dtype = torch.promote_types(rows.dtype, torch.float32)
         vectors = rows.new_zeros((0, rows.shape[-1]), dtype=dtype)
         return self._new_result(shares, [("vectors", vectors)])

@@ -71,7 +71,7 @@ class RowExchange:
         mine = rows.new_empty((most, *rows.shape[1:]), device=self._channel)
         mine[: len(rows)] = rows
         every = mine.new_empty((self._status.size * most, *rows.shape[1:]))
-        # As bytes: a backend need not know the dtype.
+        # Rows travel as bytes, so that the backend need not know the dtype.
         sent, received = (one.flatten().view(torch.uint8) for one in (mine, every))
         try:
             dist.all_gather_into_tensor(received, sent, group=self._group)

@@ -34,7 +34,8 @@ class StatusExchange:
         whole = group or dist.distributed_c10d._get_default_group()
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         kind = "cpu" if "cpu" in backends else next(iter(backends))
-        options = whole._get_backend(torch.device(kind)).options  # there is no public way
+        # Torch has no public function for this.
+        options = whole._get_backend(torch.device(kind)).options
         self.timeout: timedelta = options._timeout
         self._group = group
         if backends.get("cpu") != "gloo":

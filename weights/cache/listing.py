@@ -21,7 +21,7 @@ class CachedTower:
     repo_id: str
     commit: str
     subfolder: str | None
-    bytes: int  # on the disk, small files included
+    bytes: int  # bytes on the disk, small files included
     tensors: int
     state: str
     """The state of the tower: ``whole``, ``unfinished``, ``configs only``, or ``damaged: `` and
@@ -71,7 +71,7 @@ def remove_cached(
                 shutil.rmtree(folder)
         for repo in repos if commit is None else ():
             shutil.rmtree(repo / "refs", ignore_errors=True)
-            with suppress(OSError):  # another load may be filling it again
+            with suppress(OSError):  # the folder is not empty if another load is filling it again
                 repo.rmdir()
     except OSError as error:
         raise CheckpointError(
@@ -135,7 +135,7 @@ def _disk_bytes(folder: Path) -> int:
     """Return the bytes that the files of a folder take on the disk; holes take none."""
     total = 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # removed meanwhile
+        with suppress(OSError):  # another process may have removed the file meanwhile
             status = path.stat()
             total += min(status.st_size, status.st_blocks * 512) * path.is_file()
     return total

@@ -94,7 +94,7 @@ def find_family(
     if len(found) > 1:  # the tensors say more than a type that several families have
         what = f"{what}, with tensors of no known tower,"
         found = [family for family in found if _has_signs(family, [*names])]
-    if len(found) > 1:  # SigLIP and SigLIP2 NaFlex differ in a shape alone
+    if len(found) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
         found = [family for family in found if fits(family)] or found
     if found and wanted not in (None, found[0].name):
         raise CheckpointError(

@@ -37,7 +37,7 @@ _GEMMA4 = Layout(
     },
     processor_files=family_facts("gemma4").processors["gemma4"],
 )
-_CLIPPED = replace(  # E2B and E4B: four bounds beside each weight
+_CLIPPED = replace(  # the checkpoints E2B and E4B have four bounds beside each weight
     _GEMMA4,
     name="gemma4-clipped",
     marks=(f"{_LAYER}.self_attn.q_proj.input_min".replace("N", "0"),),

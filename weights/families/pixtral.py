@@ -51,7 +51,7 @@ _LIGHTON = replace(
         "vision_projection": "projector",
     },
 )
-_NATIVE = Layout(  # queries and keys are rotated in pairs of neighbours
+_NATIVE = Layout(  # Mistral's own code rotates neighbouring columns of queries and keys in pairs
     name="mistral",
     prefixes=(Prefix("", "vision_encoder."), Prefix("", "vision_tower."), Prefix("", "")),
     marks=("transformer.layers.0.attention.wq.",),

@@ -43,13 +43,13 @@ _QWEN2 = Layout(
     processor_files=family_facts("qwen2_vl").processors["qwen2"],
 )
 _QWEN3 = replace(_QWEN2, processor_files=family_facts("qwen3_vl").processors["qwen3"])
-_OMNI_2_5 = replace(  # queries, keys and values apart
+_OMNI_2_5 = replace(  # the Omni checkpoints keep queries, keys and values apart
     _QWEN2,
     name="qwen2.5-omni",
     marks=("blocks.0.attn.q.", "blocks.0.attn.k.", "blocks.0.attn.v."),
     joins={"blocks.N.attn.qkv": ("blocks.N.attn.q", "blocks.N.attn.k", "blocks.N.attn.v")},
 )
-_OMNI_3 = replace(  # other names in the mergers
+_OMNI_3 = replace(  # the Omni checkpoints have other names in the mergers
     _QWEN2,
     name="qwen3-omni",
     marks=("merger.ln_q.", "merger.mlp.", "merger_list."),

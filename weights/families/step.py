@@ -102,9 +102,8 @@ def _read_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
 
 # --- records -------------------------------------------------------------------------------------
 
-_STEP3_VL_CLASS = TransformersClass(  # which renames and permutes the published tensors itself
-    "step3p7", "Step3p7VisionModel", "step3p5_vision", auto=False
-)
+# The class of transformers renames and permutes the published tensors itself.
+_STEP3_VL_CLASS = TransformersClass("step3p7", "Step3p7VisionModel", "step3p5_vision", auto=False)
 STEP3_VL = Family(
     name="step3_vl",
     encoder=Step3VLEncoder,
@@ -121,7 +120,8 @@ STEP3 = Family(
     encoder=Step3Encoder,
     config=Step3Config,
     model_types=("step3_vision_encoder", "step3_vl"),
-    signs=(("embeddings.class_embedding", "vit_downsampler.weight"),),  # CLIP's has the first one
+    # CLIP has the class embedding, too, so that both names are needed.
+    signs=(("embeddings.class_embedding", "vit_downsampler.weight"),),
     layouts=(_STEP3,),
     fields=_STEP3_FIELDS,
     outer_fields=_OUTER_FIELDS,

@@ -53,14 +53,16 @@ def fetch_tower(
     try:
         with store.lock():
             if not repo.options.force_download:
-                with suppress(DamagedError):  # another thread or process may have fetched it
+                # Another thread or process may have fetched the tower meanwhile.
+                with suppress(DamagedError):
                     kept = KeptTower(store.tower)
                     if check:
                         kept.verify()
                     return kept.locate(wanted)
             try:
                 fetch.complete()
-            except (RangesUnsupported, OSError) as error:  # with which nobody can go on
+            except (RangesUnsupported, OSError) as error:
+                # A fetch cannot be continued if the disk is full or the server has no ranges.
                 if isinstance(error, RangesUnsupported) or is_full(error):
                     shutil.rmtree(store.partial, ignore_errors=True)
                 raise
@@ -69,7 +71,7 @@ def fetch_tower(
             shutil.rmtree(store.partial, ignore_errors=True)
             store.answers.unlink(missing_ok=True)
             return KeptTower(store.tower).locate(wanted)
-    except HfHubHTTPError:  # an OSError too, and not one of this disk
+    except HfHubHTTPError:  # HfHubHTTPError is an OSError, but not one of this disk
         raise
     except OSError as error:
         text = f"{store.folder}: cannot be written ({error}): pass a cache_dir that can be"
@@ -185,7 +187,8 @@ def download_shards(repo: Repo, names: list[str]) -> None:
 
     def download(name: str, stop: Event) -> None:
         extra: JsonDict = {}
-        if "tqdm_class" in inspect.signature(hf_hub_download).parameters:  # clients from 1.2 on
+        # Huggingface_hub has this parameter from version 1.2 on.
+        if "tqdm_class" in inspect.signature(hf_hub_download).parameters:
             extra["tqdm_class"] = _bar(options.progress, stop)
         ask = lambda: hf_hub_download(  # noqa: E731
             repo.repo_id,

@@ -56,9 +56,11 @@ class RemoteFile:
     def __init__(self, url: str, token: bool | str | None, label: str) -> None:
         self.url, self.token, self.label = url, token, label
         self.commit: str | None = None  # the commit of the file, from the Hub's first answer
-        self.size: int | None = None  # of the whole file, known after the first range
-        self.ranges = True  # until the server ignores one
-        self.etags: dict[str, str] = {}  # by header: that of the Hub, and of the storage host
+        self.size: int | None = None  # bytes of the whole file, known after the first range
+        # Whether byte ranges may be asked for; false once the server ignored one.
+        self.ranges = True
+        # ETags of the Hub and of the storage host, by the name of the header.
+        self.etags: dict[str, str] = {}
         self._comparing = Lock()
         self._direct: str | None = None  # address at the storage host, from the first redirect
         self._refused = False  # whether the storage host has refused a remembered address
@@ -126,7 +128,8 @@ class RemoteFile:
         with self._open(f"bytes={start}-{end - 1}", stop) as response:
             left = self._promised(response, start, end)
             for chunk in response.iter_raw():
-                if not self.ranges:  # the answer is the whole file; we hang up
+                # Without ranges the answer is the whole file, so we close the connection.
+                if not self.ranges:
                     chunk = chunk[:left]
                 if len(chunk) > left:
                     raise RangesUnsupported(f"{self.label}: more bytes than were asked for")
@@ -176,7 +179,7 @@ class RemoteFile:
         headers = {"user-agent": AGENT, "accept-encoding": "identity"}
         token = get_token_to_send(self.token)
         if token and (direct is None or _origin(direct) == _origin(self.url)):
-            headers["authorization"] = f"Bearer {token}"  # the token is for the Hub alone
+            headers["authorization"] = f"Bearer {token}"  # only the Hub may get the user's token
         if wanted is not None:
             headers["range"] = wanted
         with (
@@ -189,7 +192,8 @@ class RemoteFile:
                 timeout=huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT,
                 max_retries=ATTEMPTS - 1,
                 base_wait_time=FIRST_WAIT,
-                retry_on_exceptions=(),  # else it would catch those of the block below
+                # Without this, the client would catch errors of the block below and try again.
+                retry_on_exceptions=(),
                 retry_on_status_codes=BUSY if patient else (),
             ) as response,
         ):

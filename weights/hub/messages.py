@@ -17,7 +17,8 @@ SPACE = "free some space or pass a cache_dir on another disk"
 
 def explain(error: BaseException, repo_id: str, revision: str, name: str, page: str) -> str:
     """Say why the file ``name`` could not be fetched; ``page`` is the web page of the repo."""
-    if type(error) is ValueError and error.__cause__ is not None:  # "due to the above error"
+    # The Hub's client says only "due to the above error".
+    if type(error) is ValueError and error.__cause__ is not None:
         error = error.__cause__
     reasons: dict[type[BaseException], str] = {
         errors.GatedRepoError: f"the repo is gated: accept its terms on {page}, then log in "

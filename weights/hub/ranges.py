@@ -15,7 +15,7 @@ MOST_BYTES = 64 << 20
 WASTE = 200  # one byte in so many of the wanted bytes may be fetched in vain to save requests
 Segments: TypeAlias = tuple[tuple[int, int], ...]
 """Begin and end of each stretch of wanted bytes in a remote file, in rising order."""
-_Stretch: TypeAlias = tuple[str, int, int]  # file, begin and end
+_Stretch: TypeAlias = tuple[str, int, int]  # name of the file, begin and end of the bytes
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def plan_requests(
     requests: list[RangeRequest] = []
     for file, segments in joined:
         begin, end = segments[0][0], segments[-1][1]
-        count = -(-(end - begin) // MOST_BYTES)  # requests of equal length
+        # The number of requests, which are about equally long.
+        count = -(-(end - begin) // MOST_BYTES)
         cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
         for start, stop in pairwise(cuts):
             request = RangeRequest(file, start, stop, clip(segments, start, stop), data_start)

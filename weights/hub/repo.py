@@ -105,7 +105,8 @@ class Repo:
         self.options = options
         self.revision = options.revision or "main"
         self.label = f"{repo_id}@{self.revision}"
-        self.root = cache_root(options.cache_dir)  # the folder of all that we keep
+        # The folder in which towers and small files are kept.
+        self.root = cache_root(options.cache_dir)
         constants = huggingface_hub.constants
         self.offline: bool = options.local_files_only or constants.HF_HUB_OFFLINE
         cache = Path(options.cache_dir or constants.HF_HUB_CACHE).expanduser()
@@ -133,7 +134,8 @@ class Repo:
         return brought
 
     def _resolve_branch(self) -> tuple[str, dict[str, bytes | None]]:
-        name = sha256(self.revision.encode()).hexdigest()[:32]  # branches have names no file can
+        # A branch may have a name that no file can have.
+        name = sha256(self.revision.encode()).hexdigest()[:32]
         record = repo_folder(self.root, self.repo_id) / "refs" / name
         known = None if self.options.force_download else self._known_commit(record)
         if self.offline:
@@ -150,7 +152,7 @@ class Repo:
             if isinstance(cause, Unreachable):
                 raise self._unknown(obstacle(cause)) from cause
             raise
-        with suppress(OSError):  # needed offline only
+        with suppress(OSError):  # only later loads offline need the file
             if not (record.is_file() and record.read_text() == commit):
                 write_whole(record, commit.encode())
         return commit, {CONFIG: config}

@@ -77,7 +77,8 @@ class HubSnapshot(Snapshot):
                 if self.offline:
                     raise self._cannot_repair("what is kept", error) from error
         self._answers = {**self._known, **brought}
-        self._headers: dict[str, Header] = {}  # by file, read from the Hub
+        # Headers that were read from the Hub, by the name of the file.
+        self._headers: dict[str, Header] = {}
         self._downloaded: set[str] = set()  # files that this load has fetched whole
         self._refused: RangesUnsupported | None = None
 
@@ -111,7 +112,7 @@ class HubSnapshot(Snapshot):
         """Keep the small files that the client's cache lacks, for later loads."""
         answers = {name: raw for name, raw in self._answers.items() if self._path(name) is None}
         if answers != self._known and not self.offline:
-            with suppress(OSError):  # the next load then asks again
+            with suppress(OSError):  # if nothing can be kept, the next load asks the Hub again
                 self.store.keep_answers(answers)
 
     def has(self, name: str) -> bool:

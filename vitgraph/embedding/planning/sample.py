@@ -118,7 +118,8 @@ def _measure(
 ) -> _Measured:
     item_encoder = encoder.item_encoder()
     began = time.thread_time()
-    if item_encoder.stager is not None:  # what threads do for a GPU, which does the rest itself
+    # Threads prepare this much for a GPU, which does the rest itself.
+    if item_encoder.stager is not None:
         item_encoder.stager.stage([data], [], limits)
     else:
         encoder.preprocess([data], **limits._asdict())
@@ -161,7 +162,7 @@ def measure_rate(
                 pass
         return time.perf_counter() - began
 
-    seconds_of(1)  # warms up
+    seconds_of(1)  # the first run warms up
     count = len(images)
     while (seconds := seconds_of(count)) < LEAST_SECONDS:
         count *= 4

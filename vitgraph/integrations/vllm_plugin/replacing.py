@@ -48,7 +48,8 @@ class ReplacesTower(nn.Module):
             LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
             return
         self.vision_tower_ours = True
-        vllm_config.compilation_config.cudagraph_mm_encoder = False  # vLLM's graphs for its towers
+        # VLLM must not capture graphs of its own for towers.
+        vllm_config.compilation_config.cudagraph_mm_encoder = False
         self._forward_calls = 0
         self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)
 
@@ -66,7 +67,7 @@ class ReplacesTower(nn.Module):
             norm = theirs.get_submodule("input_norm")
         dtype, device = place.dtype, place.device
         delattr(self, self.at)
-        del theirs, place  # the memory of its weights, before ours are made
+        del theirs, place  # frees the weights of vLLM's tower before ours are made
         encoder = meta.to(dtype).to_empty(device=device)
         kind = TileTower if self.family == "intern_vit" else Tower
         eager = bool(model.enforce_eager)

@@ -21,7 +21,7 @@ class InternVLChatModel(ReplacesTower, internvl.InternVLChatModel):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         if self.vision_tower_ours:
-            del self.mlp1  # our tower has one
+            del self.mlp1  # our tower has a projector of its own
 
     def extract_feature(self, pixel_values: Tensor) -> Tensor:
         """Encode tiles [B, 3, side, side] to [B, tokens per tile, width of the language model]."""
