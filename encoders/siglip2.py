@@ -15,6 +15,8 @@ Deliberate differences:
 - Images are packed, not padded to the longest.
 - Positions are interpolated in float32 or wider and rounded once, on every device; the source does
   so on the CPU alone.
+- Positions of an image of one column of patches are those of its transposed image, transposed. The
+  source has others on a CPU with torch 2.15, whose ``F.interpolate`` resizes wrongly to one column.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ _NAMES = [
 SIZES = {"hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}
 """Widths of small towers, by the names of transformers' configs."""
 HEADLESS = {"vision_use_head": False}
+_INTERPOLATE = torch.nn.functional.interpolate
 
 
 def siglip_keys(state: State) -> State:
@@ -113,9 +115,21 @@ def siglip2_inputs(pixels: Tensor, grid_thw: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _interpolate_any(table: Tensor, size: tuple[int, int], **options: Any) -> Tensor:
+    """Resize a table as ``F.interpolate`` does, to one column by way of the transposed table.
+
+    On a CPU, torch 2.15 resizes wrongly to several rows of one column if it antialiases. The same
+    entries as one row of several columns are right.
+    """
+    if size[1] > 1:
+        return _INTERPOLATE(table, size=size, **options)
+    return _INTERPOLATE(table.transpose(2, 3), size=size[::-1], **options).transpose(2, 3)
+
+
 def siglip2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' tower on padded images and take the padding out again."""
     inputs = siglip2_inputs(pixels, grid_thw)
-    out = reference(**inputs, output_hidden_states=True)
+    with patch.object(torch.nn.functional, "interpolate", _interpolate_any):
+        out = reference(**inputs, output_hidden_states=True)
     keep = inputs["pixel_attention_mask"].bool()
     return EncoderOutput(out.hidden_states[-1][keep], out.last_hidden_state[keep], ())
