@@ -12,7 +12,7 @@ from torch import Tensor
 from .contract import Grid, GridLike, VisionInputs
 
 LONGEST_ROW = 60
-"""Characters of a wrong row that a message shows: pixels in its place would make megabytes."""
+"""The most characters of a wrong row that a message shows, as the row may be a whole image."""
 _RULE = "each item needs three positive integers (t, h, w) in patches"
 
 

@@ -20,7 +20,7 @@ COMMONEST = 0.4
 """Position of the commonest size between the ends of the range, on a logarithmic scale: 446 tokens
 in a range of 64 to 8192, the size of an image between 640x480 and 800x600."""
 SQUARES = 0.25
-"""Assumed number of squares (images, clips and batches of them) for every other image."""
+"""The assumed number of squares (images, clips, batches of them) per image that is no square."""
 MOST = 2**31 - 1
 """The largest number of rows or items that is accepted, since offsets are int32."""
 

@@ -20,7 +20,7 @@ from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 from .bucketing import default_budgets, positive, positives, square_counts
 
 LONG_SEGMENTS = 8
-"""Segments of the long shape. The short shape has this many times more, each as much shorter."""
+"""The segments of a budget's long shape; its short shape has this many times more, each shorter."""
 SHORT_SHARE = 6
 """One graph in this many has the short shape: with 48, those of squares from 784 tokens on."""
 Tokens: TypeAlias = Iterable[SupportsIndex] | None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from encoders.contract import EncoderConfig
 
 CAPTURES = threading.RLock()
-"""Allows one capture at a time in a process: waiting for the device would break another one."""
+"""A lock for one capture at a time per process, as waiting for the device would break another."""
 
 
 class GraphedEncoder(EncodesItems[PartialOutput]):
@@ -392,7 +392,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             self._counts.reset()
 
     def _poison(self) -> None:
-        """Fill every stale buffer and pool page with NaN (for tests): no result may change."""
+        """Fill every stale buffer and pool page with NaN, so that tests see if a result changes."""
         if self._captured is not None:
             self._captured.memory.poison()
             for path in self._captured.paths.values():

@@ -21,9 +21,9 @@ from .prices import Prices
 
 CHEAPER = "cheaper"
 PLACEMENTS = 60
-"""Items placed in all attempts together: with more items, fewer capacities are tried."""
+"""The most placements of items over all attempts; with more items, fewer capacities are tried."""
 OPEN_GROUPS = 4
-"""Runs that an item may still be added to; the oldest is closed when another one opens."""
+"""The most groups that an item may still join; the oldest is closed when another one opens."""
 WORTH_A_SPLIT = 1.1
 """Several groups are taken only where one costs 10 % more than their prices sum to: attention is
 slower in small groups than in a large one, which prices do not say. On an H200 that was 2 to 10 %

@@ -35,7 +35,7 @@ MOST_SECONDS = 60.0
 """The most seconds for one URL: look-up of the host, connections, redirects and bytes."""
 MOST_BYTES = 64 * 2**20
 _CONNECT_SECONDS = 10.0
-"""For one of the addresses of a host, so that a second one is tried where the first is silent."""
+"""The most seconds to connect to one address of a host, before the next address is tried."""
 _HEADERS = {
     "User-Agent": f"vitgraph/{__version__}",
     "Accept": "image/*, */*;q=0.8",
@@ -44,7 +44,7 @@ _HEADERS = {
 }
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HOLD_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
-"""IPv6 networks whose last 32 bits are an IPv4 address: mapped addresses, and those of NAT64."""
+"""The IPv6 networks whose last 32 bits are an IPv4 address: mapped addresses and NAT64."""
 _IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
 _SPECIAL = IPv4Network("192.0.0.0/24")
 """A reserved address range that older versions of Python count as global."""

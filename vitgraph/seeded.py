@@ -153,7 +153,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         The small config.
     """
     config: JsonDict = deepcopy(dict(published))
-    if "architecture" in config:  # timm's: a name instead of sizes, which model_args override
+    if "architecture" in config:  # timm names an architecture; model_args override its sizes
         sizes = {"embed_dim": width, "depth": depth, "num_heads": width // HEAD}
         if "out_features" in config.get("model_args", {}):
             sizes["out_features"] = TEXT_WIDTH

@@ -1,4 +1,4 @@
-"""Video files: ``read_video`` of the encoders, and writing small clips for the demo (PyAV)."""
+"""Read videos by the encoders' ``read_video``, and write small video files for the demo (PyAV)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ class CheckpointInfo:
     bytes_as_shards: int
     """The bytes that loading would transfer as whole files if nothing were cached."""
     cached: str
-    """Cached: ``tower``, ``shards``, ``some shards`` or ``nothing``; ``local`` for a folder."""
+    """What is on this disk: ``tower``, ``shards``, ``some shards``, ``nothing``, or ``local``
+    folder."""
     fetch: str
     """The way of fetching that loading would take: ``ranges``, ``shards`` or ``nothing``."""
     unfinished: bool

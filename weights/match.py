@@ -59,7 +59,7 @@ class Tower:
 
     @property
     def beside(self) -> set[str]:
-        """Local names of the tensors that such a folder has in a file beside the tower's."""
+        """Local names of the tensors that a tower's folder keeps in a file beside the tower's."""
         if transformers_class(self.contents.config, self.family, self.layout) is None:
             return set()
         local = (tensor.local for tensor in self.wanted.tensors)

@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 
 
 class Stopped(Exception):
-    """Another thread failed or the user interrupted, so this thread's work is not wanted."""
+    """Raised in a thread whose work is not wanted, as another failed or the user interrupted."""
 
 
 def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_workers: int) -> list[_R]:

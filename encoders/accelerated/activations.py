@@ -22,7 +22,8 @@ def activated(
     GATED: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """Some columns of one row, activated and gated, in float32; a negative KIND is the identity."""
+    """Return some columns of a row, activated and gated, in float32; a negative KIND is the
+    identity."""
     a = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
     if LIMITED:  # NaN passes unchanged, because a comparison with NaN is false
         a = tl.where(a > limit, limit, a)

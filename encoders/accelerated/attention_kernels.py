@@ -191,7 +191,7 @@ def _takes_half(shape: AttentionShape, dtype: torch.dtype, most: int) -> bool:
 
 
 def _takes_triton(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Head sizes of a power of two, or up to 16 columns more; 96 gives wrong numbers on an H200."""
+    """Return whether the head size is at most 16 over a power of two; not 96, wrong on an H200."""
     return _takes_half(shape, dtype, 128) and shape.size - (1 << shape.size.bit_length() - 1) <= 16
 
 

@@ -239,7 +239,7 @@ def rounded(number: int) -> int:
 
 
 def _fillings(shape: AttentionShape) -> list[list[int]]:
-    """Segment lengths to time: full-length segments and, if several fit, eight equal ones."""
+    """Return segment lengths to time: full-length segments and, if they fit, eight equal ones."""
     longest = max(shape.longest, 1)
     full = [longest] * min(shape.rows // longest, shape.segments)
     rest = shape.rows - sum(full)
@@ -261,7 +261,7 @@ def _offsets(lengths: Sequence[int], segments: int, device: torch.device) -> Ten
 def _distance(
     kernel: AttentionKernel, lengths: tuple[int, ...], q: Tensor, shape: AttentionShape
 ) -> float:
-    """Relative L2 distance of a kernel's result to float32 attention on random rows."""
+    """Return the relative L2 distance of a kernel's result to float32 attention on random rows."""
     rows, generator = sum(lengths), torch.Generator(q.device).manual_seed(0)
     padding = 0 if shape.equal else 40
     heads = (shape.heads, shape.shared, shape.shared)
@@ -282,7 +282,7 @@ def _distance(
 
 
 def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
-    """Milliseconds per call inside a CUDA graph: the minimum of up to three replays."""
+    """Return the milliseconds per call inside a CUDA graph: the minimum of up to three replays."""
     call()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -169,7 +169,7 @@ class DerivedWeights:
 
 
 class QuantisedWeights(DerivedWeights):
-    """Weights in e4m3 with a scale per row, kept equal to their sources in the same way."""
+    """Weights in fp8 (e4m3) with a scale per row, updated whenever their sources change."""
 
     def of(self, owner: nn.Module, *weights: Tensor) -> tuple[Rows8, ...]:
         """Return the weights [N, K] of a module in fp8 (e4m3), with scales [N, 1]."""
@@ -226,5 +226,5 @@ def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[
 
 
 def _places(sources: Sequence[Tensor]) -> list[object]:
-    """Addresses, strides and sizes of sources: a slice of a weight may keep its address."""
+    """Return addresses, strides and sizes of sources, as a slice of one may keep its address."""
     return [f(source) for f in (Tensor.data_ptr, Tensor.stride, Tensor.numel) for source in sources]

@@ -114,7 +114,7 @@ def _relative_kernel(
 
 
 WIDEST = 128
-"""Windows and views of more columns are not taken: a program holds a line of keys."""
+"""The most columns of a window or view that the kernel takes: a program holds a line of keys."""
 
 
 def takes(shape: RelativeShape, dtype: torch.dtype) -> bool:

@@ -219,7 +219,7 @@ def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def _refuse_other_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Saving a tower over the model that it was loaded from would lose the language model."""
+    """Raise if a tower would be saved over the whole model that it was loaded from."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):

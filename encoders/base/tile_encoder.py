@@ -65,7 +65,7 @@ class TileEncoder(VisionEncoder):
         return h, w
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Rows and columns of the tokens of a tile of h*w patches: one per row unless merged."""
+        """Return the grid of tokens of a tile of h*w patches: one per row unless merged."""
         return self._row_grid(h, w)
 
     @abstractmethod

@@ -101,7 +101,8 @@ class NavitPreprocessor(PatchPreprocessor):
     def _rules(
         self, found: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
     ) -> tuple[PixelRules, int]:
-        """Return the rules of a section and its limit of a side, by the first of the names."""
+        """Return rules and side limit from a section; ``names`` of the patch limit, first found
+        wins."""
         if found is None:
             return own, self.side_limit
         where, section = found

@@ -154,7 +154,7 @@ def _sample_glm(
     max_duration: float,
     pair: int,
 ) -> list[int]:
-    """Sample by one of the GLM rules: indices without repetition, the last one to fill a pair."""
+    """Return frame numbers by one of the GLM rules: none repeats but the last, to fill a pair."""
     if fps is None:
         chosen = _steps(0, total, _check_count(num_frames or 0, total, None, 1))
     elif source_fps is None:

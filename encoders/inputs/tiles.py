@@ -115,7 +115,7 @@ class TilePreprocessor:
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return the values that neither config nor files set, and the keyword to set them."""
         colours = f"mean={self.mean}, std={self.std}"
-        if "max_dynamic_patch" in config:  # of chat repos, which say how images are tiled
+        if "max_dynamic_patch" in config:  # the configs of chat repos say how images are tiled
             return colours, ""
         return f"image_size={self.image_size}, max_tiles={self.max_tiles}, {colours}", "max_tiles"
 

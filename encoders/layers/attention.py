@@ -81,7 +81,7 @@ observed_calls: ContextVar[list[AttentionCall] | None] = ContextVar("observed", 
 
 
 def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: float) -> None:
-    """Leave queries and keys for what observes this call of attention, if anything does."""
+    """Pass queries and keys of this call to the observer of attention, if there is one."""
     if not torch.compiler.is_compiling() and (calls := observed_calls.get()) is not None:
         calls.append(AttentionCall(q, k, cu_seqlens, scale))
 
@@ -185,7 +185,7 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int) -> Tensor:
 
 
 def _flash_takes(q: Tensor) -> bool:
-    """Flash-2 needs Ampere, half precision and a head size that is a multiple of 8 up to 256."""
+    """Return whether Flash-2 takes the call: Ampere, half precision, head size a multiple of 8."""
     half = q.dtype in (torch.float16, torch.bfloat16)
     fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     return half and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)

@@ -1,1 +1,1 @@
-"""What researchers ask of towers: alike blocks, matching patches, and figures of attention."""
+"""Compare towers: the similarity of blocks, matching patches, and figures of attention."""

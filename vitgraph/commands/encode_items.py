@@ -129,7 +129,7 @@ def encode_items(
     whole = ItemResults(max_tokens_per_call=wanted.max_tokens_per_call)
     item_encoder = (encoder if graphed is None else graphed).item_encoder()
     pairs = ((one, one.item) for one in media)
-    kept = options._replace(on_error="keep")  # an error then says which item of a batch it is of
+    kept = options._replace(on_error="keep")  # a kept error says which item of a batch failed
     began = time.perf_counter()
     for result in stream_items(item_encoder, pairs, limits, whole, kept):
         if isinstance(result.value, ItemError):

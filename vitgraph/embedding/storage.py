@@ -38,7 +38,7 @@ class Storage(ABC):
     name: str
     """The path or the address of the storage, for messages."""
     tag: str
-    """Stands in the names of this writer's files: empty where locks keep writers apart."""
+    """A part of the names of files of this writer alone; empty where locks keep writers apart."""
     is_local: bool
 
     @abstractmethod

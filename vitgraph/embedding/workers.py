@@ -1,4 +1,4 @@
-"""Which worker of a job this process is; whoever started the workers has said so."""
+"""Find out which worker of a job this process is, from what started the workers."""
 
 from __future__ import annotations
 

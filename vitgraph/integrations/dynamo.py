@@ -53,7 +53,7 @@ _NUMBERS = ("max_tokens", "min_pixels", "max_pixels", "max_tiles", "threads", "i
 _LARGEST_BUDGET, _MOST_THREADS = 8192, 16
 _LOG = logging.getLogger(__name__)
 Item: TypeAlias = StagedItem | VisionInputs
-"""One image: resized, where the device can do the rest, or all that its tower reads."""
+"""One image: only resized, if the device can do the rest, else as the tower reads it."""
 Artifact: TypeAlias = Qwen3VLImageEncoding | Tensor
 
 
@@ -233,7 +233,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
         return item, spec.output_tokens
 
     def _join(self, items: Sequence[Item]) -> VisionInputs:
-        """Images on the device, normalised and cut there where that can be, as one input."""
+        """Return images as one input on the device, normalised and cut there if possible."""
         graphed = self._built()
         device, stager = graphed.device, graphed.item_encoder().stager
         staged = [item for item in items if isinstance(item, StagedItem)]

@@ -162,7 +162,7 @@ def _without_unread(metadata: Metadata) -> Metadata:
 
 
 def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[Any, ...]:
-    """Tiles vary freely; patches come in whole tokens, segments and windows in any number."""
+    """Return which axes vary: any number of tiles, or of whole tokens, segments and windows."""
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
     (one,) = encoder.item_specs([encoder.grid_for(1)])
@@ -187,7 +187,7 @@ def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
 
 
 def _dense_attention(lengths: dict[int, list[int]]) -> Callable[..., Tensor]:
-    """Dense attention in place of the operator: over known lengths, else under a mask."""
+    """Return a dense attention: over segments of known lengths, else under a mask."""
 
     def attend(
         q: Tensor,

@@ -84,7 +84,7 @@ _VL_HF_LAYOUT = Layout(
 )
 _HF_SAM = "high_res_vision_model.vision_encoder"
 _HF_NECK = ("conv1", "layer_norm1", "conv2", "layer_norm2")
-_HYBRID_HF_LAYOUT = replace(  # all but SigLIP lies beside the tower's prefix
+_HYBRID_HF_LAYOUT = replace(  # only SigLIP's names have the tower's prefix
     _VL_HF_LAYOUT,
     name="deepseek-vl-hybrid-hf",
     projector=("high_res_vision_", "aligner."),

@@ -1,4 +1,4 @@
-"""InternViT: InternVL checkpoints as OpenGVLab, transformers, timm and Baidu publish them."""
+"""The layouts in which OpenGVLab, transformers, timm and Baidu publish InternViT towers."""
 
 from __future__ import annotations
 

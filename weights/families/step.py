@@ -1,4 +1,4 @@
-"""Step3-VL-10B, Step-3.7 and Step5, and Step3: checkpoints as StepFun publishes them."""
+"""The layouts in which StepFun publishes the towers of Step3-VL-10B, Step-3.7, Step5 and Step3."""
 
 from __future__ import annotations
 

@@ -128,5 +128,5 @@ def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> s
 
 
 def _shown(hours: float) -> str:
-    """Hours with two decimals, and the first two digits where that would be nothing."""
+    """Return hours with two decimals, or with two digits if they would round to zero."""
     return f"{hours:,.2f}" if hours >= 0.01 else f"{hours:.2g}"

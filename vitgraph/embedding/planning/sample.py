@@ -30,7 +30,7 @@ from ..reading import File
 from .estimate import Rate, Sample
 
 RATES = "scale_h200.json"
-"""Lies beside this file in a wheel, and among the results of the benchmarks in a clone."""
+"""The name of the file of measured rates, beside this module in a wheel, else in the benchmarks."""
 SAMPLED = 32
 """The number of images of a source that are read for an estimate."""
 LEAST_SECONDS = 3.0
