@@ -71,7 +71,7 @@ _MODULES = {
     "read_video": "encoders.inputs",
     "similarity_of_blocks": "vitgraph.analysis.similarity",
 }
-"""The module of each name beside the classes of ``encoders``, all of which are offered, too."""
+"""Per public name, the module that defines it; the public names of ``encoders`` come on top."""
 _SUBMODULES = ("features", "integrations", "video")
 """The modules of this package whose names users may call besides the public ones."""
 

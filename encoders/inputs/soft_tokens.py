@@ -29,7 +29,7 @@ from .processor_files import (
 )
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
-"""The numbers of tokens that the model was trained with, most of one image or frame."""
+"""The limits of tokens per image or frame with which the model was trained."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ _SIGLIP = Layout(
 )
 _GEMMA3 = Layout(
     name="gemma3",
-    prefixes=(  # the first as published, the second as transformers 5 saves it
+    prefixes=(  # as published, and as transformers 5 saves it
         Prefix("", "vision_tower.vision_model."),
         Prefix("model.", "vision_tower.vision_model."),
         Prefix("model.", "vision_tower."),
