@@ -47,7 +47,7 @@ class CheckpointInfo:
     bytes_as_shards: int
     """The bytes that loading would transfer as whole files if nothing were cached."""
     cached: str
-    """What is on this disk: ``tower``, ``shards``, ``some shards``, ``nothing``, or ``local``
+    """What is on this disk: ``tower``, ``shards``, ``some shards``, ``nothing``; ``local`` for a
     folder."""
     fetch: str
     """The way of fetching that loading would take: ``ranges``, ``shards`` or ``nothing``."""

@@ -52,7 +52,7 @@ class Manifest(NamedTuple):
         return created
 
     def compare(self, settings: JsonDict, items_per_shard: int, folder: str) -> None:
-        """Check that a command means this job.
+        """Check that the settings of a command are those of the job in the folder.
 
         Args:
             settings: of the command.

@@ -65,7 +65,7 @@ class Options(NamedTuple):
     revision: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    """The dtype of weights and features; a text-only decoder takes only features of its own."""
+    """The dtype of weights and features; a text-only decoder takes no dtype but its own."""
     max_tokens: int | None = None
     """Most output tokens of a batch, of an image and of a graph. None means 8192, and graphs that
     fit a third of the memory that is free."""
