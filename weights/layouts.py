@@ -96,7 +96,7 @@ class Layout:
         return any(_pattern(template).fullmatch(local) for template in self.ignored)
 
     def tower_names(self, prefix: Prefix, names: Iterable[str], label: str) -> dict[str, str]:
-        """Return the local name of each tensor of tower and projector that is read, by full name."""
+        """Return the local names of tensors of tower and projector that are read, by full name."""
         found: dict[str, str] = {}
         for name in names:
             local = self.local_name(prefix, name)

@@ -96,7 +96,7 @@ def read_rate(fps: object) -> float | None:
     """Return a positive finite number of any type (Fraction, Decimal, ...) as float, else None."""
     try:
         rate = float(fps) if isinstance(fps, SupportsFloat) else 0.0
-    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # the value is too large, or is several numbers
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or many numbers
         return None
     return rate if 0 < rate < math.inf else None
 
