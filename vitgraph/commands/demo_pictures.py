@@ -20,7 +20,6 @@ from torch import Tensor
 from encoders import Encoder
 from encoders.inputs.intake import to_rgb
 from weights import families, load_encoder
-from weights.published import NO_VIDEO
 
 from ..plots import plot_feature_maps, plot_nearest_patches, write_figure
 from ..seeded import write_seeded_checkpoint
@@ -157,11 +156,12 @@ def draw_nearest(picture: Path) -> None:
 
 
 def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
-    """Return the media; a family that takes no video gets the middle frame of the clip."""
-    kinds = {family.encoder: family.video for family in families.FAMILIES.values()}
-    if kinds[type(encoder)] != NO_VIDEO:
-        return list(media)
-    return [Media(medium.name, medium.still) for medium in media]
+    """Return the media; a tower that refuses videos gets the middle frame of the clip."""
+    try:
+        encoder.preprocess(videos=[medium.item for medium in media if medium.kind == "video"])
+    except ValueError:
+        return [Media(medium.name, medium.still) for medium in media]
+    return list(media)
 
 
 def _load(repo: str) -> Encoder:
