@@ -17,13 +17,18 @@ from graphwrap.budgets import Batch
 from vitgraph.commands.encode_graphs import graph_encoder, summary
 from vitgraph.commands.graph_options import MODALITIES, GraphOptions, read_graph_options
 from vitgraph.features import load_features
+from vitgraph.seeded import SEEDED as RECIPES
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import FAMILIES, LAYOUTS, PUBLISHED, load_encoder
 from weights.published import NO_VIDEO
 
 SEEDED = {
-    family.name: next(name for name, small in family.small.items() if small.title)
+    family.name: next(
+        name
+        for name, small in family.small.items()
+        if small.title and not RECIPES[name].layout.images_only
+    )
     for family in FAMILIES.values()
 }
 ONE_PATH = [name for name, one in FAMILIES.items() if not issubclass(one.encoder, PathsEncoder)]
