@@ -54,8 +54,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--family", metavar="NAME", help="run the tests of one family alone")
 
 
+SLOW_TOWERS = frozenset(("gemma4", "glm5_next", "moonvit", "paddleocr_vl", "pixtral"))
+"""Towers that are like others of the table: tests of all towers run them with the slow tests."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests whose ids do not name the family that is asked for."""
+    """Mark tests of towers that are like others as slow, and leave out other families' tests.
+
+    Without ``--family``, tests of every family stay.
+    """
+    for item in items:
+        if SLOW_TOWERS.intersection(id_of(item).split("-")):
+            item.add_marker(pytest.mark.slow)
     family = config.option.family
     if family is None:
         return
