@@ -186,7 +186,10 @@ class MoonViTEncoder(PatchEncoder):
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
         """The segments of the items: metadata are those of items of at most four frames."""
-        return segments_of(super()._read(grid_thw), self.config.segment_frames)
+        grids = super()._read(grid_thw)
+        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before a list of segments
+            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
+        return segments_of(grids, self.config.segment_frames)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the rotary angles, offsets and padding that every block reads."""
