@@ -209,13 +209,14 @@ def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """Markdown: milliseconds per workload, and the largest error over both kinds of pixels."""
+    """Markdown: milliseconds per workload, and the largest error of weights as drawn."""
     head = ("tower", "workload", "bf16, ms", "fp8, ms", "faster", "error in bf16", "error in fp8")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for tower in body["towers"]:
+        drawn = [row for row in tower["errors"] if row["weights"] == "drawn"]
         far = [
             max(
-                (row["relative_l2"] for row in tower["errors"] if row["precision"] == name),
+                (row["relative_l2"] for row in drawn if row["precision"] == name),
                 default=0,
             )
             for name in ("bf16", "fp8")

@@ -95,7 +95,7 @@ def test_a_warm_forward_in_fp8_never_waits_for_the_gpu() -> None:
     assert_same_bits(output, answer)
 
 
-def test_graphs_choose_fp8_by_time_and_load_the_choice() -> None:
+def test_graphs_that_choose_fp8_by_time_give_their_bits_again() -> None:
     encoder = new_tower("qwen2_5_vl")
     graphed = GraphedEncoder(encoder, [2048], precision="fp8", outputs=("pooler_output",))
     grids = [[1, 64, 64], [1, 64, 64]]

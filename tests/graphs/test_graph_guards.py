@@ -108,9 +108,11 @@ def test_after_release_what_was_rebound_serves(how: str) -> None:
     graphed.encoder.requires_grad_(False)
     graphed.release()
     pixels = pixels_for(graphed.encoder, SMALL)
-    # Not bit for bit: a product of one column, as that of the cut weight, sums in another order if
-    # there are padded rows.
-    assert worst_distance(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL)) <= 2e-6
+    ours, theirs = graphed(pixels, SMALL), graphed.encoder(pixels, SMALL)
+    if how == "a weight cut where it is":  # a product of one column sums padded rows otherwise
+        assert worst_distance(ours, theirs) <= 2e-6
+    else:
+        assert_same_bits(ours, theirs)
 
 
 def test_weights_changed_in_place_are_no_rebinding() -> None:
