@@ -78,7 +78,7 @@ def segments_of(grids: Sequence[Grid], most: int) -> list[Grid]:
 
 
 def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return what each frame of a clip adds to its patches, [F+1, D]; images add row 0, zeros."""
+    """Return the vectors that frames add to their patches, [F+1, D]; images add row 0, zeros."""
     steps = torch.arange(0, width, 2, dtype=dtype, device="cpu")
     numbers = torch.arange(frames, dtype=dtype, device="cpu")
     angles = numbers[:, None] / 10000.0 ** (steps / width)

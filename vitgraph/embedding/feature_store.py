@@ -44,7 +44,7 @@ _OF_JOBS = (".json", ".jsonl", ".csv")
 
 
 class StoreSettings(NamedTuple):
-    """What all items of a store have in common."""
+    """The checkpoint, dtype and limits that all items of a store have in common."""
 
     checkpoint: str | None
     """The repo of the checkpoint, None if it was not loaded from the Hub."""
