@@ -238,7 +238,7 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
-        """Return the tensors that each block reads besides the hidden state, made once per forward."""
+        """Return what blocks read besides the hidden state: tensors made once per forward."""
 
     def gradient_checkpointing_enable(self) -> None:
         self.gradient_checkpointing = True
