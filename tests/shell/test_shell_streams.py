@@ -176,7 +176,7 @@ checkpoint, out, photo, *options = sys.argv[1:]
 options = ["--out", out, "--max-pixels", "262144", *options]
 assert main(["encode", checkpoint, *[photo] * 8, *options]) == 0
 before = peak()
-assert main(["encode", checkpoint, *[photo] * 32, *options]) == 0
+assert main(["encode", checkpoint, *[photo] * 56, *options]) == 0
 print(peak() - before)
 """
 BATCHES = ("--graph", "--budgets", "1024", "--max-batch-size", "4")
@@ -188,7 +188,11 @@ BATCHES = ("--graph", "--budgets", "1024", "--max-batch-size", "4")
 def test_memory_does_not_grow_with_the_number_of_photographs(
     checkpoint: Path, tmp_path: Path, out: Path, options: tuple[str, ...]
 ) -> None:
-    """The items that come next are decoded ahead, so that eight photographs are encoded first."""
+    """Fifty-six photographs take about as much memory as eight.
+
+    Decoded, the 48 more would take 1,680 MiB. The peak differs by up to 270 MiB from run to run,
+    since it depends on how many threads decode at the same moment.
+    """
     Image.new("RGB", (4032, 3024)).save(tmp_path / "0.jpg")
     arguments = (checkpoint, out, tmp_path / "0.jpg", *options)
     run = subprocess.run(
@@ -198,7 +202,7 @@ def test_memory_does_not_grow_with_the_number_of_photographs(
         text=True,
         check=True,
     )
-    assert int(run.stdout.splitlines()[-1]) < 200, "MiB; decoded, each photograph has 35"
+    assert int(run.stdout.splitlines()[-1]) < 500, "MiB; decoded, each photograph has 35"
 
 
 def test_a_plot_shows_the_first_items_and_says_so(
