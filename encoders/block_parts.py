@@ -51,7 +51,7 @@ class BlockParts(NamedTuple):
     scale2: Tensor | None = None
     post_norm1: PartNorm | None = None
     post_norm2: PartNorm | None = None
-    limit: float | None = None
+    gate_limit: float | None = None
     """Largest input of the activation of ``gate``, and largest factor ``up`` of either sign."""
     q_norm: PartNorm | None = None
     """Norm over the query rows, all heads together or each by itself (``head_norms``)."""
@@ -63,9 +63,9 @@ class BlockParts(NamedTuple):
     """The factor of the products of queries and keys in softmax; None means K ** -0.5."""
     num_key_value_heads: int | None = None
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
-    windows: bool = False
+    windowed: bool = False
     """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
-    apart: int | None = None
+    rotary_pair_distance: int | None = None
     """Columns from one of a rotary pair to the other, inside groups of twice as many; None: K/2."""
     relative: RelativePositions | None = None
     """The relative positions of a block in which each view attends to itself alone, or None."""

@@ -277,7 +277,7 @@ class Block(nn.Module):
             v_norm=attn.v_norm,
             head_norms=True,
             softmax_scale=1.0,
-            apart=attn.head_size // 4,
+            rotary_pair_distance=attn.head_size // 4,
         )
 
 

@@ -251,7 +251,7 @@ class Block(nn.Module):
             down=self.mlp.down_proj,
             num_heads=self.attn.num_heads,
             activation="silu",
-            limit=self.mlp.limit,
+            gate_limit=self.mlp.limit,
             q_norm=self.attn.q_norm,
             k_norm=self.attn.k_norm,
             head_norms=True,

@@ -313,7 +313,7 @@ class Block(nn.Module):
             down=self.mlp.fc2,
             num_heads=self.attn.num_heads,
             activation="gelu_tanh",
-            apart=1,
+            rotary_pair_distance=1,
         )
 
 

@@ -297,7 +297,7 @@ class Block(nn.Module):
             num_heads=self.attn.num_heads,
             num_key_value_heads=self.attn.num_key_value_heads,
             activation="silu",
-            windows=not self.attn.whole,
+            windowed=not self.attn.whole,
         )
 
 

@@ -286,7 +286,7 @@ class Block(nn.Module):
             scale2=self.ls_2,
             num_heads=self.attn.num_heads,
             activation="quick_gelu",
-            apart=1,
+            rotary_pair_distance=1,
         )
 
 

@@ -26,7 +26,7 @@ from .prices import Prices, Table
 from .replay import Captured, Executor, PathGraphs
 from .stats import BudgetStats, GraphStats
 
-MEMORY_SHARE = 3
+MEMORY_DIVISOR = 3
 """Static buffers and pool of inferred budgets take at most one third of free memory."""
 MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
 """Words in the message of a RuntimeError that mean that memory ran out."""
@@ -56,9 +56,10 @@ def capture_encoder(
     for name, one in forms.items() if tables and pads else ():
         if one.has_graphs or one.accelerator is not None:
             tables[name].apply(fingerprint(encoder, one), one.accelerator)
-    memory, share = Memory(form.device, form.has_graphs), MEMORY_SHARE * len(forms) * bounded
+    memory = Memory(form.device, form.has_graphs)
+    divisor = MEMORY_DIVISOR * len(forms) * bounded
     capturers = {
-        name: Capturer(one, wanted[name], memory, tables.get(name), share, name * several)
+        name: Capturer(one, wanted[name], memory, tables.get(name), divisor, name * several)
         for name, one in forms.items()
     }
     what = "compile and capture" if form.settings.compile else "capture"
@@ -82,8 +83,8 @@ class Capturer:
     wanted: BudgetSet
     memory: Memory
     table: Table | None = None
-    share: int = 0
-    """Static buffers and pool of inferred budgets take 1/share of free memory; 0: any."""
+    memory_divisor: int = 0
+    """Inferred budgets may fill 1/memory_divisor of free memory; 0: there is no bound."""
     label: str = ""
     """The name of the input path for messages, empty if there is only one."""
 
@@ -92,8 +93,8 @@ class Capturer:
         self._failed: dict[Budget, Exception] = {}
         if self.form.has_graphs and self.table is not None:
             self.wanted = self.table.restrict(self.wanted)
-        if self.form.has_graphs and self.share and self.wanted.inferred:
-            self.wanted = self._fit_memory(self.wanted, self.share)
+        if self.form.has_graphs and self.memory_divisor and self.wanted.inferred:
+            self.wanted = self._fit_memory(self.wanted, self.memory_divisor)
 
     def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
         """Capture every budget, largest first; those that fail are dropped with a warning each."""
@@ -214,7 +215,7 @@ class Capturer:
             )
         self._failed.clear()
 
-    def _fit_memory(self, wanted: BudgetSet, share: int) -> BudgetSet:
+    def _fit_memory(self, wanted: BudgetSet, divisor: int) -> BudgetSet:
         """Leave out the largest budgets until arena and pool fit their share of free memory.
 
         Memory that torch holds without using it counts as free.
@@ -223,7 +224,7 @@ class Capturer:
         free, total = torch.cuda.mem_get_info(device)
         held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
-        most = max(min(free + reserved - held, limit - held), 0) // share
+        most = max(min(free + reserved - held, limit - held), 0) // divisor
         row_bytes = self._bytes_per_row(wanted)
         kept = tuple(budget for budget in wanted.budgets if budget.rows * row_bytes <= most)
         if len(kept) == len(wanted.budgets):

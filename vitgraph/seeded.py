@@ -273,7 +273,7 @@ def _publish(
         parts = tensor.chunk(len(names)) if len(names) > 1 else [tensor]
         for name, rows in zip(names, parts, strict=True):
             slot = layout.to_ours(name)
-            if slot is not None and slot.halves:
+            if slot is not None and slot.rotary_halves:
                 rows = in_halves(rows, heads)
             published[layout.full_name(where, name)] = rows.contiguous()
     return published

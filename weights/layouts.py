@@ -41,7 +41,7 @@ class Slot:
     name: str
     chunk: int = 0
     chunks: int = 1
-    halves: bool = False  # whether the layout lists the tensor in ``halves``
+    rotary_halves: bool = False  # whether the layout lists the tensor in ``rotary_halves``
 
     def joined_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the whole tensor of which a chunk has this ``shape``."""
@@ -68,7 +68,7 @@ class Layout:
     views: Mapping[str, str] = field(default_factory=dict)
     """Our tensor -> the axes of our shape and of the published one, as in ``"n d -> one n d"``; an
     axis that only one of them has is of length one, and ``s²`` is as long as ``s`` times ``s``."""
-    halves: tuple[str, ...] = ()
+    rotary_halves: tuple[str, ...] = ()
     """Published modules of queries or keys with the first rows of all rotary pairs of a head before
     the second rows, where the encoder has pair by pair."""
     ignored: tuple[str, ...] = ()
@@ -114,7 +114,8 @@ class Layout:
         for ours, parts in self.joins.items():
             for part, published in enumerate(parts):
                 if match := _pattern(published).fullmatch(local):
-                    return Slot(_fill(ours, match), part, len(parts), published in self.halves)
+                    halves = published in self.rotary_halves
+                    return Slot(_fill(ours, match), part, len(parts), halves)
         slot = Slot(_translate(self.renames.items(), local))
         return slot if self.to_published(slot.name) == [local] else None
 

@@ -218,7 +218,7 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
     with ThreadPoolExecutor(readers) as pool:
         list(pool.map(lambda job: _fill(snapshot.label, *job), jobs))
     for _, tensor, target in jobs:
-        if tensor.slot is not None and tensor.slot.halves:
+        if tensor.slot is not None and tensor.slot.rotary_halves:
             target.copy_(in_pairs(target, tower.config.num_heads))
     return tensors
 
@@ -254,10 +254,10 @@ def _published_form(
         files={"config": tower.described, **files},
         names={name: layout.to_published(name) for name in state},
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},
-        halves={
+        rotary_halves={
             tensor.local: tower.config.num_heads
             for tensor in tower.wanted.tensors
-            if tensor.slot is not None and tensor.slot.halves
+            if tensor.slot is not None and tensor.slot.rotary_halves
         },
         beside=(PROJECTOR, sorted(tower.beside)),
         usage=usage(tower.contents.config, tower.family, layout),

@@ -120,7 +120,7 @@ class Fp8Products:
                 width; called if the inner width is no multiple of 16.
         """
         gate, up, down = parts.gate, parts.up, parts.down
-        activated = partial(quantise, kind=parts.activation, limit=parts.limit)
+        activated = partial(quantise, kind=parts.activation, limit=parts.gate_limit)
         if gate is None:
             return self.linear(down, activated(self.linear(up, rows)))
         if down.weight.shape[1] % MULTIPLE == 0:

@@ -280,12 +280,12 @@ class FusedForward:
         cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
         if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        if parts.windows not in self.picked:
+        if parts.windowed not in self.picked:
             shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
             name = self.attention.pick(q, shape)
-            self.picked[parts.windows] = shape, self.attention.kernel(name)
+            self.picked[parts.windowed] = shape, self.attention.kernel(name)
             self.ran.kernels.add(name)
-        shape, kernel = self.picked[parts.windows]
+        shape, kernel = self.picked[parts.windowed]
         scale = parts.softmax_scale
         factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5  # kernels scale by K ** -0.5
         # The rotation of queries and keys clears padding, too.
@@ -293,7 +293,7 @@ class FusedForward:
             queries = 0 if scale is None else heads
             turned = heads + shared
             self.rotary.rotate_in_place(
-                qkv, cos, sin, offsets, turned, parts.apart, queries, factor
+                qkv, cos, sin, offsets, turned, parts.rotary_pair_distance, queries, factor
             )
         else:
             if scale is not None:
@@ -326,7 +326,7 @@ class FusedForward:
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
         """Return the offsets of the attention segments of a block, and the longest one's rows."""
-        if parts.windows:
+        if parts.windowed:
             return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
         longest = self.metadata["max_seqlen"]
         if self.tile_rows:
@@ -365,7 +365,7 @@ class FusedForward:
         self, parts: BlockParts, gate: nn.Linear, rows: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         up, down = parts.up, parts.down
-        activate = partial(self.activations.activate, kind=parts.activation, limit=parts.limit)
+        activate = partial(self.activations.activate, kind=parts.activation, limit=parts.gate_limit)
         if is_plain(gate, up, down) and down.weight.shape[1] % 8:
             both, bias, weight = aligned_mlp(self.derived, parts, gate)
             gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)

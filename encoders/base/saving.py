@@ -47,7 +47,7 @@ class PublishedForm:
     """Name in ``state_dict`` -> published tensors whose rows it joins, in order."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Name in ``state_dict`` -> published shape, where it is another view of the same values."""
-    halves: Mapping[str, int] = field(default_factory=dict)
+    rotary_halves: Mapping[str, int] = field(default_factory=dict)
     """Published tensor of queries or keys, ordered as by :func:`in_halves` -> number of heads."""
     beside: tuple[str, Sequence[str]] = ("", ())
     """A second file, and the published tensors that lie in it instead of ``model.safetensors``."""
@@ -166,8 +166,8 @@ def _published_tensors(state: Mapping[str, Tensor], published: PublishedForm) ->
         tensor = tensor.reshape(tuple(published.shapes.get(name, tensor.shape)))
         chunks = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]  # one number has no rows
         for part, rows in zip(parts, chunks, strict=True):
-            if part in published.halves:
-                rows = in_halves(rows, published.halves[part])
+            if part in published.rotary_halves:
+                rows = in_halves(rows, published.rotary_halves[part])
             tensors[part] = _with_own_storage(rows.cpu(), storages)
     return tensors
 

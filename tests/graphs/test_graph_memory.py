@@ -55,7 +55,7 @@ def lowered(
     monkeypatch.setattr(encoder, "forward", counted)
     wanted = choose_budgets(encoder, max_frames_per_batch=2)
     form = EncoderForm(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
-    return wanted, Capturer(form, wanted, Memory(CPU, False), share=3).wanted
+    return wanted, Capturer(form, wanted, Memory(CPU, False), memory_divisor=3).wanted
 
 
 # --- a third of free memory -----------------------------------------------------------------------
@@ -136,10 +136,10 @@ def test_a_trial_that_never_fits_leaves_the_smallest_budget(
 def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
     settings: dict[str, Any], bounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares: list[int] = []
+    divisors: list[int] = []
 
-    def fit(self: Capturer, wanted: BudgetSet, share: int) -> BudgetSet:
-        shares.append(share)
+    def fit(self: Capturer, wanted: BudgetSet, divisor: int) -> BudgetSet:
+        divisors.append(divisor)
         return wanted
 
     monkeypatch.setattr(Capturer, "_fit_memory", fit)
@@ -156,7 +156,7 @@ def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
         clone=True,
         progress=False,
     )
-    assert shares == [3] * bounded
+    assert divisors == [3] * bounded
 
 
 # --- budgets that cannot be -----------------------------------------------------------------------

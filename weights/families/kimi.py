@@ -60,7 +60,7 @@ _KIMI_K25_HF = Layout(  # as transformers names the tensors in memory, queries a
     marks=("layers.0.attn.q_proj.", "patch_embed.pos_emb.position_embeddings"),
     projector=("mm_projector.",),
     joins={"blocks.N.attn.qkv": _HF_QKV},
-    halves=_HF_QKV[:2],
+    rotary_halves=_HF_QKV[:2],
     renames={
         "patch_embed.pos_emb.position_embeddings": "pos_embed.weight",
         "layers.N.norm1": "blocks.N.norm1",

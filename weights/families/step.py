@@ -34,7 +34,7 @@ _STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries a
     marks=("embeddings.patch_embedding.", "layers.0.layernorm_before."),
     projector=("multi_modal_projector.",),
     joins={f"{_BLOCK}.attn.in_proj": _HF_QKV},
-    halves=_HF_QKV[:2],
+    rotary_halves=_HF_QKV[:2],
     renames={
         "embeddings.patch_embedding": "conv1",
         "embeddings.position_embedding.weight": "positional_embedding",
