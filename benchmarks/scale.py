@@ -1,7 +1,7 @@
 """The tables of ``docs/scale.md``, from measured rates.
 
     python -m benchmarks.scale --host --json benchmarks/results/scale_host.json
-    python -m benchmarks.scale --gpu --json benchmarks/results/scale_h200.json
+    python -m benchmarks.scale --gpu --json vitgraph/embedding/planning/scale_h200.json
     python -m benchmarks.scale --write    (computes the tables and writes them into the page)
 
 ``--host`` measures one core, and needs no GPU: JPEG files of quality 90 decoded and resized per
@@ -23,7 +23,7 @@ from typing import Any, cast
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
 HOST = ROOT / "benchmarks" / "results" / "scale_host.json"
-GPU = ROOT / "benchmarks" / "results" / "scale_h200.json"
+GPU = ROOT / "vitgraph" / "embedding" / "planning" / "scale_h200.json"
 PARALLEL = ROOT / "benchmarks" / "results" / "data_parallel_h200.json"
 SOAK = ROOT / "benchmarks" / "results" / "soak_h200.json"
 IMAGES = 10_000_000

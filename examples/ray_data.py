@@ -13,8 +13,7 @@ import argparse
 
 import ray
 
-from vitgraph import EmbedBatch
-from weights import resolve_commit
+from vitgraph import EmbedBatch, resolve_commit
 
 
 def main() -> None:

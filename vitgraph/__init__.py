@@ -1,8 +1,8 @@
 """The vision encoders of open vision-language models: loaded strictly, replayed as CUDA graphs.
 
 ``import vitgraph`` offers the whole library and imports each part when it is first used. The names
-in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plots`` and ``video``
-list in theirs; all other modules are internal. These are the modules:
+in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plots``, ``seeded`` and
+``video`` list in theirs; all other modules are internal. These are the modules:
 
 - ``models``: the checkpoints that are known to load, as :func:`list_models` gives them
 - ``features``: the features files that ``vitgraph encode`` writes
@@ -28,14 +28,23 @@ from .packages import refuse_shadows
 if TYPE_CHECKING:
     from encoders import *  # noqa: F403
     from encoders.inputs.clips import read_video as read_video
+    from encoders.inputs.sizes import smart_resize as smart_resize
+    from graphwrap import Budget as Budget
+    from graphwrap import BudgetStats as BudgetStats
     from graphwrap import GraphedEncoder as GraphedEncoder
+    from graphwrap import GraphStats as GraphStats
+    from graphwrap import fit_budgets as fit_budgets
     from weights import CheckpointError as CheckpointError
+    from weights import CheckpointInfo as CheckpointInfo
     from weights import extract_encoder as extract_encoder
     from weights import inspect_checkpoint as inspect_checkpoint
     from weights import load_encoder as load_encoder
+    from weights import resolve_commit as resolve_commit
 
     from . import features as features
     from . import integrations as integrations
+    from . import plots as plots
+    from . import seeded as seeded
     from . import video as video
     from .analysis.figures import plot_attention as plot_attention
     from .analysis.figures import plot_similarity as plot_similarity
@@ -48,15 +57,21 @@ if TYPE_CHECKING:
     from .models import list_models as list_models
     from .parallel import DataParallelEncoder as DataParallelEncoder
     from .plots import plot_feature_maps as plot_feature_maps
+    from .plots import plot_nearest_patches as plot_nearest_patches
 
 __version__ = "0.2.0"
 
 _MODULES = {
+    "Budget": "graphwrap",
+    "BudgetStats": "graphwrap",
     "CheckpointError": "weights",
+    "CheckpointInfo": "weights",
     "DataParallelEncoder": "vitgraph.parallel",
     "EmbedBatch": "vitgraph.embedding.batch",
+    "GraphStats": "graphwrap",
     "GraphedEncoder": "graphwrap",
     "extract_encoder": "weights",
+    "fit_budgets": "graphwrap",
     "inspect_checkpoint": "weights",
     "list_models": "vitgraph.models",
     "load_embeddings": "vitgraph.features",
@@ -66,13 +81,16 @@ _MODULES = {
     "nearest_patches": "vitgraph.analysis.nearest",
     "plot_attention": "vitgraph.analysis.figures",
     "plot_feature_maps": "vitgraph.plots",
+    "plot_nearest_patches": "vitgraph.plots",
     "plot_similarity": "vitgraph.analysis.figures",
     "prune_video_tokens": "encoders",
     "read_video": "encoders.inputs",
+    "resolve_commit": "weights",
     "similarity_of_blocks": "vitgraph.analysis.similarity",
+    "smart_resize": "encoders.inputs",
 }
 """Per public name, the module that defines it; the public names of ``encoders`` come on top."""
-_SUBMODULES = ("features", "integrations", "video")
+_SUBMODULES = ("features", "integrations", "plots", "seeded", "video")
 """The modules of this package whose names users may call besides the public ones."""
 
 refuse_shadows()

@@ -28,6 +28,8 @@ from weights.published import family_facts
 from weights.tensor_file import JsonDict, JsonObject
 from weights.tower_folder import vision_section
 
+__all__ = ["SEEDED", "write_seeded_checkpoint"]
+
 TEXT_WIDTH = 96
 """Width of the language models, to which the towers project; only a few of their tensors exist."""
 HEAD = 32

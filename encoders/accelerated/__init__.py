@@ -14,7 +14,7 @@ from .accelerator import FusedBlocks
 from .attention_kernels import KERNELS
 from .obstacles import fp8_obstacle, obstacle
 
-__all__ = ["CHOICES", "accelerate"]
+__all__ = ["CHOICES", "PRECISIONS", "accelerate"]
 
 CHOICES = ("auto", "torch", *KERNELS)
 PRECISIONS = ("bf16", "fp8")

@@ -12,18 +12,14 @@
 - ``processor_outputs``: the pixels and grids that a Hugging Face processor gave
 """
 
-from .clips import read_item, read_video
-from .crops import CropPreprocessor, plan_crops
-from .image_files import naming, open_image
-from .images import StagedItem, StagedPreprocessor, resize
-from .intake import Video, is_one_item, read_images, to_rgb
+from .clips import read_video
+from .crops import CropPreprocessor
+from .images import resize
+from .intake import Video, to_rgb
 from .patches import PatchPreprocessor
-from .pixel_rules import PixelRules
-from .processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from .sampling import sample_frames
-from .sizes import best_tiling, read_candidates, smart_resize, smart_resize_video
+from .sizes import smart_resize, smart_resize_video
 from .tiles import TilePreprocessor
-from .video_files import VideoFrames, require_av
 from .views import (
     CandidatePreprocessor,
     HybridPreprocessor,
@@ -33,34 +29,16 @@ from .views import (
 )
 
 __all__ = [
-    "CLIP_MEAN",
-    "CLIP_STD",
-    "HALF",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
     "CandidatePreprocessor",
     "CropPreprocessor",
     "HybridPreprocessor",
     "OcrPreprocessor",
     "PatchPreprocessor",
-    "PixelRules",
     "SquarePreprocessor",
-    "StagedItem",
-    "StagedPreprocessor",
     "TilePreprocessor",
     "Video",
-    "VideoFrames",
     "ViewPreprocessor",
-    "best_tiling",
-    "is_one_item",
-    "naming",
-    "open_image",
-    "plan_crops",
-    "read_candidates",
-    "read_images",
-    "read_item",
     "read_video",
-    "require_av",
     "resize",
     "sample_frames",
     "smart_resize",

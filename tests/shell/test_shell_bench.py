@@ -11,7 +11,6 @@ import pytest
 
 from command_line import Cli, refusal
 from vitgraph.commands import bench
-from vitgraph.embedding.planning.sample import rates_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,15 +102,6 @@ def test_bench_without_a_clone_says_where_the_figures_are(
     assert "measured figures are part of a clone of the repository" in out
     path = write_json(tmp_path / "r.json", figures())
     assert cli("bench", "graphs", "--results", path)[0] == 0
-
-
-def test_the_plan_reads_its_rates_from_a_wheel_or_a_clone(tmp_path: Path) -> None:
-    folder = tmp_path / "vitgraph" / "embedding" / "planning"
-    folder.mkdir(parents=True)
-    assert rates_file(folder) == tmp_path / "benchmarks" / "results" / "scale_h200.json"
-    beside = write_json(folder / "scale_h200.json", {})
-    assert rates_file(folder) == beside
-    assert rates_file().is_file()
 
 
 def test_bench_lists_every_results_file_with_its_script(cli: Cli) -> None:

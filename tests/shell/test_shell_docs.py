@@ -3,28 +3,61 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import vitgraph
 
 tomllib = pytest.importorskip("tomllib")  # of Python 3.11
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 OURS = {"encoders", "graphwrap", "vitgraph", "weights"}
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 CALLED = {"PIL": "pillow", "faiss": "faiss_cpu"}
 """Names of distributions that differ from those of their modules."""
 
 
 def imported(text: str) -> set[str]:
     """The modules at the top of what the Python blocks of a page import, of other projects."""
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    nodes = [node for block in BLOCK.findall(text) for node in ast.walk(ast.parse(block))]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.split(".")[0] for name in names} - OURS - set(sys.stdlib_module_names)
+
+
+def blocks_of(path: Path) -> list[str]:
+    """The Python code of a page, a notebook or an example."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        return [re.sub(r"^%.*", "", "".join(cell["source"]), flags=re.M) for cell in cells]
+    return [text] if path.suffix == ".py" else BLOCK.findall(text)
+
+
+@pytest.mark.parametrize("name", [*PAGES, "notebooks", "examples"])
+def test_readers_are_shown_public_names_of_one_root(name: str) -> None:
+    path = ROOT / name
+    nodes = [
+        node
+        for page in ([path] if path.is_file() else [*path.glob("*.ipynb"), *path.glob("*.py")])
+        for block in blocks_of(page)
+        for node in ast.walk(ast.parse(block))
+    ]
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    assert not {module for module in modules if module.split(".")[0] in OURS} - {"vitgraph"}
+    for node in nodes:
+        if not isinstance(node, ast.ImportFrom) or str(node.module).split(".")[0] not in OURS:
+            continue
+        root, *inner = str(node.module).split(".")
+        assert root == "vitgraph", node.module
+        assert not inner or inner[0] in vitgraph.__all__, node.module
+        assert {alias.name for alias in node.names} <= set(import_module(str(node.module)).__all__)
 
 
 @pytest.mark.parametrize("page", PAGES)

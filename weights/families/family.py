@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch.nn import init
@@ -30,7 +30,7 @@ class FamilyConfig(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @classmethod
-    def from_hf(cls, config: JsonObject) -> Self: ...
+    def from_hf(cls, config: JsonObject) -> FamilyConfig: ...
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from encoders.streams.stream import StreamOptions, stream_items
 from ..reading import File
 from .estimate import Rate, Sample
 
-RATES = "scale_h200.json"
-"""The name of the file of measured rates, beside this module in a wheel, else in the benchmarks."""
+RATES = Path(__file__).with_name("scale_h200.json")
+"""The file of measured rates, which ``benchmarks/scale.py`` writes."""
 SAMPLED = 32
 """The number of images of a source that are read for an estimate."""
 LEAST_SECONDS = 3.0
@@ -173,15 +173,9 @@ def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device}"
 
 
-def rates_file(folder: Path = Path(__file__).parent) -> Path:
-    """Return the path of the file of measured rates; ``folder`` is that of this module."""
-    beside = folder / RATES
-    return beside if beside.is_file() else folder.parents[2] / "benchmarks" / "results" / RATES
-
-
 def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
     """Return the rate of one H200 for images of these tokens, None for a tower not measured."""
-    committed = json.loads(rates_file().read_text())
+    committed = json.loads(RATES.read_text())
     own = {"class": type(encoder).__name__, "features": encoder.num_features}
     for name, identity in committed["encoders"].items():
         if identity == own:
