@@ -33,7 +33,7 @@ from encoders.accelerated.fp8 import OUTLIER
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids
-from vitgraph.commands.bench_accuracy import FIELDS, errors
+from vitgraph.commands.bench_accuracy import COMPARED_FIELDS, errors
 
 CELLS = {
     "Qwen3-VL-8B": ("1x224", "1x448", "1x1024", "8x448", "32x448", "mix8"),
@@ -147,7 +147,7 @@ def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]
         for precision, tower in forms(encoder):
             for pixels, (values, its_grids) in kinds.items():
                 output = tower(values, its_grids)
-                for field in FIELDS:
+                for field in COMPARED_FIELDS:
                     ours, theirs = (
                         getattr(one, field).flatten(0, -2) for one in (output, exact[pixels])
                     )

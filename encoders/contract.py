@@ -75,6 +75,8 @@ class PartialOutput(NamedTuple):
 
 FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutput]
 """The rows of all items in one tensor, or those of each item in a list."""
+OUTPUT_FIELDS = EncoderOutput._fields
+"""The names of the fields of an output, in their order."""
 Output = TypeVar("Output", EncoderOutput, PartialOutput)
 """The output of an encoder, or that of a wrapper which may leave fields out."""
 
@@ -95,9 +97,9 @@ def _field(output: tuple[Any, ...], key: Any) -> Any:
     """Return the field of an output by its name or its number."""
     if not isinstance(key, str):
         return tuple.__getitem__(output, key)
-    if key not in EncoderOutput._fields:
-        raise KeyError(f"{key!r}: the fields are {', '.join(EncoderOutput._fields)}")
-    return tuple.__getitem__(output, EncoderOutput._fields.index(key))
+    if key not in OUTPUT_FIELDS:
+        raise KeyError(f"{key!r}: the fields are {', '.join(OUTPUT_FIELDS)}")
+    return tuple.__getitem__(output, OUTPUT_FIELDS.index(key))
 
 
 def _changed(output: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Iterator[Any]:

@@ -22,7 +22,7 @@ from .forms import EncoderForm, capacity_metadata, captured_forward
 from .guards import WeightGuard, plain_tensors
 from .measuring import fingerprint, measure
 from .packing import Packer
-from .prices import Prices, Table
+from .prices import Prices, PriceTable
 from .replay import Captured, Executor, PathGraphs
 from .stats import BudgetStats, GraphStats
 
@@ -36,7 +36,7 @@ def capture_encoder(
     encoder: nn.Module,
     forms: Mapping[str, EncoderForm],
     wanted: Mapping[str, BudgetSet],
-    tables: Mapping[str, Table],
+    tables: Mapping[str, PriceTable],
     counts: GraphStats,
     *,
     bounded: bool,
@@ -82,7 +82,7 @@ class Capturer:
     form: EncoderForm
     wanted: BudgetSet
     memory: Memory
-    table: Table | None = None
+    table: PriceTable | None = None
     memory_divisor: int = 0
     """Inferred budgets may fill 1/memory_divisor of free memory; 0: there is no bound."""
     label: str = ""

@@ -21,7 +21,7 @@ from . import forms, guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
 from .measuring import fingerprint
-from .prices import Table, read_tables, write_tables
+from .prices import PriceTable, read_tables, write_tables
 from .replay import Captured, Inputs, Out
 from .stats import GraphStats
 
@@ -120,7 +120,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         self._backend = backend
         self._settings = forms.FormSettings(kernels, precision, compile)
         self._lock = threading.RLock()
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, PriceTable] = {}
         self._forms: dict[str, forms.EncoderForm] = {}
         self._captured: Captured | None = None
         self._locate()
@@ -227,8 +227,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             for name, one in self._captured.paths.items() if self._captured else ():
                 accelerator = one.form.accelerator
                 kernels = None if accelerator is None else dict(accelerator.choices())
-                made_on = fingerprint(self.encoder, one.form)
-                tables[name] = Table(os.fspath(path), made_on, one.graphs.packer.prices, kernels)
+                made_on, prices = fingerprint(self.encoder, one.form), one.graphs.packer.prices
+                tables[name] = PriceTable(os.fspath(path), made_on, prices, kernels)
             if not tables or not all(table.prices.measured for table in tables.values()):
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
             write_tables(path, tables)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .results import FIELDS
+from encoders.contract import OUTPUT_FIELDS
 
 MEMBERS = (
     "budget_range",
@@ -260,10 +260,10 @@ def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
     """Return the fields asked for, each once; a ValueError if there is none or an unknown one."""
     listed = isinstance(outputs, Iterable) and not isinstance(outputs, str)
     names = tuple(outputs) if listed else ()
-    if not names or any(name not in FIELDS for name in names):
+    if not names or any(name not in OUTPUT_FIELDS for name in names):
         raise ValueError(
-            f"outputs={names or outputs!r}: give a tuple of one or more of {', '.join(FIELDS)}, as "
-            "('pooler_output',)"
+            f"outputs={names or outputs!r}: give a tuple of one or more of "
+            f"{', '.join(OUTPUT_FIELDS)}, as ('pooler_output',)"
         )
     return tuple(dict.fromkeys(names))
 

@@ -55,7 +55,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Table:
+class PriceTable:
     """The measured prices and kernel choices of one path of an encoder, as a file holds them."""
 
     file: str
@@ -96,7 +96,7 @@ class Table:
         return replace(wanted, budgets=budgets)
 
 
-def write_tables(file: str | os.PathLike[str], tables: Mapping[str, Table]) -> None:
+def write_tables(file: str | os.PathLike[str], tables: Mapping[str, PriceTable]) -> None:
     """Write the table of prices of each path of an encoder as JSON."""
     body = {}
     for path, table in tables.items():
@@ -110,7 +110,7 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, Table]) -> N
     Path(file).write_text(json.dumps(body, indent=1) + "\n")
 
 
-def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, Table]:
+def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, PriceTable]:
     """Read the table of prices of each path from the JSON that :func:`write_tables` wrote."""
     try:
         body = json.loads(Path(file).read_text())
@@ -123,7 +123,7 @@ def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[st
         ) from error
 
 
-def _parse(file: str, body: Any) -> Table:
+def _parse(file: str, body: Any) -> PriceTable:
     """Read the table of one path from parsed JSON; an error says which entry is wrong."""
     times = {
         Budget(*[_count(row, name) for name in Budget._fields]): _number(row, "ms")
@@ -134,7 +134,7 @@ def _parse(file: str, body: Any) -> Table:
         raise ValueError("it has no budgets, or no eager_runs by ascending rows")
     kernels = body["kernels"]
     own = None if kernels is None else {**kernels}
-    return Table(file, {**body["fingerprint"]}, Prices(times, points), own)
+    return PriceTable(file, {**body["fingerprint"]}, Prices(times, points), own)
 
 
 def _count(row: Mapping[str, float], name: str) -> int:

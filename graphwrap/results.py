@@ -7,9 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, PartialOutput
-
-FIELDS = EncoderOutput._fields
+from encoders.contract import OUTPUT_FIELDS, EncoderOutput, PartialOutput
 
 
 def is_per_row(name: str) -> bool:
@@ -18,7 +16,7 @@ def is_per_row(name: str) -> bool:
 
 
 def output_fields(
-    output: EncoderOutput | PartialOutput, wanted: Sequence[str] = FIELDS
+    output: EncoderOutput | PartialOutput, wanted: Sequence[str] = OUTPUT_FIELDS
 ) -> dict[str, Tensor]:
     """Return the wanted tensors of an output by name; DeepStack layers are numbered."""
     if not isinstance(output, EncoderOutput | PartialOutput):
@@ -28,7 +26,7 @@ def output_fields(
         )
     fields: dict[str, Tensor] = {}
     value: Any
-    for name, value in zip(FIELDS, output, strict=True):
+    for name, value in zip(OUTPUT_FIELDS, output, strict=True):
         if name in wanted and isinstance(value, tuple | list):
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
         elif name in wanted and value is not None:
@@ -38,7 +36,7 @@ def output_fields(
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOutput:
     """Return the output that has these fields: the reverse of :func:`output_fields`."""
-    hidden, pooled, deepstack = FIELDS
+    hidden, pooled, deepstack = OUTPUT_FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
     layers_wanted = layers if deepstack in wanted else None
     return PartialOutput(fields.get(hidden), fields.get(pooled), layers_wanted)

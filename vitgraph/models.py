@@ -160,7 +160,7 @@ def list_towers(options: argparse.Namespace) -> None:
             f"{options.pattern}: no published repo id matches{similar_names(options.pattern)}; a "
             "pattern is matched with the whole id and with the part after the slash: 'qwen3*'"
         )
-    print(_table(towers))
+    print(_towers_text(towers))
     unverified = sorted({tower.family.title for tower in towers if not tower.family.verified})
     if unverified:
         _print(f"{', '.join(unverified)}: not verified against an upstream implementation.")
@@ -182,7 +182,7 @@ def _print(text: str) -> None:
     print("\n" + fill(text, WIDTH, break_on_hyphens=False))
 
 
-def _table(towers: Sequence[PublishedTower]) -> str:
+def _towers_text(towers: Sequence[PublishedTower]) -> str:
     """One table, with a line before the first tower of each family that says what holds for it."""
     rows = [tower.rows() for tower in towers]
     header, rule, *lines = format_table(TOWERS_HEADER, list(chain(*rows))).splitlines()

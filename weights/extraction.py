@@ -22,7 +22,7 @@ from .tower_folder import PROJECTOR
 from .writing import flush, lock
 
 if TYPE_CHECKING:
-    from .match import Tower
+    from .match import FoundTower
 
 WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE, PROJECTOR}
 """The names that files of an extracted tower may have."""
@@ -134,7 +134,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{out}: cannot be made, as {parent} cannot be written to")
 
 
-def _extract(tower: Tower, out: Path, overwrite: bool) -> None:
+def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
     """Write a folder beside ``out``, then rename it to ``out``."""
     wanted = tower.wanted
     found = tower.contents.snapshot.locate(wanted)
@@ -186,7 +186,7 @@ def _restore(work: Path, out: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_folder(tower: Tower, found: Mapping[str, Located], folder: Path) -> None:
+def _write_folder(tower: FoundTower, found: Mapping[str, Located], folder: Path) -> None:
     folder.mkdir()
     for name, content in tower.wanted.files().items():
         (folder / name).write_bytes(content)

@@ -26,7 +26,7 @@ from encoders.inputs.processor_files import image_section
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
 from .hub.repo import HubOptions
-from .match import DTYPES, Tower, find_encoder
+from .match import STORED_DTYPES, FoundTower, find_encoder
 from .published import check_family
 from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
@@ -142,10 +142,10 @@ def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Return the dtype that tensors are cast to, or None to keep the stored dtype."""
     if dtype is None or dtype == "auto":
         return None
-    for known in DTYPES.values():
+    for known in STORED_DTYPES.values():
         if dtype in (known, str(known).removeprefix("torch.")):
             return known
-    known_names = ", ".join(str(known) for known in DTYPES.values())
+    known_names = ", ".join(str(known) for known in STORED_DTYPES.values())
     raise ValueError(
         f"dtype={dtype}: an encoder runs in one of {known_names}: pass one, its name without "
         "'torch.', or 'auto' for the stored one"
@@ -191,7 +191,7 @@ def _say_that_the_gpu_is_idle() -> None:
     )
 
 
-def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Read every tensor of the tower, by our names, in ``dtype`` on ``device``.
 
     Each tensor is read into the memory that it stays in; a tensor that changes dtype or device,
@@ -224,7 +224,7 @@ def read_tensors(tower: Tower, dtype: torch.dtype, device: torch.device) -> dict
 
 
 def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> None:
-    stored = DTYPES[tensor.entry.dtype]
+    stored = STORED_DTYPES[tensor.entry.dtype]
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
     name, checked = f"{label}: {located.path.name}", located.crc32 is not None
@@ -243,7 +243,7 @@ def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> No
 
 
 def _published_form(
-    tower: Tower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
+    tower: FoundTower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
 ) -> PublishedForm:
     """Describe the published form of the tower, in which ``encoder.save_pretrained`` writes it.
 
@@ -266,7 +266,7 @@ def _published_form(
     )
 
 
-def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, JsonDict]:
+def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, JsonDict]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
     A bad value for images is a CheckpointError, one for videos at the first video. If no file says
@@ -293,7 +293,7 @@ def _set_up_preprocessing(encoder: Encoder, tower: Tower) -> dict[str, JsonDict]
     return files
 
 
-def _defaults_used(tower: Tower, preprocessor: Preprocessor) -> str:
+def _defaults_used(tower: FoundTower, preprocessor: Preprocessor) -> str:
     """Return the warning for a checkpoint without processor files, with the defaults used."""
     snapshot = tower.contents.snapshot
     values, keyword = preprocessor.say_defaults(tower.contents.config)

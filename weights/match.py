@@ -27,7 +27,12 @@ from .snapshot import Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from .tensor_file import JsonDict
 from .tower_folder import describe, transformers_class
 
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+STORED_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 """The stored dtypes of tensors from which a tower can be loaded."""
 
 MOST_IN_LIST = 1024
@@ -41,7 +46,7 @@ _QUANTISED = re.compile(
 
 
 @dataclass(frozen=True)
-class Tower:
+class FoundTower:
     """The vision tower that was found in a checkpoint: its family, config and tensors."""
 
     contents: Contents
@@ -76,10 +81,10 @@ class Tower:
     @property
     def dtype(self) -> torch.dtype:
         """The stored dtype of the tower; of several, the one with most bytes."""
-        return next(map(DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
+        return next(map(STORED_DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
 
-def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[Tower, Encoder]:
+def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[FoundTower, Encoder]:
     """Return the tower of a checkpoint and its encoder on the meta device, which fit each other."""
     contents = read_contents(snapshot)
     fits = partial(_fits, contents)
@@ -101,7 +106,7 @@ def _fits(contents: Contents, family: Family) -> bool:
     return True
 
 
-def find_tower(contents: Contents, family: Family) -> Tower:
+def find_tower(contents: Contents, family: Family) -> FoundTower:
     """Find the tower of a family, and read the headers of the files that hold it."""
     label = contents.snapshot.label
     layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
@@ -121,10 +126,10 @@ def find_tower(contents: Contents, family: Family) -> Tower:
         prefix.whole, len(contents.files), shards
     )
     wanted = Wanted(tensors, checkpoint, contents.small_files)
-    return Tower(contents, family, layout, prefix, config, wanted)
+    return FoundTower(contents, family, layout, prefix, config, wanted)
 
 
-def build_encoder(tower: Tower) -> Encoder:
+def build_encoder(tower: FoundTower) -> Encoder:
     """Return the tower's encoder on the meta device, once the tensors are known to fit it."""
     label = tower.contents.snapshot.label
     for name, value in asdict(tower.config).items():
@@ -141,7 +146,7 @@ def build_encoder(tower: Tower) -> Encoder:
     return encoder
 
 
-def _check_fit(tower: Tower, expected: Mapping[str, tuple[int, ...]]) -> None:
+def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
     layout, prefix, snapshot = tower.layout, tower.prefix, tower.contents.snapshot
     present = {tensor.name: tensor for tensor in tower.wanted.tensors}
@@ -206,10 +211,10 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
 
 
 def _refuse_dtypes(tensors: Iterable[TowerTensor], label: str) -> None:
-    odd = [tensor for tensor in tensors if tensor.entry.dtype not in DTYPES]
+    odd = [tensor for tensor in tensors if tensor.entry.dtype not in STORED_DTYPES]
     if wrong := [f"{tensor.name} is {tensor.entry.dtype}" for tensor in odd]:
         raise CheckpointError(
             f"{label}: the tower is quantised or not made of weights:\n  "
             + listed("wrong dtype", wrong)
-            + f"\nTowers are loaded from {', '.join(DTYPES)}: use the original repo."
+            + f"\nTowers are loaded from {', '.join(STORED_DTYPES)}: use the original repo."
         )

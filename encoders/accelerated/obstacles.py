@@ -14,14 +14,14 @@ from ..block_parts import BlockParts, NamesItsParts
 from ..layers.products import is_untouched
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+ACCELERATED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why weights of this dtype on this device run the reference, or None."""
     if device.type != "cuda":
         return f"the encoder is on {device.type}, accelerated towers need CUDA"
-    if dtype not in DTYPES:
+    if dtype not in ACCELERATED_DTYPES:
         return f"the encoder is {dtype}, accelerated towers are float16, bfloat16 or float32"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:

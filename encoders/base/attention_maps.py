@@ -33,7 +33,7 @@ SCORES_AT_ONCE = 1 << 24
 """Scores of queries and keys that are held at a time: 64 MiB of float32."""
 
 
-class Tower(BlockTower, Protocol):
+class ObservedTower(BlockTower, Protocol):
     """The members of an encoder of one path that attention maps are computed with."""
 
     config: Any
@@ -83,7 +83,7 @@ def attention_maps(
     path = asked.path if len(encoder.paths) > 1 else "image"
     if path not in encoder.paths:
         raise _no_path(asked.path, encoder.paths)
-    tower: Tower = encoder.paths[path]
+    tower: ObservedTower = encoder.paths[path]
     if tower.accelerator is not None:
         raise ValueError(
             "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
@@ -118,7 +118,7 @@ class AttentionObserver:
 
     def run_blocks(
         self,
-        tower: Tower,
+        tower: ObservedTower,
         hidden: Tensor,
         metadata: Metadata,
         wanted: Sequence[int],

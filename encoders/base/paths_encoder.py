@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -50,16 +51,7 @@ class PathsEncoder(Encoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Raise a ValueError: tensors belong to one path, and a call takes whole inputs.
-
-        Args:
-            pixel_values: of one path.
-            grid_thw: of one path.
-            encoder_metadata: of one path.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError: tensors belong to one path, and this encoder takes whole inputs."""
         raise self._tensors_alone("forward")
 
     def split_paths(
@@ -68,8 +60,8 @@ class PathsEncoder(Encoder):
         """Cut the outputs of the paths into those of each item, as views.
 
         Args:
-            outputs: of the paths, as ``join`` takes them.
-            inputs: what ``preprocess`` returned.
+            outputs: the batched output of each path that has entries, by the name of the path.
+            inputs: the result of ``preprocess``.
 
         Returns:
             For each item the outputs of the paths that it uses, by the names of the paths.
@@ -140,10 +132,10 @@ def tilings_of(inputs: VisionInputs) -> list[tuple[int, int]]:
     tilings = [tuple(tiling) for tiling in inputs.tiles or [(1, 1, False)] * len(counts)]
     for item, (count, (columns, rows, tiled)) in enumerate(zip(counts, tilings, strict=True)):
         if count != (columns * rows if tiled else 0):
-            said = f"{columns}x{rows}" if tiled else "none"
+            expected = f"{columns}x{rows}" if tiled else "none"
             raise ValueError(
                 f"item {item} has {count} view{'s' * (count != 1)} in path 'tiles', and by tiles "
-                f"its number is {said}: pass what preprocess returned, in its order"
+                f"its number is {expected}: pass what preprocess returned, in its order"
             )
     return [(columns, rows) for columns, rows, _ in tilings]
 
@@ -160,7 +152,7 @@ class TilesThenImage(PathsEncoder):
     has one entry per item that has tiles, row by row.
 
     Args:
-        tower: for the tiles; has all parameters and modules.
+        tower: the tower for the tiles, which has all parameters and modules.
         image_size: side of the whole image in pixels.
         preprocessor: makes the inputs of both paths; None for that of the family.
     """
@@ -181,8 +173,8 @@ class TilesThenImage(PathsEncoder):
         """Return one output per item: the rows of its tiles, then those of the whole image.
 
         Args:
-            outputs: by the names of ``paths``; "tiles" is left out if no item has tiles.
-            inputs: what ``preprocess`` returned.
+            outputs: the batched outputs by the names of ``paths``; without tiles, "image" alone.
+            inputs: the result of ``preprocess``.
 
         Returns:
             Per item ``last_hidden_state`` [P, D], the rows of patches alone, and ``pooler_output``
@@ -209,48 +201,27 @@ class TilesThenImage(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Maps "image" [1, h, w, D] and, of items with tiles, "tiles" [1, rows*h, columns*w, D]."""
-        entries = self._entries(inputs)
-        patches, tokens = (sum(entry.sizes[n] for entry in entries) for n in (0, 1))
-        if len(features) not in (patches, tokens):
+        views = self._views(inputs)
+        patches = [prod(grid) for _, _, grid, _ in views]
+        tokens = [self.paths[name].item_specs([g])[0].output_tokens for _, name, g, _ in views]
+        if len(features) not in (sum(patches), sum(tokens)):
             raise ValueError(
-                f"features have {len(features)} rows: these inputs make {patches} patches or "
-                f"{tokens} tokens"
+                f"features have {len(features)} rows: these inputs make {sum(patches)} patches or "
+                f"{sum(tokens)} tokens"
             )
-        kind = 0 if len(features) == patches else 1
+        by_patch = len(features) == sum(patches)
         maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
-        parts = features.split([entry.sizes[kind] for entry in entries])
-        for rows, entry in zip(parts, entries, strict=True):
-            part = rows.unflatten(0, (entry.grid[0], -1)) if kind == 0 else rows
-            path = self.paths[entry.name]
-            (maps[entry.item][entry.name],) = path.feature_maps(part, [entry.grid], [entry.tiling])
+        parts = features.split(patches if by_patch else tokens)
+        for rows, (item, name, grid, tiling) in zip(parts, views, strict=True):
+            part = rows.unflatten(0, (grid[0], -1)) if by_patch else rows
+            (maps[item][name],) = self.paths[name].feature_maps(part, [grid], [tiling])
         return maps
 
-    def _entries(self, inputs: VisionInputs) -> list[Entry]:
-        """Return the entries of all items, in the order in which ``join`` puts their rows."""
-        tilings = tilings_of(inputs)
-        grids = {
-            name: dict(zip(path.items, path.grid_thw.tolist(), strict=True))
-            for name, path in inputs.paths.items()
-        }
-        entries = []
-        for item, (columns, rows) in enumerate(tilings):
-            for name, tiling in (("tiles", (columns, rows, False)), ("image", (1, 1, False))):
-                if item in grids[name]:
-                    t, h, w = grids[name][item]
-                    (spec,) = self.paths[name].item_specs([(t, h, w)])
-                    sizes = t * h * w, spec.output_tokens
-                    entries.append(Entry(item, name, (t, h, w), sizes, tiling))
-        return entries
-
-
-class Entry(NamedTuple):
-    """One entry (view) of an input path, and where its rows lie in the map of the image."""
-
-    item: int
-    name: str
-    """The name of the input path that encodes this entry."""
-    grid: Grid
-    sizes: tuple[int, int]
-    """The numbers of patches and of tokens of the entry."""
-    tiling: tuple[int, int, bool]
-    """How the tiles of the image lie: (columns, rows, thumbnail)."""
+    def _views(self, inputs: VisionInputs) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
+        """Return item, path, grid and tiling of all views, as ``join`` orders their rows."""
+        tilings, views = tilings_of(inputs), []
+        for name, (_, grid_thw, items) in inputs.paths.items():
+            for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):
+                columns, rows = (1, 1) if name == "image" else tilings[item]
+                views.append((item, name, (t, h, w), (columns, rows, False)))
+        return sorted(views, key=lambda view: (view[0], view[1] == "image"))

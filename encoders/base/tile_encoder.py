@@ -23,7 +23,7 @@ from .vision_encoder import VisionEncoder
 if TYPE_CHECKING:
     from ..configs import TileConfig
 
-Tower = TypeVar("Tower", bound="TileEncoder")
+Own = TypeVar("Own", bound="TileEncoder")
 
 
 class TileEncoder(VisionEncoder):
@@ -39,7 +39,7 @@ class TileEncoder(VisionEncoder):
     nothing where a replay of fewer tiles keeps the device busy anyway."""
     _side: int | None = None
 
-    def at(self: Tower, side: int, largest_batch: int | None = None) -> Tower:
+    def at(self: Own, side: int, largest_batch: int | None = None) -> Own:
         """Return a view of this tower for tiles of another size, with the same parameters.
 
         Args:

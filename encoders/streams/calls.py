@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..contract import (
+    OUTPUT_FIELDS,
     EncoderItemSpec,
     EncoderOutput,
     Grid,
@@ -29,8 +30,6 @@ from ..contract import (
 from ..grids import read_grid
 from ..inputs.images import StagedPreprocessor
 from .pooling import PoolingHead, check_fields, check_pool, pool_items
-
-FIELDS = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
 class ItemPath(Protocol):
@@ -87,7 +86,7 @@ class ItemEncoder(Generic[Output]):
     calls: Mapping[str, PathCall[Output]]
     """The function that encodes the inputs of each path, by the name of the path."""
     device: torch.device
-    fields: tuple[str, ...] = FIELDS
+    fields: tuple[str, ...] = OUTPUT_FIELDS
     """The fields of the output that the calls return."""
     stager: StagedPreprocessor | None = None
     """The preprocessor, if it can leave normalising and cutting to the device, else None."""

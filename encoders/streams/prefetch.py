@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-Item = TypeVar("Item")
+Given = TypeVar("Given")
 Prepared = TypeVar("Prepared")
 
 _PATIENCE = 5.0
@@ -22,7 +22,7 @@ class _Failure:
         self.error = error
 
 
-class Prefetch(Generic[Item, Prepared]):
+class Prefetch(Generic[Given, Prepared]):
     """Prepares items in worker threads and returns the results in the order of the items.
 
     Each worker takes the next item itself, one worker at a time, so ``items`` needs no lock of its
@@ -39,8 +39,8 @@ class Prefetch(Generic[Item, Prepared]):
 
     def __init__(
         self,
-        items: Iterator[Item],
-        prepare: Callable[[int, Item], tuple[Prepared, int]],
+        items: Iterator[Given],
+        prepare: Callable[[int, Given], tuple[Prepared, int]],
         *,
         limit: int,
         workers: int,
@@ -65,7 +65,7 @@ class Prefetch(Generic[Item, Prepared]):
             for n in range(workers)
         ]
 
-    def __enter__(self) -> Prefetch[Item, Prepared]:
+    def __enter__(self) -> Prefetch[Given, Prepared]:
         for thread in self._threads:
             thread.start()
         return self
@@ -128,7 +128,7 @@ class Prefetch(Generic[Item, Prepared]):
                 self._put(number, result, size)
             del taken, item, result  # results are freed, because the wait for room may be long
 
-    def _take(self) -> tuple[int, Item] | None:
+    def _take(self) -> tuple[int, Given] | None:
         """The next item and its number as soon as there is room for it; None at the end."""
         with self._source:
             with self._changed:

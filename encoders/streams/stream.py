@@ -133,7 +133,7 @@ def stream_items(
 
 
 @dataclass
-class _Entry:
+class _StreamItem:
     """One item of a stream, from its preprocessing to its result."""
 
     index: int
@@ -177,7 +177,7 @@ class _Stream:
             progress,
         ):
             self.began = time.perf_counter()
-            started: deque[tuple[list[_Entry], torch.cuda.Event | None]] = deque()
+            started: deque[tuple[list[_StreamItem], torch.cuda.Event | None]] = deque()
             for batch in self._batches(prefetch):
                 started.append(self._start(batch))
                 if len(started) > self.queue.ahead:
@@ -186,14 +186,14 @@ class _Stream:
                 yield from self._finish(*started.popleft(), prefetch, progress)
             prefetch.check()
 
-    def _prepare(self, index: int, item: object) -> tuple[_Entry, int]:
+    def _prepare(self, index: int, given: object) -> tuple[_StreamItem, int]:
         """Decode and preprocess one item; runs in a worker thread."""
-        entry = _Entry(index, None, paired=False)
-        if isinstance(item, tuple) and len(item) == 2:
-            (entry.key, item), entry.paired = item, True
+        item = _StreamItem(index, None, paired=False)
+        if isinstance(given, tuple) and len(given) == 2:
+            (item.key, given), item.paired = given, True
         item_encoder = self.item_encoder
         try:
-            is_clip, medium = read_item(item)
+            is_clip, medium = read_item(given)
             images, videos = ((), [medium]) if is_clip else ([medium], ())
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
@@ -207,43 +207,43 @@ class _Stream:
         except Exception as error:  # noqa: BLE001
             # The item is the user's: reading it runs code of its own (a member of a zip file, a
             # lazy data set, a store), which may raise any class, and says nothing about the others.
-            entry.value = _about_one(without_traceback(error) if self.keep else error)
+            item.value = _about_one(without_traceback(error) if self.keep else error)
         else:
-            entry.inputs, entry.grid, entry.tokens = inputs, grid, tokens
-            entry.layout = _layout_of(inputs)
-        return entry, entry.tokens
+            item.inputs, item.grid, item.tokens = inputs, grid, tokens
+            item.layout = _layout_of(inputs)
+        return item, item.tokens
 
-    def _batches(self, entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
         """Yield batches of consecutive items of at most ``batch_tokens`` tokens; a larger item is
         alone."""
-        batch: list[_Entry] = []
+        batch: list[_StreamItem] = []
         tokens = 0
-        for entry in entries:
-            if batch and tokens + entry.tokens > self.batch_tokens:
+        for item in items:
+            if batch and tokens + item.tokens > self.batch_tokens:
                 yield batch
                 batch, tokens = [], 0
-            batch.append(entry)
-            tokens += entry.tokens
+            batch.append(item)
+            tokens += item.tokens
         if batch:
             yield batch
 
-    def _start(self, batch: list[_Entry]) -> tuple[list[_Entry], torch.cuda.Event | None]:
+    def _start(self, batch: list[_StreamItem]) -> tuple[list[_StreamItem], torch.cuda.Event | None]:
         """Have a batch encoded; on a GPU it is queued, and the point at which it ends returned."""
         began = time.perf_counter()
         with torch.no_grad(), self.queue.running():
-            self._encode([entry for entry in batch if entry.inputs is not None])
-        for entry in batch:
-            entry.inputs = None
+            self._encode([item for item in batch if item.inputs is not None])
+        for item in batch:
+            item.inputs = None
         self.seconds["encoding"] += time.perf_counter() - began
         return batch, self.queue.mark()
 
-    def _encode(self, entries: list[_Entry]) -> None:
-        """Set the values of entries; after a failure each is tried alone if errors are kept."""
-        if not entries:
+    def _encode(self, items: list[_StreamItem]) -> None:
+        """Set the values of items; after a failure each is tried alone if errors are kept."""
+        if not items:
             return
         try:
-            with advising_limit(sum(entry.tokens for entry in entries), self.item_encoder.device):
-                inputs = self._inputs(entries)
+            with advising_limit(sum(item.tokens for item in items), self.item_encoder.device):
+                inputs = self._inputs(items)
             values = self.item_encoder.encode(inputs, self.wanted)
             if not self.item_encoder.owned and self.wanted.pool == "none":
                 # The next batch may overwrite views before they are read.
@@ -251,18 +251,18 @@ class _Stream:
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except _FAILURES as error:
-            values = [without_traceback(error) if self.keep else error] * len(entries)
-        for entry, value in zip(entries, values, strict=True):
-            entry.value = value
-        if self.keep and len(entries) > 1 and isinstance(values[0], Exception):
-            for entry in entries:
-                self._encode([entry])
-            _raise_if_not_the_items([entry.value for entry in entries])
+            values = [without_traceback(error) if self.keep else error] * len(items)
+        for item, value in zip(items, values, strict=True):
+            item.value = value
+        if self.keep and len(items) > 1 and isinstance(values[0], Exception):
+            for item in items:
+                self._encode([item])
+            _raise_if_not_the_items([item.value for item in items])
 
-    def _inputs(self, entries: Sequence[_Entry]) -> VisionInputs:
+    def _inputs(self, items: Sequence[_StreamItem]) -> VisionInputs:
         """Return the inputs of several items as one batch, on the device if that is a GPU."""
-        staged = [entry.inputs for entry in entries if isinstance(entry.inputs, StagedItem)]
-        plain = [entry.inputs for entry in entries if isinstance(entry.inputs, VisionInputs)]
+        staged = [item.inputs for item in items if isinstance(item.inputs, StagedItem)]
+        plain = [item.inputs for item in items if isinstance(item.inputs, VisionInputs)]
         if self.stager is not None:
             sent = self.queue.send([item.pixels for item in staged])
             pairs = zip(staged, sent, strict=True)
@@ -273,40 +273,40 @@ class _Stream:
 
     def _finish(
         self,
-        batch: list[_Entry],
+        batch: list[_StreamItem],
         mark: torch.cuda.Event | None,
-        prefetch: Prefetch[object, _Entry],
+        prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> Iterator[ItemResult]:
         """Yield the results of a batch once the device has computed them."""
         began = time.perf_counter()
-        self.queue.wait(mark, [tensor for entry in batch for tensor in _tensors(entry.value)])
+        self.queue.wait(mark, [tensor for item in batch for tensor in _tensors(item.value)])
         ready = time.perf_counter()
-        for entry in batch:
-            prefetch.release(entry.tokens)
+        for item in batch:
+            prefetch.release(item.tokens)
             progress.update()
-            yield self._result(entry)
-            entry.value = None
-        self._count(sum(entry.tokens for entry in batch), ready - began, ready, prefetch, progress)
+            yield self._result(item)
+            item.value = None
+        self._count(sum(item.tokens for item in batch), ready - began, ready, prefetch, progress)
 
-    def _result(self, entry: _Entry) -> ItemResult:
-        value = entry.value
+    def _result(self, item: _StreamItem) -> ItemResult:
+        value = item.value
         if isinstance(value, Exception):
             if self.keep:
-                value = ItemError(entry.index, entry.key, value)
+                value = ItemError(item.index, item.key, value)
             elif isinstance(value, ValueError):
-                name = f"item {entry.index}" + (f" ({entry.key})" if entry.paired else "")
+                name = f"item {item.index}" + (f" ({item.key})" if item.paired else "")
                 raise ValueError(f"{name}: {value}") from value
             else:
                 raise value
-        return ItemResult(entry.index, entry.key, value, entry.grid, entry.layout, entry.paired)
+        return ItemResult(item.index, item.key, value, item.grid, item.layout, item.paired)
 
     def _count(
         self,
         tokens: int,
         waited: float,
         ready: float,
-        prefetch: Prefetch[object, _Entry],
+        prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> None:
         """Let the progress say how many tokens run per second, and which stage takes longest."""

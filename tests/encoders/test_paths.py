@@ -12,13 +12,14 @@ from torch import Tensor
 
 from encoders import Encoder, PathsEncoder, Step3VLEncoder
 from encoders.contract import (
+    OUTPUT_FIELDS,
     EncoderOutput,
     MultiPathEncoder,
     PartialOutput,
     PathInputs,
     VisionInputs,
 )
-from encoders.streams.calls import FIELDS, ItemResults
+from encoders.streams.calls import ItemResults
 from graphwrap import GraphedEncoder
 from oracles import distance
 from path_cases import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
@@ -122,7 +123,7 @@ def test_a_stream_gives_what_encode_gives(batch_tokens: int) -> None:
 def test_graphs_of_both_paths_give_the_items_of_encode(name: str) -> None:
     encoder = shared(name)
     graphed = GraphedEncoder(
-        encoder, {"image": [4, 16], "tiles": [16, 48]}, outputs=FIELDS, backend="static"
+        encoder, {"image": [4, 16], "tiles": [16, 48]}, outputs=OUTPUT_FIELDS, backend="static"
     )
     expected = encoder.encode(IMAGES)
     inputs = encoder.preprocess(IMAGES)

@@ -22,7 +22,7 @@ from graphwrap.buffers import Memory
 from graphwrap.capture import Capturer
 from graphwrap.forms import EncoderForm, FormSettings
 from graphwrap.measuring import fingerprint
-from graphwrap.prices import Table, read_tables, write_tables
+from graphwrap.prices import PriceTable, read_tables, write_tables
 from toy_encoder import ToyEncoder
 
 BUDGETS = default_budgets_of("qwen2_5_vl")
@@ -31,7 +31,7 @@ MADE_ON = {"encoder": "Tower", "weights": "12ab", "device": "H200"}
 
 def saved(path: Path, timed: Sequence[Budget] = BUDGETS, **changes: Any) -> Path:
     """A table on disk, with entries of its JSON changed, or (None) left out."""
-    write_tables(path, {"image": Table(str(path), MADE_ON, measured(timed), None)})
+    write_tables(path, {"image": PriceTable(str(path), MADE_ON, measured(timed), None)})
     body = {**json.loads(path.read_text())["image"], **changes}
     left_out = [name for name, value in changes.items() if value is None]
     body = {name: value for name, value in body.items() if name not in left_out}
@@ -39,7 +39,7 @@ def saved(path: Path, timed: Sequence[Budget] = BUDGETS, **changes: Any) -> Path
     return path
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> PriceTable:
     return read_tables(path, ["image"])["image"]
 
 
@@ -47,7 +47,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     for kernels in (None, {"kernels": "auto", "rows": [16]}):
         tables = {
-            name: Table(str(path), MADE_ON, measured(BUDGETS[:count]), kernels)
+            name: PriceTable(str(path), MADE_ON, measured(BUDGETS[:count]), kernels)
             for name, count in (("image", 3), ("tiles", 2))
         }
         write_tables(path, tables)
@@ -137,7 +137,7 @@ def test_each_thing_that_times_depend_on_tells_tables_apart(
 ) -> None:
     ours, theirs = fingerprint_of(), fingerprint_of(**change)
     assert {name for name in ours if ours[name] != theirs[name]} == {key}
-    table = Table("table.json", theirs, measured(BUDGETS), None)
+    table = PriceTable("table.json", theirs, measured(BUDGETS), None)
     with pytest.raises(ValueError, match=rf"table.json was measured with {key}='"):
         table.apply(ours, None)
     table.apply(theirs, None)
@@ -179,7 +179,7 @@ def test_inferred_budgets_end_where_the_table_does(tmp_path: Path) -> None:
         table.restrict(BudgetSet(BUDGETS, 8, inferred=False))
 
 
-def capturer_with(table: Table, budgets: Sequence[int]) -> Capturer:
+def capturer_with(table: PriceTable, budgets: Sequence[int]) -> Capturer:
     encoder, cpu = ToyEncoder(), torch.device("cpu")
     form = EncoderForm(
         encoder, None, cpu, torch.float32, ("pooler_output",), "cudagraph", FormSettings()

@@ -15,9 +15,9 @@ from PIL import Image
 from command_line import Cli, refusal
 from encoders.accelerated import CHOICES
 from encoders.contract import EncoderOutput
-from vitgraph.commands.arguments import DTYPES
+from vitgraph.commands.arguments import DTYPE_NAMES
 from vitgraph.commands.bench_speed import KERNELS
-from vitgraph.devices import DTYPES as TORCH_DTYPES
+from vitgraph.devices import DTYPES
 from vitgraph.features import Features, Item, save_features
 from vitgraph.plots import write_figure
 from vitgraph.seeded import write_seeded_checkpoint
@@ -164,7 +164,7 @@ def test_a_mistake_is_answered_in_one_line_before_torch_is_imported(
 
 
 def test_what_is_checked_without_torch_is_what_torch_is_given() -> None:
-    assert set(DTYPES) == set(TORCH_DTYPES)
+    assert set(DTYPE_NAMES) == set(DTYPES)
     assert KERNELS == CHOICES
 
 

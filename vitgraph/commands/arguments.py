@@ -134,7 +134,7 @@ def add_sizes(group: argparse._ActionsContainer) -> None:
     group.add_argument("--max-soft-tokens", type=int, help="most tokens per image (Gemma 4)")
 
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64")
 """The names that ``--dtype`` takes beside "auto"."""
 _DEVICES = frozenset(
     (
@@ -166,8 +166,8 @@ def check_names(dtype: str | None, device: str | None) -> None:
     Raises:
         ValueError: no such dtype, or nothing that names a device.
     """
-    if dtype not in (None, "auto", *DTYPES):
-        raise ValueError(f"--dtype {dtype}: must be one of auto, {', '.join(DTYPES)}")
+    if dtype not in (None, "auto", *DTYPE_NAMES):
+        raise ValueError(f"--dtype {dtype}: must be one of auto, {', '.join(DTYPE_NAMES)}")
     named = re.fullmatch(r"(\w+)(:\d+)?", device or "cpu")
     # A package may bring torch a kind of device of its own.
     if named is None or not (named[1] in _DEVICES or entry_points(group="torch.backends")):

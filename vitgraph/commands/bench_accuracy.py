@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from encoders.base.encoder import Encoder
 
-FIELDS = ("last_hidden_state", "pooler_output")
+COMPARED_FIELDS = ("last_hidden_state", "pooler_output")
 NEAR = 0.99
 """The least cosine at which a token counts as near that of float32."""
 
@@ -105,7 +105,7 @@ def compare(
         {"form": name, "field": field, **errors(ours[field], truth[field])}
         for name, form in forms_of(encoder, kernels)
         for ours in [_outputs(form, images)]
-        for field in FIELDS
+        for field in COMPARED_FIELDS
     ]
 
 
@@ -117,7 +117,7 @@ def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
         outputs = encoder.encode(images=[str(path) for path in images])
     return {
         field: torch.cat([getattr(one, field).flatten(0, -2).cpu() for one in outputs])
-        for field in FIELDS
+        for field in COMPARED_FIELDS
     }
 
 

@@ -60,7 +60,7 @@ class ImageReader:
     def __init__(self, options: SourceOptions, keyed: bool = False) -> None:
         self.options, self.keyed = options, keyed
         self.keys: dict[File, str] = {}
-        self._table = lru_cache(maxsize=16)(self._open_table)
+        self._opened_table = lru_cache(maxsize=16)(self._open_table)
 
     def item(self, file: File) -> Readable:
         """Return an image in the form in which ``encode_many`` takes it."""
@@ -81,7 +81,7 @@ class ImageReader:
         if file.kind == "url":
             return self._read_url(file.path)
         if file.kind == "row":
-            table = self._table(file.path, file.version)
+            table = self._opened_table(file.path, file.version)
             return self._read_cell(table.cell(file.place), table.folders)
         if file.kind == "sparse":
             return read_sparse(file.path, file.version, file.place)

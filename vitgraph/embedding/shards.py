@@ -145,7 +145,7 @@ class Shard:
         else:
             for name, array in arrays.items():
                 yield ("npy" if name == VECTORS else f"{name}.npy"), partial(_save_npy, array)
-        yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._table(rows))))
+        yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._lines(rows))))
 
     def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
         """Write one file per item, and yield the name, the size and the checksum of each."""
@@ -167,7 +167,7 @@ class Shard:
         """A part of the names of the shard's files that tells the valid ones from leftovers."""
         return self.read_stats().get("tag", "") if not self.storage.is_local else ""
 
-    def _table(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
+    def _lines(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
         if self.pool != "none":
             yield ("key",)
             yield from ((row.key,) for row in rows)

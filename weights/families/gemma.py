@@ -63,7 +63,7 @@ def _heads(shapes: Shapes) -> int:
     return shapes[_QKV][0] // 3 // shapes[_HEAD][0]
 
 
-_FIELDS: Fields = {
+_CONFIG_FIELDS: Fields = {
     ("num_hidden_layers",): blocks("blocks."),
     ("hidden_size",): length("patch_embed.weight", 0),
     ("intermediate_size",): length("blocks.0.mlp.gate_proj.weight", 0),
@@ -95,7 +95,7 @@ GEMMA4 = Family(
         ("gemma4", "gemma4-clipped"),
         TransformersClass("gemma4", "Gemma4VisionModel", "gemma4_vision"),
     ),
-    fields=_FIELDS,
+    fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length(_OUT, 0)},
     refused=dict.fromkeys(
         with_vision("gemma4_unified"),

@@ -80,7 +80,7 @@ _TIMM = Layout(  # timm/vit_intern300m_patch14_448.*
 # --- config --------------------------------------------------------------------------------------
 
 _POSITIONS, _PATCH = "embeddings.position_embedding", "embeddings.patch_embedding.weight"
-_FIELDS: Fields = {
+_CONFIG_FIELDS: Fields = {
     ("hidden_size",): length("embeddings.class_embedding", -1),
     ("patch_size",): length(_PATCH, -1),
     ("image_size",): square(_POSITIONS, 1, _PATCH, extra=1),
@@ -139,7 +139,7 @@ INTERN_VIT = Family(
     classes={
         "internvl-hf": TransformersClass("internvl", "InternVLVisionModel", "internvl_vision")
     },
-    fields=_FIELDS,
+    fields=_CONFIG_FIELDS,
     outer_fields=_OUTER_FIELDS,
     refused={
         "NVLM_D": "its projector has no biases and takes its inner width from the language model, "

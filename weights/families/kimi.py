@@ -84,7 +84,7 @@ def _side(shapes: Shapes) -> int:
 
 
 _PATCH = "patch_embed.proj.weight"
-_FIELDS: Fields = {  # the number of heads is in no shape
+_CONFIG_FIELDS: Fields = {  # the number of heads is in no shape
     ("vt_num_hidden_layers", "num_hidden_layers"): blocks("blocks."),
     ("vt_hidden_size", "hidden_size"): length(_PATCH, 0),
     ("vt_intermediate_size", "intermediate_size"): length("blocks.0.mlp.fc1.weight", 0),
@@ -119,7 +119,7 @@ MOONVIT = Family(
     ),
     layouts=(_KIMI_VL, _KIMI_K25, _KIMI_K25_HF),
     classes={"kimi-k25-hf": _CLASS},
-    fields=_FIELDS,
+    fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length("projector.linear_2.weight", 0)},
     refused={
         "kimi_k3": "its tower has RMS norms, no biases, and attention wider than the tower",

@@ -70,7 +70,7 @@ def _merge_size(shapes: Shapes) -> int:
 
 
 _PATCH = "patch_embed.proj.weight"
-_FIELDS: Fields = {
+_CONFIG_FIELDS: Fields = {
     ("num_hidden_layers",): blocks("blocks."),
     ("hidden_size",): length(_PATCH, 0),
     ("patch_size",): length(_PATCH, 3),
@@ -93,6 +93,6 @@ PIXTRAL = Family(
     signs=(("patch_conv.weight", "ln_pre.weight"),),
     layouts=(_NATIVE, _LIGHTON, _PIXTRAL_LAYOUT),
     classes={"pixtral": _CLASS, "lighton-ocr": _CLASS},
-    fields=_FIELDS,
+    fields=_CONFIG_FIELDS,
     outer_fields=_OUTER_FIELDS,
 )

@@ -87,7 +87,7 @@ _NAFLEX = Layout(
 # --- config --------------------------------------------------------------------------------------
 
 _PATCH = "patch_embed.proj.weight"
-_FIELDS: Fields = {  # the number of heads is in no shape
+_CONFIG_FIELDS: Fields = {  # the number of heads is in no shape
     ("hidden_size",): length(_PATCH, 0),
     ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
     ("num_hidden_layers",): blocks("blocks."),
@@ -114,7 +114,7 @@ SIGLIP = Family(
     signs=(("head.probe", "head.attention.in_proj_weight"),),
     layouts=(_SIGLIP,),
     classes={"siglip": _SIGLIP_CLASS},
-    fields=_FIELDS,
+    fields=_CONFIG_FIELDS,
 )
 SIGLIP2 = Family(
     name="siglip2",
@@ -136,6 +136,6 @@ GEMMA3 = Family(
     signs=((f"{_PROJECTOR}.mm_input_projection_weight", f"{_PROJECTOR}.mm_soft_emb_norm.weight"),),
     layouts=(_GEMMA3,),
     classes={"gemma3": _SIGLIP_CLASS},
-    fields=_FIELDS,
+    fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length("projector.projection", 1)},
 )

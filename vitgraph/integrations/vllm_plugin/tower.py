@@ -24,7 +24,7 @@ from encoders.contract import GridLike, PartialOutput
 from graphwrap import GraphedEncoder
 from weights import Family
 from weights.families import build_config
-from weights.match import DTYPES
+from weights.match import STORED_DTYPES
 from weights.tensor_file import JsonObject
 
 from .options import Options
@@ -209,7 +209,7 @@ class Tower(nn.Module):
                 problems.append(f"{name}: the tower has no such tensor")
                 continue
             rows = parameters[slot.name].chunk(slot.chunks)[slot.chunk]
-            if tensor.dtype not in DTYPES.values():
+            if tensor.dtype not in STORED_DTYPES.values():
                 problems.append(f"{name}: is of {tensor.dtype}, which is quantised")
             elif tensor.shape != rows.shape:
                 problems.append(f"{name}: is {[*tensor.shape]}, the config makes {[*rows.shape]}")
