@@ -328,8 +328,8 @@ class MultiPathEncoder(Protocol):
         """Return one output per item from the outputs of the paths.
 
         Args:
-            outputs: by the names of ``paths``; paths without entries in ``inputs`` are left out.
-            inputs: what ``preprocess`` returned.
+            outputs: the output of each path by its name, without paths that have no entries.
+            inputs: the result of ``preprocess``.
         """
         ...
 

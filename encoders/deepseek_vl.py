@@ -261,7 +261,10 @@ class DeepseekVLHybridEncoder(PathsEncoder):
 
 
 class LowResolution(DeepseekVLEncoder):
-    """The SigLIP path "image" of DeepSeek-VL 7B, which needs the large view to prepare an item."""
+    """The path "image" of DeepSeek-VL 7B: SigLIP over the small view, as in DeepSeek-VL 1.3B.
+
+    It prepares no items: an item of the 7B needs the large view too, which the whole encoder makes.
+    """
 
     _default_preprocessor = TileEncoder._default_preprocessor
 

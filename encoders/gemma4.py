@@ -162,7 +162,11 @@ class Gemma4Encoder(RasterEncoder):
         return self.config.out_hidden_size or self.config.hidden_size
 
     def grid_for(self, tokens: int) -> Grid:
-        """One image of exactly ``tokens`` tokens, or frames of one token if it were too long."""
+        """Return the grid of one item of exactly ``tokens`` tokens.
+
+        It is one image or, where its width would be over ``position_embedding_size`` patches, that
+        many frames of one token each.
+        """
         side, (_, h, w) = self.config.pooling_kernel_size, super().grid_for(tokens)
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 

@@ -308,7 +308,7 @@ def position_taps(
         grids: ``(t, h, w)`` per item, in patches.
         side: rows and columns of the position table.
         positions: row and column of each patch, int64 [rows, 2], rows beyond the patches last.
-        dtype: of the weights.
+        dtype: dtype of the weights.
 
     Returns:
         Row numbers int64 [rows, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights

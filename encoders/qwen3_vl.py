@@ -349,7 +349,7 @@ def position_taps(
         merge: side of a merge block in patches.
         side: rows and columns of the position table.
         rows: rows of the result, at least the number of patches.
-        dtype: of the weights.
+        dtype: dtype of the weights.
 
     Returns:
         Row numbers int64 [rows, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights

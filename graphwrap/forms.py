@@ -36,8 +36,8 @@ class FormSettings(NamedTuple):
     kernels: str = "auto"
     """"reference" for the module as it is, else the ``kernels`` of its ``accelerated()``."""
     precision: str = "bf16"
-    """The ``precision`` of ``accelerated()``; the default is the encoder's own half or full
-    precision, the only one that a reference runs in."""
+    """The ``precision`` of ``accelerated()``: "bf16" is the encoder's own half or full precision,
+    the only one of a reference; "fp8" computes products in e4m3 where that is faster."""
     compile: bool = False
     """Whether the module itself will be compiled by ``torch.compile``."""
 

@@ -57,9 +57,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             take where the encoder has one: "auto" for the fastest of all, a name for one, or
             "reference" for the encoder as it is, bit for bit. An encoder that is accelerated
             already keeps its own: leave "auto".
-        precision: of the accelerated form; "bf16" is the encoder's own half or full precision.
-        compile: for encoders without an accelerated form: replay what ``torch.compile`` makes of
-            the encoder as it is. A tower takes about 30 seconds per budget. Eager runs stay eager.
+        precision: "bf16" is the encoder's own half or full precision; "fp8" computes products of an
+            accelerated form in e4m3 where that is faster (a bfloat16 encoder on an H100 or newer).
+        compile: replay what ``torch.compile`` makes of an encoder that has no accelerated form. A
+            tower takes about 30 seconds per budget. Eager runs stay eager.
         on_overflow: an item over every budget runs eagerly ("eager") or raises ("raise").
         clone: results are the caller's own; False returns views that the next call overwrites.
 
@@ -68,8 +69,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         budgets: the budgets to capture, ascending; those of several paths one path after another.
         max_batch_size: items per replay; of several paths the least.
         backend: the backend in use; never "auto".
-        device, dtype: of the encoder's weights at the last call or capture.
-        outputs, on_overflow, clone: as given.
+        device, dtype: device and dtype of the weights at the last call or capture.
+        outputs, on_overflow, clone: the arguments of these names.
 
     Raises:
         TypeError: no module, or one without the contract's members.
@@ -113,8 +114,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         )
         given = budgets_by_path(budgets, paths)
         self._wanted = {name: choose(path, given[name]) for name, path in paths.items()}
-        self.budgets = tuple(budget for of in self._wanted.values() for budget in of.budgets)
-        self.max_batch_size = min(of.max_batch_size for of in self._wanted.values())
+        self.budgets = tuple(size for wanted in self._wanted.values() for size in wanted.budgets)
+        self.max_batch_size = min(wanted.max_batch_size for wanted in self._wanted.values())
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
@@ -224,10 +225,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         """
         with self._lock:
             tables = {}
-            for name, one in self._captured.paths.items() if self._captured else ():
-                accelerator = one.form.accelerator
-                kernels = None if accelerator is None else dict(accelerator.choices())
-                made_on, prices = fingerprint(self.encoder, one.form), one.graphs.packer.prices
+            for name, executor in self._captured.paths.items() if self._captured else ():
+                form, prices = executor.form, executor.graphs.packer.prices
+                kernels = None if form.accelerator is None else dict(form.accelerator.choices())
+                made_on = fingerprint(self.encoder, form)
                 tables[name] = PriceTable(os.fspath(path), made_on, prices, kernels)
             if not tables or not all(table.prices.measured for table in tables.values()):
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
@@ -277,9 +278,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                 it before the device has done the work. Or the whole result of
                 ``encoder.preprocess``, which an encoder of several paths needs.
             grid_thw: [items, 3], as the encoder takes it; read on the host.
-            out: tensors to write the results into instead of new ones, each with a storage of its
-                own; None where ``outputs`` has no such field. Not with the result of
-                ``preprocess``.
+            out: tensors that the results are written into, each with a storage of its own, None for
+                a field that is not in ``outputs``; not with the result of ``preprocess``.
 
         Returns:
             :class:`PartialOutput`, items in the caller's order; fields not in ``outputs`` are None.
@@ -317,8 +317,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         """Return one output per item from the outputs of the paths.
 
         Args:
-            outputs: by the names of the encoder's paths; paths without entries are left out.
-            inputs: what ``preprocess`` returned.
+            outputs: the output of each path by its name, without paths that have no entries.
+            inputs: the result of ``preprocess``.
         """
         return [PartialOutput(*item) for item in self._whole.join(outputs, inputs)]
 

@@ -262,8 +262,8 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
     Args:
         folder: what ``--out`` named; may be on a remote store.
-        field: of a job with ``--pool none``: "pooler_output", "last_hidden_state", "deepstack.0",
-            ...; None takes the first that ``--fields`` named.
+        field: the field to read of a job with ``--pool none``: "pooler_output",
+            "last_hidden_state", "deepstack.0", ...; None takes the first that ``--fields`` named.
 
     Returns:
         Keys, and a matrix [keys, D] or, with ``--pool none``, an array [keys] of objects, of which

@@ -83,7 +83,7 @@ class Fetcher:
         allowed_hosts: host names whose addresses need not be public, for example those of an
             operator's own network. All other rules hold for them, too.
         resolve: returns the IP addresses of a host and port; by default the system's resolver.
-        context: for TLS; by default Python's, which checks certificates and host names.
+        context: TLS settings; by default Python's, which checks certificates and host names.
         seconds: most seconds per URL.
         most_bytes: largest file.
     """

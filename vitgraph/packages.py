@@ -23,7 +23,7 @@ def refuse_shadows() -> None:
     Only the places of the packages are looked up; nothing is imported.
 
     Raises:
-        ImportError: for example, an ``encoders.py`` lies beside the script that runs.
+        ImportError: another module hides one of them, such as an ``encoders.py`` beside the script.
     """
     for name in PACKAGES:
         place = _place_of(_spec_of(name))

@@ -127,7 +127,7 @@ def write_figure(figure: Figure, path: Path, dpi: int = 200) -> None:
     """Write a figure as a picture.
 
     Args:
-        figure: for example of :func:`plot_feature_maps`.
+        figure: a figure, such as one of :func:`plot_feature_maps`.
         path: the file to write; its suffix names the format.
         dpi: pixels per inch.
 

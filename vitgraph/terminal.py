@@ -53,8 +53,8 @@ def printable(text: str) -> str:
     """Return ``text`` with control characters as escape sequences, so that a line stays one line.
 
     Args:
-        text: for example a file name, which may hold line breaks, terminal codes, and surrogates
-            in place of bytes that are not UTF-8.
+        text: any text, such as a file name, which may hold line breaks, terminal codes, and
+            surrogates in place of bytes that are not UTF-8.
 
     Returns:
         The same text with "\\n" for a line break, "\\x1b" for ESC, and so on.

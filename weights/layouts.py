@@ -129,10 +129,16 @@ class Layout:
     def published_shape(
         self, ours: str, shape: tuple[int, ...], *, inverse: bool = False
     ) -> tuple[int, ...]:
-        """Return the shape that the layout gives tensor ``ours`` of this ``shape``.
+        """Return the shape in which the checkpoint holds a tensor of the encoder.
 
-        The ``inverse`` returns our shape of a published one. A shape that the layout's axes do not
-        fit is returned as it is, so that the comparison with the encoder's shapes finds it.
+        Args:
+            ours: name of the tensor in the encoder's ``state_dict``.
+            shape: its shape in the encoder or, if ``inverse``, in the checkpoint.
+            inverse: return the shape in the encoder instead.
+
+        Returns:
+            The shape by the axes that ``views`` names. A tensor without such axes, and a shape that
+            they do not fit, keep theirs, so that the comparison with the encoder finds a mistake.
         """
         axes = [side.split() for side in self.views.get(ours, " -> ").split("->")]
         before, after = reversed(axes) if inverse else axes

@@ -40,7 +40,12 @@ def resolve_commit(
     whose config is kept here; needs no torch.
 
     Args:
-        repo_id_or_path: as for :func:`load_encoder`, and so the other keywords.
+        repo_id_or_path: repo id ``owner/name``, or the path of a folder or a ``.safetensors`` file.
+        revision: branch, tag or commit; None is the main branch.
+        subfolder: folder inside the repo that holds the checkpoint.
+        cache_dir: the Hub client's cache; None is its default.
+        token: access token, or whether to send the stored one, as the Hub client takes it.
+        local_files_only: never touch the network; the commit is that of the kept copy.
 
     Returns:
         The 40-digit commit; None for a folder or a file, which have no commits.

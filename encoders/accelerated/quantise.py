@@ -163,7 +163,7 @@ def quantise_weights(table: Tensor, rows: int, dtype: torch.dtype, *, force: boo
             the source's strides from row to row and from column to column, and the address of the
             scales of the copy.
         rows: the largest number of rows of any pair.
-        dtype: of the sources.
+        dtype: dtype of the sources, bfloat16 or float16.
         force: quantise every row without comparing.
     """
     source = tl.bfloat16 if dtype == torch.bfloat16 else tl.float16

@@ -68,8 +68,8 @@ def attention_maps(
     """Return one list per item with one map per block.
 
     Args:
-        encoder: of one path or of several.
-        inputs: what its ``preprocess`` returned.
+        encoder: an encoder of one input path or of several.
+        inputs: the result of its ``preprocess``.
         asked: blocks, queries, heads and path.
 
     Returns:
@@ -186,9 +186,9 @@ def _shares(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tens
     """Return how much each row counts: 1 over the number of queries that its item is asked.
 
     Args:
-        rows: by item, the number of the row of each patch [t, h, w, 1].
+        rows: for each item, the row numbers of its patches [t, h, w, 1].
         queries: as ``attention_maps`` takes them.
-        shape: of the rows in the order that blocks work in.
+        shape: shape of the rows in the order that blocks work in.
 
     Returns:
         [*shape, 1], float64.

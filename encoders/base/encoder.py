@@ -84,8 +84,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         """Return one output per item from the outputs of the paths.
 
         Args:
-            outputs: by the names of ``paths``; paths without entries in ``inputs`` are left out.
-            inputs: what ``preprocess`` returned.
+            outputs: the output of each path by its name, without paths that have no entries.
+            inputs: the result of ``preprocess``.
 
         Raises:
             ValueError: entries that cannot be assigned to items.
@@ -270,7 +270,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         Args:
             kernels: attention kernels to choose from: "auto" for all that are installed, "torch"
                 for those that torch brings (Triton included), or the name of one kernel.
-            precision: "bf16" keeps the encoder's own half or full precision.
+            precision: "bf16" keeps the encoder's own half or full precision; "fp8" computes matrix
+                products of the blocks in e4m3 where a timing finds that faster.
 
         Returns:
             The accelerated encoder; of several paths, each has kernels for its own shapes. Where it
@@ -278,7 +279,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             it runs the reference, and ``kernel_choices()`` says why.
 
         Raises:
-            ValueError: an unknown kernel or precision, or this encoder is accelerated already.
+            ValueError: an unknown kernel or precision, an encoder that is accelerated already, or
+                "fp8" unless the encoder is bfloat16 on an H100 or newer GPU and Triton is there.
 
         Warns:
             UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name
@@ -353,7 +355,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
         Args:
             repo_id: ``owner/name``; the repo is made if it is not there.
-            commit_message: of the commit.
+            commit_message: first line of the commit.
             private: whether a new repo is private; None takes the owner's default.
             token: access token, as the Hub client takes it.
             branch: branch to commit to; None is the main one.

@@ -73,7 +73,7 @@ class MapsFeatures(nn.Module, ABC):
                 ``encoder(inputs)`` returns it, ``last_hidden_state`` is taken.
             inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read. With one
                 path also the ``grid_thw`` [items, 3] alone.
-            tiles: of :class:`VisionInputs`, beside a ``grid_thw``: stitches the tiles of an image.
+            tiles: the ``tiles`` of the inputs, for a ``grid_thw``; stitches the tiles of an image.
 
         Returns:
             For each item a dict from the names of the paths that it uses to its map; tiles are

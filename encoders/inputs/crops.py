@@ -64,8 +64,8 @@ def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 
     """Return how an image is cut; thin and large images were padded and scaled before.
 
     Args:
-        width: of the image in pixels, at most 3024.
-        height: of the image in pixels, at most 3024.
+        width: width of the image in pixels, at most 3024.
+        height: height of the image in pixels, at most 3024.
         image_size: side of the whole view in pixels; images below it are cut if they are long.
         tile_size: side of a tile in pixels.
     """

@@ -66,8 +66,8 @@ def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Ten
 
     Args:
         image: uint8 [C, H, W].
-        height: of the result in pixels.
-        width: of the result in pixels.
+        height: height of the result in pixels.
+        width: width of the result in pixels.
         mode: "bicubic", "bilinear" or "lanczos", which older versions of torch lack.
 
     Returns:
@@ -103,8 +103,8 @@ def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colou
 
     Args:
         image: uint8 [3, h, w], not larger than the canvas.
-        height: of the canvas in pixels.
-        width: of the canvas in pixels.
+        height: height of the canvas in pixels.
+        width: width of the canvas in pixels.
         top: row of the canvas where the image begins.
         left: column of the canvas where the image begins.
         colour: red, green and blue from 0 to 1; as in the sources, they are cut off to levels.
@@ -126,8 +126,8 @@ def padded(image: Tensor, height: int, width: int, colour: Stats) -> Tensor:
 
     Args:
         image: uint8 [3, h, w].
-        height: of the canvas in pixels.
-        width: of the canvas in pixels.
+        height: height of the canvas in pixels.
+        width: width of the canvas in pixels.
         colour: red, green and blue around the image, as :func:`laid_over` takes them.
 
     Returns:

@@ -109,8 +109,8 @@ def most_patches(height: int, width: int, patch: int, most: int) -> tuple[int, i
     makes at most ``most`` patches.
 
     Args:
-        height: of the image in pixels.
-        width: of the image in pixels.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
         patch: side of a patch in pixels.
         most: largest number of patches, at least 1.
 

@@ -189,8 +189,8 @@ def shrunk_size(height: int, width: int, patch: int, most: int, side: int) -> tu
     """Return the size that an image is shrunk to so that it has about so many patches at most.
 
     Args:
-        height: of the image in pixels.
-        width: of the image in pixels.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
         patch: side of a patch in pixels.
         most: patches of the whole image; the patches that the image has are counted rounded down,
             so padding may make some more.

@@ -163,7 +163,7 @@ def require_supported(where: str, section: Section, more: Section | None = None)
 
     Args:
         where: name of the section in errors.
-        section: of a processor file.
+        section: a section of a processor file.
         more: the only values of further keys, and of keys whose usual value is another.
     """
     for key, only in {**_MUST_BE, **(more or {})}.items():
@@ -187,7 +187,7 @@ def read_resample(where: str, section: Section, usual: str) -> str:
 
     Args:
         where: name of the section in errors.
-        section: of a processor file; its ``resample`` is a number of PIL's.
+        section: a section of a processor file; its ``resample`` is one of PIL's numbers.
         usual: the kind for a section that names none.
 
     Raises:

@@ -28,8 +28,8 @@ def smart_resize(
     """Return the size that a Qwen tower resizes an image to.
 
     Args:
-        height: of the image in pixels.
-        width: of the image in pixels.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
         factor: height and width of the result are multiples of it.
         min_pixels: smallest area of the result.
         max_pixels: largest area of the result, except that each side has at least ``factor``.
@@ -58,8 +58,8 @@ def smart_resize_video(
 
     Args:
         frames: number of frames.
-        height: of a frame in pixels.
-        width: of a frame in pixels.
+        height: height of a frame in pixels.
+        width: width of a frame in pixels.
         factor: height and width of the result are multiples of it.
         min_pixels: smallest area of all frames of the result together.
         max_pixels: largest area of all frames of the result together.
@@ -130,8 +130,8 @@ def canvas_size(
 
     Args:
         frames: number of frames; an image counts as ``temporal_factor``.
-        height: of a frame in pixels.
-        width: of a frame in pixels.
+        height: height of a frame in pixels.
+        width: width of a frame in pixels.
         factor: height and width of the result are multiples of it.
         min_pixels: smallest area of all frames of the result together.
         max_pixels: largest area of all frames of the result together.
@@ -173,8 +173,8 @@ def long_side_resize(
     """Return the size that a Pixtral tower resizes an image to.
 
     Args:
-        height: of the image in pixels.
-        width: of the image in pixels.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
         factor: height and width of the result are multiples of it.
         longest: an image with a longer side is shrunk to it before sides are rounded up.
         min_pixels: smallest area of the result.
@@ -205,8 +205,8 @@ def content_size(
 
     Args:
         frames: number of frames, as :func:`canvas_size` takes it.
-        height: of a frame in pixels.
-        width: of a frame in pixels.
+        height: height of a frame in pixels.
+        width: width of a frame in pixels.
         tall: height of the canvas.
         wide: width of the canvas.
         min_pixels: as :func:`canvas_size` takes it; frames of at least as many pixels together are
@@ -234,8 +234,8 @@ def best_tiling(
     Of two grids of equal shape the larger is taken if the image has over half of its pixels.
 
     Args:
-        width: of the image in pixels.
-        height: of the image in pixels.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
         min_tiles: smallest number of tiles.
         max_tiles: largest number of tiles.
         tile: side of a tile in pixels.
@@ -289,8 +289,8 @@ def best_candidate(
     """Return the candidate size that keeps most pixels of an image and, of several, wastes least.
 
     Args:
-        width: of the image in pixels.
-        height: of the image in pixels.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
         candidates: widths and heights in pixels; of equals, the first one is taken.
 
     Returns:

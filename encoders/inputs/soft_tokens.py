@@ -125,8 +125,8 @@ def soft_token_size(height: int, width: int, side: int, tokens: int) -> tuple[in
     """Return the rows and columns of tokens that an image is resized to.
 
     Args:
-        height: of the image in pixels.
-        width: of the image in pixels.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
         side: pixels on a side of one token.
         tokens: most tokens.
 

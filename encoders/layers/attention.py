@@ -58,8 +58,8 @@ def attention(
         [T, H, K], zeros in the rows at or beyond ``cu_seqlens[-1]``.
 
     Raises:
-        ValueError: on the CPU, offsets beyond T or a segment that breaks the promise; elsewhere
-            nothing is read back to see it.
+        ValueError: offsets beyond T or a segment that breaks the promise, if the tensors are on the
+            CPU; on a GPU nothing is read back to see it.
     """
     if torch.compiler.is_compiling():
         return _attention_node(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)

@@ -28,7 +28,7 @@ def grid_taps(
             at least the number of patches.
         grids: ``(t, h, w)`` per item, in patches.
         side: rows and columns of the table.
-        dtype: of the weights.
+        dtype: dtype of the weights.
 
     Returns:
         Row numbers int64 [P, 16] and bicubic weights [P, 16] in ``dtype``; both are 0 beyond the
@@ -71,7 +71,15 @@ def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Te
 
 
 def segments_of(grids: Sequence[Grid], most: int) -> list[Grid]:
-    """Cut items ``(t, h, w)`` into segments of at most ``most`` frames."""
+    """Cut items into segments, so that attention stays among a few frames.
+
+    Args:
+        grids: ``(t, h, w)`` per item, t frames of h*w patches.
+        most: frames of a segment; only the last one of an item may have fewer.
+
+    Returns:
+        ``(frames, h, w)`` per segment, item by item.
+    """
     return [
         (min(most, t - first), h, w) for t, h, w in grids for first in range(0, t, max(most, 1))
     ]
@@ -106,7 +114,7 @@ def pooled_rows(
         merge: side of a token in patches.
         most: columns of the result, at least the number of frames of every segment.
         rows: rows of the result, at least the number of patches of one frame of each segment.
-        dtype: of the weights.
+        dtype: dtype of the weights.
 
     Returns:
         Row numbers int64 [rows, most] and weights [rows, most] that sum to 1. The weight of a frame

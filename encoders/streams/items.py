@@ -189,8 +189,8 @@ class EncodesItems(Generic[Output]):
         Args:
             images, videos: as ``preprocess`` takes them.
             blocks: n for the last n blocks, numbers (negatives from the end), None for all.
-            queries: which rows are asked: None for all patches of the map, "cls" for the class
-                token of each tile, or points (frame, row, column) of the map.
+            queries: the rows whose attention is shown: None for all patches of the map, "cls" for
+                the class token of each tile, or points (frame, row, column) of the map.
             heads: "mean" over the heads, or "all" of them.
             path: "image", or another name that ``paths`` or ``feature_maps`` gives, as "tiles".
 

@@ -61,7 +61,7 @@ def pool(
     """Make one vector of the output of one item.
 
     Args:
-        output: of one item, as ``split`` returns it.
+        output: the output of one item, as ``split`` returns it.
         how: "mean" or "max" over all tokens of ``pooler_output``, whatever tile or frame they come
             from; "cls" is the class token's row of ``last_hidden_state``, averaged over the tiles.
         grid: the (t, h, w) of the item.

@@ -32,7 +32,7 @@ class Prefetch(Generic[Given, Prepared]):
 
     Args:
         items: what to prepare; read lazily.
-        prepare: from an item's number and the item to a result and its size.
+        prepare: takes the number of an item and the item; returns a result and its size.
         limit: largest sum of sizes to hold at a time; one item may always be held.
         workers: how many threads.
     """

@@ -46,7 +46,7 @@ def prune_video_tokens(
     one. The device is not waited for, so that results of graphs are pruned as they come.
 
     Args:
-        output: of one clip, as ``encode`` and ``split`` return it; eager or replayed.
+        output: the output of one clip, as ``encode`` and ``split`` return it; eager or replayed.
         grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3]; t is the number of segments where
             the tower averages the frames of a segment (MoonViT-3D).
         rate: share of the tokens to drop, at least 0 and below 1.

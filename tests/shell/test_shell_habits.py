@@ -138,6 +138,22 @@ def test_the_legend_of_a_file_explains_the_shape_suffixes_of_its_names() -> None
             assert re.search(rf"\b{letter}\b", legend), f"{path}: {letter}"
 
 
+def test_a_docstring_says_what_an_argument_is_by_a_noun() -> None:
+    """``height: of the image`` explains nothing where the name stands in another line."""
+    fragment = re.compile(r"^ +\w+(, \w+)*: (of|that|those|in|on|which|as given|likewise)\b", re.M)
+    for path in sources(*PACKAGES):
+        for text in docstrings(path):
+            assert not (found := fragment.search(text)), f"{path}: {found and found[0]!r}"
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """The docstring of the file, and of each of its classes and functions, as it is indented."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, kinds):
+            yield ast.get_docstring(node, clean=False) or ""
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_exported_name_has_a_docstring(package: str) -> None:
     module = importlib.import_module(package)

@@ -91,7 +91,7 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     """Add the arguments that say where a checkpoint comes from to the parser of a command.
 
     Args:
-        parser: of the command.
+        parser: the parser of the command.
         optional: whether the command may be called without a checkpoint.
     """
     parser.add_argument(

@@ -93,7 +93,7 @@ def compare(
     """The error of each form against the encoder in float32, per field.
 
     Args:
-        encoder: in the dtype that is judged.
+        encoder: an encoder in the dtype that is judged.
         images: paths of pictures.
         kernels: values of ``accelerated(kernels=...)``.
 

@@ -46,7 +46,7 @@ def verify_towers(options: argparse.Namespace) -> None:
     """Print one line per kept tower, each read and checked; fail if one is damaged.
 
     Raises:
-        ValueError: at least one tower is damaged.
+        ValueError: a tower is damaged.
     """
     from weights.cache.listing import list_cached
 

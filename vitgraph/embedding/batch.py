@@ -35,11 +35,11 @@ class EmbedBatch:
         repo: Hugging Face repo id, or the folder of a checkpoint.
         pool: "mean", "max", "cls" or "head", as ``encode`` takes it.
         normalize: divide each vector by its L2 norm.
-        column: holds the images: arrays, bytes or paths of image files, PIL images, or whatever
-            else ``preprocess`` takes.
+        column: name of the column of images, which are arrays, bytes or paths of image files, PIL
+            images, or whatever else ``preprocess`` takes.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         graph: replay CUDA graphs; None does so on a GPU.
-        dtype: of the weights; None keeps the stored one.
+        dtype: dtype of the weights, such as "bfloat16"; None keeps the stored one.
         revision: branch, tag or commit of the repo.
         subfolder: folder inside the repo that holds the checkpoint.
         local_files_only: never touch the network.
@@ -121,7 +121,8 @@ class EmbedBatch:
 
         Args:
             batch: columns of n rows by name.
-            rank: of this process, as ``datasets.map(with_rank=True)`` passes it: it picks the GPU.
+            rank: number of this process, as ``datasets.map(with_rank=True)`` passes it; process n
+                uses GPU n, modulo the number of GPUs.
 
         Returns:
             The columns of ``batch`` and two more: "embedding", float32 [n, D], and "error", n

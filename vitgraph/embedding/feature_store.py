@@ -68,7 +68,7 @@ class FeatureStore:
         min_pixels, max_pixels, max_tiles: as ``encode`` is given them for every item of the store.
 
     Attributes:
-        folder: as given.
+        folder: the folder of the store.
         settings: what all items have in common.
 
     Raises:
@@ -111,7 +111,7 @@ class FeatureStore:
         Args:
             key: what requests pass in ``multi_modal_uuids``: :func:`content_key` of the bytes of
                 the image file, or a name of your own that always stands for the same image.
-            output: of ``encode`` for this item, in the dtype of the store.
+            output: the result of ``encode`` for this item, in the dtype of the store.
 
         Returns:
             Whether it was written; False if the key was there.

@@ -142,7 +142,7 @@ def state_of(files: Iterable[Path], root: Path) -> str:
     """Return a text that changes with files on a disk: a digest of their names, sizes and times.
 
     Args:
-        files: in a fixed order.
+        files: the files, in an order that is the same each time.
         root: the folder that their names are relative to.
     """
     states = [
@@ -206,8 +206,8 @@ def beside(folder: str, name: str, any_path: bool) -> str:
     """Return the path of a file that a list or a cell names relative to its own folder.
 
     Args:
-        folder: of the list or the table, local or remote; empty for the current one.
-        name: as it is written there.
+        folder: folder of the list or the table, local or remote; empty for the current one.
+        name: the name that the list or the cell has.
         any_path: whether it may lie outside the folder; a remote folder allows none.
 
     Raises:

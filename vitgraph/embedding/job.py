@@ -42,14 +42,15 @@ class Calls(NamedTuple):
 
 
 class Job:
-    """One embedding job: which shards are done, and how the others are made.
+    """One process's part of an embedding job: which shards are done, and how the others are made.
 
     Args:
-        storage: of the job.
-        manifest: of this job.
-        worker: which of the processes that work on it; its shards are every ``size``-th.
-        reader: of the images.
-        calls: of the encoder.
+        storage: the folder, local or remote, that shards and manifest are written to.
+        manifest: the settings that determine every row, and the list of files.
+        worker: number of this process and count of the processes that share the job; it writes the
+            shards whose number modulo the count is its own.
+        reader: reads the bytes of the images.
+        calls: the limits, pooling and batches with which the encoder is called.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Job:
         """Encode and write the shards that are left, one after the other.
 
         Args:
-            encoder: of the job's checkpoint.
+            encoder: the encoder of the job's checkpoint, or graphs of it.
 
         Raises:
             OSError: the folder cannot be written to, or the disk is full.

@@ -55,12 +55,12 @@ class Manifest(NamedTuple):
         """Check that the settings of a command are those of the job in the folder.
 
         Args:
-            settings: of the command.
-            items_per_shard: of the command.
-            folder: for the message.
+            settings: the settings that the command asks for.
+            items_per_shard: the images per shard that the command asks for.
+            folder: name of the folder, for the message.
 
         Raises:
-            ValueError: it means another one; the message names the first difference.
+            ValueError: the command means another job; the message names the first difference.
         """
         if not self.files:
             raise ValueError(
@@ -154,8 +154,8 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
     """Write the list of files of a job; no more than one of them is held in memory.
 
     Args:
-        storage: of the job.
-        files: all of them, in order.
+        storage: the folder of the job.
+        files: all files of the job, in order.
         items_per_shard: files of each shard but the last.
 
     Returns:

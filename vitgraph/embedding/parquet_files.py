@@ -49,7 +49,7 @@ def write_vectors(path: Path, keys: Sequence[str], matrix: Array) -> None:
 
     Args:
         path: the file to write.
-        keys: of the items.
+        keys: the keys of the items.
         matrix: [items, D].
     """
     _write(path, keys, {_VECTOR: _nested(matrix)}, matrix.nbytes)
@@ -66,10 +66,10 @@ def write_tokens(
 
     Args:
         path: the file to write.
-        keys: of the items.
+        keys: the keys of the items.
         grids: (t, h, w) of the items.
-        arrays: by field, the rows of all items one after another.
-        counts: by field, the number of rows of each item.
+        arrays: for each field, the rows of all items one after another.
+        counts: for each field, the number of rows of each item.
     """
     import pyarrow as arrow
 
@@ -91,7 +91,7 @@ def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
     """Read what was written, the rows of all items one after another.
 
     Args:
-        path: of the file.
+        path: the file to read.
         field: the only one to read; None for all columns of numbers.
 
     Returns:

@@ -49,12 +49,13 @@ class ImageReader:
     """Reads the images of a job; any thread may call it.
 
     Args:
-        options: those that the source was listed with.
-        keyed: whether to keep the key of the content of each image that is read.
+        options: column, split and permissions with which the source was listed.
+        keyed: whether to keep a digest of the content of each image that is read, its key.
 
     Attributes:
-        options: as given.
-        keys: of the images that were read, if ``keyed``; whoever takes one out frees its memory.
+        options: column, split and permissions with which the source was listed.
+        keys: if ``keyed``, the key of each image that was read, by its file. Nothing removes them
+            but the caller.
     """
 
     def __init__(self, options: SourceOptions, keyed: bool = False) -> None:
@@ -102,10 +103,10 @@ class ImageReader:
         looked at again after the last of its images.
 
         Args:
-            files: of a shard that was encoded.
+            files: the files of a shard that was encoded.
 
         Returns:
-            By place in ``files``, what has happened.
+            The change of each such image as text, by its place in ``files``.
         """
         errors: dict[tuple[str, str], str] = {}
         for tar in {(f.path, f.version) for f in files if f.kind == "member"}:

@@ -310,7 +310,7 @@ def read_all_stats(shards: Sequence[Shard]) -> list[JsonDict]:
     """Return the statistics of shards that are done, read by several threads.
 
     Raises:
-        ValueError: those of a shard are damaged.
+        ValueError: the statistics of a shard are damaged.
     """
     with ThreadPoolExecutor(16) as pool:
         return list(pool.map(Shard.read_stats, shards))

@@ -26,8 +26,8 @@ class ParquetTable:
     """A column of images in a parquet file, local or remote; the last row groups are kept.
 
     Args:
-        path: of the file.
-        version: as it was when it was listed.
+        path: path or address of the file.
+        version: the text of its content's version when it was listed; empty checks nothing.
         column: holds bytes, paths relative to the file, or {"bytes", "path"} as ``datasets`` has.
 
     Raises:
@@ -85,11 +85,11 @@ class DataSet:
     """A column of images of a data set, undecoded.
 
     Args:
-        name: on the Hub, with ``@`` and a commit; or a folder.
-        version: what :func:`pin_dataset` has said of a folder.
-        column: holds the images.
+        name: repo id on the Hub with ``@`` and a commit, or a local folder.
+        version: the text that :func:`pin_dataset` returned for a folder, empty for a repo.
+        column: name of the column that holds the images.
         subset: configuration of the data set, None for the default one.
-        split: of the data set.
+        split: name of the split, such as "train".
 
     Raises:
         ValueError: the ``datasets`` package is not installed, or there is no such column.
@@ -143,10 +143,11 @@ def pin_dataset(name: str) -> tuple[str, str]:
     """Find the commit of a data set, which all workers of a job then read.
 
     Args:
-        name: on the Hub, with ``@`` and a revision if wanted; or a folder.
+        name: repo id on the Hub, with ``@`` and a revision if wanted, or a local folder.
 
     Returns:
-        The name with its commit; and for a folder, what changes with its files.
+        The name with its commit, and a text that changes with the files of a folder (empty for a
+        repo).
 
     Raises:
         ValueError: the Hub does not say the commit.
@@ -164,7 +165,8 @@ def hub_commit(repo: str, revision: str = "") -> str:
     """Ask the Hub for the commit of a data set.
 
     Raises:
-        ValueError: it does not say; the message names the way out.
+        ValueError: no such data set or revision, or the Hub cannot be reached; the message says to
+            name a commit.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError

@@ -41,8 +41,8 @@ def list_members(path: str, version: str = "") -> Listed:
     """List the files in a tar file in its order; a link stands for the file that it names.
 
     Args:
-        path: of the tar file, local or remote.
-        version: as it was found; it must not change meanwhile.
+        path: path or address of the tar file.
+        version: the text of its content's version when it was found; empty checks nothing.
 
     Raises:
         ValueError: it is no tar file, or is damaged.
@@ -115,8 +115,8 @@ def read_sparse(path: str, version: str, place: int) -> bytes:
     """Return the bytes of a sparse member, with the zeros that the tar file leaves out.
 
     Args:
-        path: of the tar file, local or remote.
-        version: as it was when it was listed.
+        path: path or address of the tar file.
+        version: the text of its content's version when it was listed; empty checks nothing.
         place: offset of the header of the member.
 
     Raises:

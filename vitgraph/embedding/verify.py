@@ -88,7 +88,7 @@ def find_faults(folder: str) -> Iterator[str]:
     """Yield what is wrong with the files of a job, one line each.
 
     Args:
-        folder: of the job.
+        folder: the folder of the job.
 
     Raises:
         ValueError: the folder holds no job.

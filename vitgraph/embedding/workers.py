@@ -57,7 +57,7 @@ def read_worker(shard: str | None, environment: Mapping[str, str]) -> Worker:
 
     Args:
         shard: ``"I/N"``, counted from 0; None reads the environment.
-        environment: of the process; torchrun's variables come before SLURM's.
+        environment: the environment variables; torchrun's come before SLURM's.
 
     Raises:
         ValueError: no such worker.

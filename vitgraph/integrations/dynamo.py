@@ -88,7 +88,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
     """A tower that Dynamo drives: it fetches, batches and encodes the images of requests.
 
     Attributes:
-        options: as the environment says.
+        options: the settings that the environment variables give.
         max_batch_cost: output tokens per batch.
         preprocess_concurrency: images that are prepared at once.
         image_token_id: the placeholder of a text-only decoder, None for others.

@@ -83,7 +83,7 @@ def export_onnx(
 
     Args:
         encoder: as ``load_encoder`` returns it.
-        path: of the ``.onnx`` file; the weights go to the same name with ``.data`` added.
+        path: the ``.onnx`` file to write; the weights go to the same name with ``.data`` added.
         grid_thw: as for :func:`export_program`.
 
     Raises:

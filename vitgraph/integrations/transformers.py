@@ -52,7 +52,7 @@ class VisionTower(nn.Module):
         encoder: an encoder of a Qwen or GLM family, or a :class:`GraphedEncoder` around one.
 
     Attributes:
-        encoder: as given.
+        encoder: the encoder that was given.
         config: the encoder's own config.
         spatial_merge_size: patches per side of one output token.
 
@@ -123,11 +123,10 @@ class VisionTower(nn.Module):
                 anew, and ``output_hidden_states`` and ``output_attentions`` add nothing.
 
         Returns:
-            ``last_hidden_state`` [P, D] (None from a :class:`GraphedEncoder` that does not return
-            it; in input order, where transformers leaves the window order of Qwen2.5-VL; of GLM
-            that of the last block, where transformers has downsampled tokens),
-            ``pooler_output`` [N, out] and, for Qwen3-VL, ``deepstack_features``, a list of
-            [N, out].
+            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out] and, for Qwen3-VL,
+            ``deepstack_features``, a list of [N, out]. ``last_hidden_state`` is the output of the
+            last block in the order of the patches, while transformers keeps the order of windows
+            (Qwen2.5-VL) or downsamples (GLM); it is None from a :class:`GraphedEncoder` without it.
         """
         output = self.encoder(hidden_states, grid_thw)
         deepstack = list(output.deepstack_features or ())
@@ -174,8 +173,9 @@ def mm_encoder_outputs(
 
     Args:
         encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
-        images: in the order of their placeholders in the prompts.
-        videos: likewise. InternVL has one kind of placeholder: the images have to come first.
+        images: images in the order of their placeholders in the prompts.
+        videos: videos in the order of their placeholders. InternVL has one kind of placeholder, so
+            the images have to come first.
         min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames: as
             for ``encoder.preprocess``.
 

@@ -57,10 +57,11 @@ def multi_modal_data(
 
     Args:
         encoder: an encoder of the model that vLLM serves, or a :class:`GraphedEncoder` around one.
-        images: in the order of their placeholders in the prompt.
-        videos: likewise; InternVL takes none, as vLLM cannot tell how long their placeholders are.
-        timestamps: for each video, the time in seconds of each of its frame pairs, which Qwen3-VL
-            and Qwen3.5 write into the prompt; the other families have none.
+        images: images in the order of their placeholders in the prompt.
+        videos: videos in the order of their placeholders; InternVL takes none, as vLLM cannot tell
+            how long these are.
+        timestamps: seconds of each frame pair of each video, which Qwen3-VL and Qwen3.5 write into
+            the prompt; the other families have none.
         min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames: as
             for ``encoder.preprocess``.
 

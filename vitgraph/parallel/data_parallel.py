@@ -45,7 +45,7 @@ class DataParallelEncoder:
     time, whichever thread makes it.
 
     Args:
-        encoder: on this rank's device: an encoder, or a :class:`GraphedEncoder` of one. All ranks
+        encoder: an encoder on this rank's device, or a :class:`GraphedEncoder` of one. All ranks
             hold equal weights.
         group: None takes the default group.
         scatter: True if every rank passes the same items. False if each rank passes items of its
@@ -54,9 +54,8 @@ class DataParallelEncoder:
             exchanged for them.
 
     Attributes:
-        encoder, scatter, outputs: as given.
-        group: as given.
-        rank, size: of this process in the group, and of the group.
+        encoder, scatter, outputs, group: the arguments of these names.
+        rank, size: number of this process in the group, and number of its processes.
 
     Raises:
         ValueError: no process group, a group that this process is not in or that cannot reach the

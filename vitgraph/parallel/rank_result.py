@@ -39,8 +39,8 @@ def complete(result: RankResult, status: StatusExchange) -> RankResult:
     without items has not learned which fields there are.
 
     Args:
-        result: of an encoder of several paths.
-        status: between the ranks.
+        result: this rank's result of an encoder of several paths.
+        status: the channel through which ranks exchange their fields and counts.
 
     Raises:
         ValueError: the fields of the ranks differ in number, dtype or width.

@@ -16,8 +16,8 @@ def find_channel(device: torch.device, backends: Mapping[str, str]) -> torch.dev
     """Return the device through which rows travel: their own, or the CPU if gloo carries them.
 
     Args:
-        device: that the rows are on.
-        backends: of the group, by the type of device.
+        device: the device that the rows are on.
+        backends: name of the group's backend for each type of device.
 
     Raises:
         ValueError: the group does not reach the device.
@@ -39,7 +39,7 @@ class RowExchange:
     Args:
         group: None for the default group.
         channel: the device through which rows travel, see :func:`find_channel`.
-        status: between the ranks; has the error of a rank from which nothing is heard.
+        status: makes the error that is raised when nothing is heard from another rank.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RowExchange:
         """Return the rows of all items in every field, in the order of the items.
 
         Args:
-            result: of this rank.
+            result: the result of this rank.
 
         Raises:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).

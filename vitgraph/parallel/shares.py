@@ -33,8 +33,8 @@ def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[
     """Return the cost of each item over all its paths, in rows of a short segment.
 
     Args:
-        inputs: what ``preprocess`` returned.
-        paths: of the encoder by name.
+        inputs: the result of ``preprocess``.
+        paths: the input paths of the encoder by name.
 
     Raises:
         ValueError: entries of a path that cannot be assigned to items.
@@ -51,8 +51,8 @@ def share_out(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Assign items to ranks: the costliest first, each to the rank with the least so far.
 
     Args:
-        costs: of each item.
-        ranks: how many there are.
+        costs: cost of each item.
+        ranks: number of ranks.
 
     Returns:
         The items of each rank in ascending order; equal costs give equal shares everywhere.

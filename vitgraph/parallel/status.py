@@ -27,7 +27,7 @@ class StatusExchange:
 
     Args:
         group: None for the default group.
-        backends: of the group, by the type of device.
+        backends: name of the group's backend for each type of device.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
@@ -53,7 +53,7 @@ class StatusExchange:
 
         Args:
             work: this rank's part.
-            about: from the value to a text that has to be equal on all ranks.
+            about: takes the value; returns a text that has to be equal on all ranks.
 
         Raises:
             BaseException: what this rank's work raised.
@@ -89,7 +89,7 @@ class StatusExchange:
         """Return the value of every rank, in their order.
 
         Args:
-            value: of this rank; plain data.
+            value: the value of this rank, plain data.
 
         Raises:
             RuntimeError: nothing is heard from another rank any more.

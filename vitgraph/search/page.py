@@ -68,8 +68,8 @@ def write_page(
         photograph: what was searched for.
         hits: what was found.
         facts: what the page says of the job and of the search, by name.
-        reader: of the images of the job. Files that it refuses have no picture, nor have images of
-            the web.
+        reader: reads the images of the job. Files that it refuses have no picture, nor have images
+            of the web.
 
     Raises:
         OSError: the file cannot be written, or the disk is full.

@@ -99,11 +99,18 @@ class RemoteFile:
                 _wait(failures, ATTEMPTS, error, stop)
 
     def whole(self, limit: int, *, patient: bool = True, first: bool = False) -> bytes:
-        """Return the whole of a file of at most ``limit`` bytes.
+        """Return all bytes of a file.
 
-        If ``patient``, busy servers are asked again, and connections that break are tried six times
-        instead of twice; but one that cannot be made, if nothing was asked of the Hub before
-        (``first``), is tried twice.
+        Args:
+            limit: most bytes to read.
+            patient: ask busy servers again, and try connections that break six times, not twice.
+            first: nothing was asked of the Hub before, so that a connection that cannot be made is
+                tried twice only, even if ``patient``: the machine may be offline.
+
+        Raises:
+            CheckpointError: the file has more bytes than ``limit``, or changed while it was read.
+            HfHubHTTPError: the server refused.
+            Unreachable: the last try failed.
         """
         for failures in count(1):
             content = bytearray()

@@ -84,8 +84,8 @@ def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> s
     """Return the arithmetic as text.
 
     Args:
-        estimate: of the job.
-        source: its name.
+        estimate: the estimate of the job.
+        source: name of the source of the images.
         gpus: the only row of the table; None shows some.
         written: what is written for each image.
     """

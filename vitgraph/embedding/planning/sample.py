@@ -52,7 +52,7 @@ def choose(files: Iterable[File], most: int = SAMPLED) -> tuple[int, list[File]]
     """Count files, and choose some at random, each with the same chance; none else is kept.
 
     Args:
-        files: of a source; a list of millions need not fit into memory.
+        files: the files of a source, which are read one by one: millions need not fit into memory.
         most: how many to choose.
     """
     chance, chosen, count = Random(0), list[File](), 0
