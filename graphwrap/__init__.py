@@ -13,6 +13,7 @@ way through them:
 - ``packing``: items put into the groups that cost least
 - ``replay``, ``results``: inputs copied in, graphs replayed, results copied out
 - ``stats``: what was replayed, padded and run eagerly
+- ``torch_internals``: the functions of torch that are called although they are not public
 """
 
 from .bucketing import fit_budgets

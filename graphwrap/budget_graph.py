@@ -13,6 +13,7 @@ from encoders.contract import EncoderOutput
 from .budgets import Budget
 from .buffers import PADDING, Arena, Memory, MetadataFormat
 from .results import output_fields
+from .torch_internals import clear_cublas_workspaces
 
 
 @dataclass
@@ -77,11 +78,11 @@ class BudgetGraph:
         try:
             with torch.cuda.stream(memory.stream):
                 self.body()
-                torch._C._cuda_clearCublasWorkspaces()
+                clear_cublas_workspaces()
                 if memory.empty:
                     torch.cuda.empty_cache()
                 memory.record(graph, self.body)
         finally:
-            torch._C._cuda_clearCublasWorkspaces()
+            clear_cublas_workspaces()
         self.captured = graph
         return None

@@ -11,18 +11,26 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from encoders.contract import Metadata
 
+from .torch_internals import (
+    PoolHandle,
+    StreamNumbers,
+    abandon_pool,
+    bytes_at,
+    current_stream_numbers,
+)
+
 ALIGN = 16
 PADDING = "__padding__"
-StreamNumbers: TypeAlias = tuple[int, int, int]
 BROKEN: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture could not be ended, kept because torch's host allocator may query them."""
+"""Graphs whose capture could not be ended, kept as long as the process lives: torch's
+allocator of pinned memory may query them after their ``GraphedEncoder`` is gone."""
 
 
 class MetadataFormat:
@@ -117,7 +125,7 @@ class Memory:
         self.stream = torch.cuda.Stream(device) if has_graphs else None
         """The stream of all captures: a pool reuses memory only on the stream that freed it."""
         self.arenas: list[Arena] = []
-        self.handles: list[tuple[int, int]] = []
+        self.handles: list[PoolHandle] = []
         self.empty = True
         """Whether the memory pool holds no graph yet."""
         self.pool_bytes = 0
@@ -164,11 +172,7 @@ class Memory:
         try:
             graph.capture_end()
         except RuntimeError:
-            index = torch.cuda.current_device()
-            # A stream that is not recording has nothing to end.
-            with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(index, self.handles[-1])
-                torch._C._cuda_releasePool(index, self.handles[-1])
+            abandon_pool(torch.cuda.current_device(), self.handles[-1])
             BROKEN.append(graph)
             self.renew()
             with contextlib.suppress(RuntimeError):
@@ -192,7 +196,7 @@ class Memory:
 
     def wait_for_last_use(self, *, reads: bool) -> None:
         """Wait for the last call if it ran on another stream, and if ``reads`` for its readers."""
-        if self._used is None or self._used[2] == _stream_numbers(self.device):
+        if self._used is None or self._used[2] == current_stream_numbers(self.device):
             return
         stream, event, _ = self._used
         if reads:
@@ -203,7 +207,7 @@ class Memory:
         """Note that the work queued so far on the current stream uses the memory."""
         if self.device.type != "cuda":
             return
-        numbers = _stream_numbers(self.device)
+        numbers = current_stream_numbers(self.device)
         if self._used is None or self._used[2] != numbers:
             event = self._used[1] if self._used is not None else torch.cuda.Event()
             stream = torch.cuda.current_stream(self.device)
@@ -223,12 +227,4 @@ class Memory:
         if self.handles:
             torch.cuda.synchronize(self.device)
         for piece in self._pool_memory():
-            storage = torch._C._construct_storage_from_data_pointer(
-                piece["address"], self.device, piece["total_size"]
-            )
-            torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage).fill_(0xFF)
-
-
-def _stream_numbers(device: torch.device) -> StreamNumbers:
-    """Return the identity of the current stream as numbers: a Stream object takes microseconds."""
-    return cast(StreamNumbers, torch._C._cuda_getCurrentStream(device.index))
+            bytes_at(piece["address"], piece["total_size"], self.device).fill_(0xFF)

@@ -146,8 +146,7 @@ def choose_form(
     else:
         form = encoder.accelerated(settings.kernels, settings.precision)
         return form, _find_accelerator(form)
-    for name, value in settings._asdict().items():
-        default = FormSettings._field_defaults[name]
+    for (name, value), default in zip(settings._asdict().items(), FormSettings(), strict=True):
         allowed = accelerator is None and (name == "compile" or value == "reference")
         if value != default and not allowed:
             raise ValueError(

@@ -120,7 +120,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         self._bounded = max_budget is None
         self._backend = backend
         self._settings = forms.FormSettings(kernels, precision, compile)
-        self._lock = threading.RLock()
+        self._lock = guards.CallLock()
         self._tables: dict[str, PriceTable] = {}
         self._forms: dict[str, forms.EncoderForm] = {}
         self._captured: Captured | None = None

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from encoders.contract import OUTPUT_FIELDS
 
+from .torch_internals import autocast_is_on, makes_tensors_on_cpu
+
 MEMBERS = (
     "budget_range",
     "row_shape",
@@ -176,14 +178,13 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
     if undo or torch.is_grad_enabled():  # leaving inference mode turns gradients on
         undo.append(torch.no_grad())
     on_cuda = _is_cuda(device)
-    if torch._C._is_any_autocast_enabled():
+    if autocast_is_on():
         kinds = ("cpu", "cuda") if on_cuda else ("cpu",)
         on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
         undo += [torch.autocast(kind, enabled=False) for kind in on]
-    # torch.get_default_device() takes several times as long as these two calls.
-    if torch._C._len_torch_function_stack() or torch._C._get_default_device() != "cpu":
+    if not makes_tensors_on_cpu():
         undo.append(torch.device("cpu"))
-    if on_cuda and torch._C._cuda_getDevice() != device.index:
+    if on_cuda and torch.cuda.current_device() != device.index:
         undo.append(torch.cuda.device(device))
     if not undo:
         return AS_IT_IS
@@ -204,14 +205,37 @@ def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
         raise TypeError(f"{type(encoder).__name__} has no {', '.join(missing)}: {fix}")
 
 
-def check_alone(lock: threading.RLock, device: torch.device) -> None:
+class CallLock:
+    """A lock that a thread may take several times, and that says whether this thread holds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._times, self._holder = 0, 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._times += 1
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._times -= 1
+        if not self._times:
+            self._holder = 0
+        self._lock.release()
+
+    def is_held_here(self) -> bool:
+        """Return whether the calling thread holds the lock."""
+        return self._holder == threading.get_ident()
+
+
+def check_alone(lock: CallLock, device: torch.device) -> None:
     """Raise a RuntimeError in a call inside another call, or while the user captures a graph."""
-    if lock._is_owned():  # type: ignore[attr-defined]
+    if lock.is_held_here():
         raise RuntimeError(
             "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
             "would overwrite the buffers of the call under way; call the encoder itself there"
         )
-    if _is_cuda(device) and torch._C._cuda_isCurrentStreamCapturing():
+    if _is_cuda(device) and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a GraphedEncoder was called while a CUDA graph is being captured, which cannot hold "
             "its replays: call it before, or capture encoder(pixel_values, encoder_metadata=...)"
