@@ -14,7 +14,8 @@ from ..contract import Metadata
 from ..layers.products import add_weighted_rows, is_plain_table
 from .choices import KernelChoices
 from .derived import DerivedWeights
-from .fused_blocks import BlocksRun, FusedForward
+from .fused_attention import BlocksRun
+from .fused_blocks import FusedForward
 from .obstacles import NO_PARTS, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:

@@ -12,45 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..block_parts import BlockParts, BlockTower, PartNorm, RelativePositions
+from ..block_parts import BlockParts, BlockTower, PartNorm
 from ..contract import Metadata
-from ..layers.attention import check_equal_segments
-from ..layers.products import is_plain, is_untouched
+from ..layers.products import is_plain
 from .aligned import aligned_mlp
-from .attention_kernels import HALF, AttentionKernel, AttentionShape, RelativeShape, kernel_errors
+from .attention_kernels import HALF
 from .choices import KernelChoices, graph_milliseconds
 from .derived import DerivedWeights
+from .fused_attention import BlocksRun, FusedAttention
 from .obstacles import fusible, is_norm
 
 if TYPE_CHECKING:
     from .fp8 import Fp8Products
-    from .norms import Norm
     from .quantise import Rows8
 
 Rows: TypeAlias = "Tensor | Rows8"
 """Rows [T, columns] in the encoder's dtype, or quantised to fp8."""
-
-
-@dataclass
-class BlocksRun:
-    """The record of one run of a stack of blocks: its kernels, or why the reference ran."""
-
-    kernels: set[str] = field(default_factory=set)
-    """Names of the attention kernels that ran."""
-    called: int = 0
-    """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
-    because: str | None = None
-    """The reason why the reference ran the stack of blocks, or None if the kernels did."""
 
 
 class FusedForward:
@@ -63,35 +48,23 @@ class FusedForward:
 
     def __init__(
         self,
-        attention: KernelChoices,
+        choices: KernelChoices,
         derived: DerivedWeights,
         encoder: BlockTower,
         hidden: Tensor,
         metadata: Metadata,
         fp8: Fp8Products | None = None,
     ) -> None:
-        from . import activations, norms, rotary  # need Triton
+        from . import activations, norms  # need Triton
 
-        self.activations, self.norms, self.rotary = activations, norms, rotary
-        self.attention, self.derived, self.fp8 = attention, derived, fp8
-        self.encoder = encoder
-        self.metadata = {name: entry.contiguous() for name, entry in metadata.items()}
+        self.activations, self.norms = activations, norms
+        self.derived, self.fp8, self.encoder = derived, fp8, encoder
+        self.ran = BlocksRun()
+        self.attention = FusedAttention(choices, hidden, metadata, self.ran)
         self.shape = hidden.shape
-        self.tile_rows = prod(hidden.shape[1:-1]) if hidden.ndim > 2 else 0
-        angles = metadata.get("rotary_pos_emb_cos")
-        if self.tile_rows and angles is not None and len(angles) != self.tile_rows:
-            raise ValueError(  # the kernel would rotate rows by angles of other rows
-                f"encoder_metadata has angles for views of {len(angles)} patches, these pixels "
-                f"make views of {self.tile_rows}: pass what prepare_encoder_metadata makes of the "
-                "grid_thw of these pixels"
-            )
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
         self.writable = False
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
-        self.buffer: Tensor | None = None
-        self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
-        """Shape and attention kernel, for window attention (True) and full attention (False)."""
-        self.ran = BlocksRun()
 
     def states(self, stack: nn.ModuleList, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The hidden state after each block in ``wanted``.
@@ -125,18 +98,9 @@ class FusedForward:
     def _fusible(self, block: nn.Module) -> BlockParts | None:
         """The parts of a block whose steps run here, or None if the block is to be called."""
         parts = fusible(block)
-        if parts is None or parts.relative is None:
-            return parts
-        # A replaced layer would be called on whole views here, but on padded windows in the block.
-        fits = is_plain(parts.qkv, parts.proj) and self.attention.takes_relative(
-            self.stream.hidden, self._relative_shape(parts, parts.relative)
-        )
-        return parts if fits else None
-
-    def _relative_shape(self, parts: BlockParts, relative: RelativePositions) -> RelativeShape:
-        _, h, w, width = self.shape
-        dtype = str(self.stream.hidden.dtype)
-        return RelativeShape(width // parts.num_heads, h, w, relative.window, dtype)
+        if parts is None or not self.attention.takes(parts, self.stream.hidden):
+            return None
+        return parts
 
     def _complete(self) -> None:
         """Add the branch and offset that are still to be added to the residual stream."""
@@ -150,7 +114,7 @@ class FusedForward:
     def _call_block(self, block: nn.Module) -> None:
         """Run one block by calling its module."""
         hidden = self.stream.hidden.view(self.shape)
-        context = self.encoder._block_context(hidden, self.metadata)
+        context = self.encoder._block_context(hidden, self.attention.metadata)
         hidden = self.encoder._run_block(block, hidden, context)
         self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
         self.ran.called += 1
@@ -195,7 +159,7 @@ class FusedForward:
             rows = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
             return self.fp8.quantise(rows) if quantised and self.fp8 is not None else rows
         stream, self.stream = self.stream, self.stream.as_read()
-        summed, kernel_norm = stream.branch is not None, self._kernel_norm(norm)
+        summed, kernel_norm = stream.branch is not None, self.norms.Norm.of(norm)
         if quantised:
             kept, rows = self.norms.normalise_quantised(stream, kernel_norm, keep or summed)
         elif keep or summed:
@@ -208,11 +172,6 @@ class FusedForward:
             self._go_on_from(self.kept)
             self.writable = not keep
         return rows
-
-    def _kernel_norm(self, norm: nn.LayerNorm | nn.RMSNorm) -> Norm:
-        assert norm.eps is not None  # is_norm lets no norm without eps through
-        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-        return self.norms.Norm(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
 
     def _add(
         self,
@@ -243,11 +202,18 @@ class FusedForward:
         """Leave the output of a branch to be added by the norm that reads the stream next."""
         inner = None
         if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
-            inner = self._kernel_norm(norm)
+            inner = self.norms.Norm.of(norm)
         elif norm is not None:
             self.ran.called += 1
             branch = norm(branch.view(self.shape)).flatten(0, -2).contiguous()
         self.stream = self.stream._replace(branch=branch, scale=scale, branch_norm=inner)
+
+    def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
+        """Return the attention over normalised rows, before the output product."""
+        qkv = self._linear(parts.qkv, rows)
+        if not is_plain(parts.qkv):  # a hook may hold what attention is going to overwrite
+            qkv = qkv.clone(memory_format=torch.contiguous_format)
+        return self.attention.attend(parts, qkv)
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
         """Add the output product of the attention to the residual stream."""
@@ -264,90 +230,6 @@ class FusedForward:
             assert self.fp8 is not None
             branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
             self._leave(branch, parts.scale2, parts.post_norm2)
-
-    def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
-        """Return the attention over normalised rows, before the output product."""
-        if parts.relative is not None:
-            return self._attend_relative(parts, parts.relative, rows)
-        offsets, longest = self._segments(parts)
-        heads = parts.num_heads
-        shared = parts.num_key_value_heads or heads
-        qkv = self._fresh_linear(parts.qkv, rows).unflatten(-1, (heads + 2 * shared, -1))
-        q, k, v = qkv.split((heads, shared, shared), 1)
-        for norm, part in ((parts.q_norm, q), (parts.k_norm, k), (parts.v_norm, v)):
-            if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
-                self._norm_in_place(norm, part if parts.head_norms else part.flatten(1))
-        cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
-        if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
-            self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        if parts.windowed not in self.picked:
-            shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
-            name = self.attention.pick(q, shape)
-            self.picked[parts.windowed] = shape, self.attention.kernel(name)
-            self.ran.kernels.add(name)
-        shape, kernel = self.picked[parts.windowed]
-        scale = parts.softmax_scale
-        factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5  # kernels scale by K ** -0.5
-        # The rotation of queries and keys clears padding, too.
-        if cos is not None and sin is not None:
-            queries = 0 if scale is None else heads
-            turned = heads + shared
-            self.rotary.rotate_in_place(
-                qkv, cos, sin, offsets, turned, parts.rotary_pair_distance, queries, factor
-            )
-        else:
-            if scale is not None:
-                q.mul_(factor)
-            if kernel.reads_beyond and shape.pads:
-                self.rotary.clear_rows(qkv.flatten(1), offsets, kernel.reads_beyond)
-        try:
-            out = kernel.attend(q, k, v, self.buffer, offsets, shape)
-        except torch.OutOfMemoryError:
-            raise
-        except kernel_errors() as error:
-            raise RuntimeError(
-                f"attention kernel {kernel.name!r} failed on {shape}: {error}; pin another "
-                "one with kernels=..., or use the reference"
-            ) from error
-        return out.flatten(1)
-
-    def _attend_relative(
-        self, parts: BlockParts, relative: RelativePositions, rows: Rows
-    ) -> Tensor:
-        """Return attention with relative positions, inside windows or whole views."""
-        from .relative_attention import attend  # needs Triton
-
-        shape = self._relative_shape(parts, relative)
-        hidden = self.stream.hidden
-        out = hidden.new_empty(len(hidden), parts.num_heads, shape.size)
-        self.ran.kernels.add("triton")
-        qkv, tables = self._linear(parts.qkv, rows), relative.tables(*shape.segment)
-        return attend(qkv, parts.qkv.bias, tables, shape, out).flatten(1)
-
-    def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
-        """Return the offsets of the attention segments of a block, and the longest one's rows."""
-        if parts.windowed:
-            return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
-        longest = self.metadata["max_seqlen"]
-        if self.tile_rows:
-            check_equal_segments(longest, self.tile_rows)
-        return self.metadata["cu_seqlens"], self.tile_rows or int(longest)
-
-    def _shape_of(self, q: Tensor, segments: int, longest: int, group: int) -> AttentionShape:
-        rows, heads, size = q.shape
-        tiles = rows // longest if self.tile_rows else segments
-        equal = self.tile_rows > 0
-        return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
-
-    def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
-        """Normalise queries, keys or values: rows [T, D] of all heads, or [T, H, K] of each."""
-        if not is_norm(norm, weighted=rows.ndim == 2):
-            self.ran.called += 1
-            rows.copy_(norm(rows))
-        elif rows.ndim == 3:
-            self.norms.normalise_heads(rows, self._kernel_norm(norm))
-        else:
-            self.norms.normalise(self.norms.Sum(rows), self._kernel_norm(norm), out=rows)
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The input of the last product of the MLP, and its derived weight if there is one."""
@@ -381,12 +263,7 @@ class FusedForward:
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
         self.ran.called += 1
-        if self.tile_rows:  # the reference calls the MLP with this shape
+        if len(self.shape) > 2:  # the reference calls the MLP with this shape
             return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()
-
-    def _fresh_linear(self, layer: nn.Linear, rows: Rows) -> Tensor:
-        """Apply a linear layer; the result may be overwritten, because no hook holds it."""
-        out = self._linear(layer, rows)
-        return out if is_plain(layer) else out.clone(memory_format=torch.contiguous_format)

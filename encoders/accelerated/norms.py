@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from .quantise import E4M3, Rows8, row_scale
 
@@ -131,6 +131,13 @@ class Norm(NamedTuple):
     bias: Tensor | None
     eps: float
     rms: bool
+
+    @classmethod
+    def of(cls, norm: nn.LayerNorm | nn.RMSNorm) -> Norm:
+        """Return the weights of a norm for which ``is_norm`` is true."""
+        assert norm.eps is not None
+        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        return cls(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))
 
 
 class Sum(NamedTuple):

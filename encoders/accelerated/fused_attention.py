@@ -1,0 +1,162 @@
+"""The attention of a block in fused steps: norms and rotation of heads in place, then a kernel.
+
+Shapes: T rows, D width, H heads, K head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from ..block_parts import BlockParts, PartNorm, RelativePositions
+from ..contract import Metadata
+from ..layers.attention import check_equal_segments
+from ..layers.products import is_plain, is_untouched
+from .attention_kernels import AttentionKernel, AttentionShape, RelativeShape, kernel_errors
+from .choices import KernelChoices
+from .obstacles import is_norm
+
+
+@dataclass
+class BlocksRun:
+    """The record of one run of a stack of blocks: its kernels, or why the reference ran."""
+
+    kernels: set[str] = field(default_factory=set)
+    """Names of the attention kernels that ran."""
+    called: int = 0
+    """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
+    because: str | None = None
+    """The reason why the reference ran the stack of blocks, or None if the kernels did."""
+
+
+class FusedAttention:
+    """The attention of one forward pass, from the rows of a qkv product to those of ``proj``.
+
+    Args:
+        choices: the attention kernels of the encoder.
+        hidden: the hidden states that the pass starts with, [T, D] or views [B, .., D].
+        metadata: what the encoder's ``prepare_encoder_metadata`` made.
+        ran: the record of the pass.
+
+    Raises:
+        ValueError: the metadata has rotary angles for views of another size.
+    """
+
+    def __init__(
+        self, choices: KernelChoices, hidden: Tensor, metadata: Metadata, ran: BlocksRun
+    ) -> None:
+        from . import norms, rotary  # need Triton
+
+        self.norms, self.rotary = norms, rotary
+        self.choices, self.ran = choices, ran
+        self.shape, self.dtype = hidden.shape, str(hidden.dtype)
+        self.metadata = {name: entry.contiguous() for name, entry in metadata.items()}
+        self.tile_rows = prod(hidden.shape[1:-1]) if hidden.ndim > 2 else 0
+        angles = metadata.get("rotary_pos_emb_cos")
+        if self.tile_rows and angles is not None and len(angles) != self.tile_rows:
+            raise ValueError(  # the kernel would rotate rows by angles of other rows
+                f"encoder_metadata has angles for views of {len(angles)} patches, these pixels "
+                f"make views of {self.tile_rows}: pass what prepare_encoder_metadata makes of the "
+                "grid_thw of these pixels"
+            )
+        self.buffer: Tensor | None = None
+        self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
+        """Shape and attention kernel, for window attention (True) and full attention (False)."""
+
+    def takes(self, parts: BlockParts, hidden: Tensor) -> bool:
+        """Return whether the attention of a block can run here, on hidden states [T, D]."""
+        if parts.relative is None:
+            return True
+        # A replaced layer would be called on whole views here, but on padded windows in the block.
+        return is_plain(parts.qkv, parts.proj) and self.choices.takes_relative(
+            hidden, self._relative_shape(parts, parts.relative)
+        )
+
+    def attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
+        """Return the attention [T, H*K] of the rows of a qkv product, which are overwritten."""
+        if parts.relative is not None:
+            return self._attend_relative(parts, parts.relative, rows)
+        offsets, longest = self._segments(parts)
+        heads = parts.num_heads
+        shared = parts.num_key_value_heads or heads
+        qkv = rows.unflatten(-1, (heads + 2 * shared, -1))
+        q, k, v = qkv.split((heads, shared, shared), 1)
+        for norm, part in ((parts.q_norm, q), (parts.k_norm, k), (parts.v_norm, v)):
+            if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
+                self._norm_in_place(norm, part if parts.head_norms else part.flatten(1))
+        cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
+        if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
+            self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        if parts.windowed not in self.picked:
+            shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
+            name = self.choices.pick(q, shape)
+            self.picked[parts.windowed] = shape, self.choices.kernel(name)
+            self.ran.kernels.add(name)
+        shape, kernel = self.picked[parts.windowed]
+        scale = parts.softmax_scale
+        factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5  # kernels scale by K ** -0.5
+        # The rotation of queries and keys clears padding, too.
+        if cos is not None and sin is not None:
+            queries = 0 if scale is None else heads
+            turned = heads + shared
+            self.rotary.rotate_in_place(
+                qkv, cos, sin, offsets, turned, parts.rotary_pair_distance, queries, factor
+            )
+        else:
+            if scale is not None:
+                q.mul_(factor)
+            if kernel.reads_beyond and shape.pads:
+                self.rotary.clear_rows(qkv.flatten(1), offsets, kernel.reads_beyond)
+        try:
+            out = kernel.attend(q, k, v, self.buffer, offsets, shape)
+        except torch.OutOfMemoryError:
+            raise
+        except kernel_errors() as error:
+            raise RuntimeError(
+                f"attention kernel {kernel.name!r} failed on {shape}: {error}; pin another "
+                "one with kernels=..., or use the reference"
+            ) from error
+        return out.flatten(1)
+
+    def _attend_relative(
+        self, parts: BlockParts, relative: RelativePositions, rows: Tensor
+    ) -> Tensor:
+        """Return attention with relative positions, inside windows or whole views."""
+        from .relative_attention import attend  # needs Triton
+
+        shape = self._relative_shape(parts, relative)
+        out = rows.new_empty(len(rows), parts.num_heads, shape.size)
+        self.ran.kernels.add("triton")
+        return attend(rows, parts.qkv.bias, relative.tables(*shape.segment), shape, out).flatten(1)
+
+    def _relative_shape(self, parts: BlockParts, relative: RelativePositions) -> RelativeShape:
+        _, h, w, width = self.shape
+        return RelativeShape(width // parts.num_heads, h, w, relative.window, self.dtype)
+
+    def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
+        """Return the offsets of the attention segments of a block, and the longest one's rows."""
+        if parts.windowed:
+            return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
+        longest = self.metadata["max_seqlen"]
+        if self.tile_rows:
+            check_equal_segments(longest, self.tile_rows)
+        return self.metadata["cu_seqlens"], self.tile_rows or int(longest)
+
+    def _shape_of(self, q: Tensor, segments: int, longest: int, group: int) -> AttentionShape:
+        rows, heads, size = q.shape
+        tiles = rows // longest if self.tile_rows else segments
+        equal = self.tile_rows > 0
+        return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
+
+    def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
+        """Normalise queries, keys or values: rows [T, D] of all heads, or [T, H, K] of each."""
+        if not is_norm(norm, weighted=rows.ndim == 2):
+            self.ran.called += 1
+            rows.copy_(norm(rows))
+        elif rows.ndim == 3:
+            self.norms.normalise_heads(rows, self.norms.Norm.of(norm))
+        else:
+            self.norms.normalise(self.norms.Sum(rows), self.norms.Norm.of(norm), out=rows)
