@@ -5,10 +5,24 @@ Shapes: T rows, W columns.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..layers.clipped import Range
+
+
+@triton.jit
+def clipped(x, limits):
+    """Return x within the range at two addresses, if they are given; NaN passes unchanged."""
+    if limits is not None:
+        low, high = tl.load(limits[0]).to(tl.float32), tl.load(limits[1]).to(tl.float32)
+        x = tl.where(x < low, low, x)
+        x = tl.where(x > high, high, x)
+    return x
 
 
 @triton.jit
@@ -21,10 +35,11 @@ def activated(
     LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
+    ranges=(None, None, None),
 ):
     """Return some columns of a row, activated and gated, in float32; a negative KIND is the
-    identity."""
-    a = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    identity. The ranges are those of x, up and the result."""
+    a = clipped(tl.load(x + column, mask=inside, other=0.0).to(tl.float32), ranges[0])
     if LIMITED:  # NaN passes unchanged, because a comparison with NaN is false
         a = tl.where(a > limit, limit, a)
     if KIND == 0:  # GELU, with erfc of |a| as a polynomial times exp(-a^2/2): off by 1.5e-7
@@ -42,11 +57,11 @@ def activated(
     elif KIND == 3:  # SiLU
         a = a / (1.0 + tl.exp(-a))
     if GATED:
-        factor = tl.load(up + column, mask=inside, other=0.0).to(tl.float32)
+        factor = clipped(tl.load(up + column, mask=inside, other=0.0).to(tl.float32), ranges[1])
         if LIMITED:
             factor = tl.where(factor > limit, limit, tl.where(factor < -limit, -limit, factor))
         a *= factor
-    return a
+    return clipped(a, ranges[2])
 
 
 @triton.jit
@@ -59,6 +74,7 @@ def _activation_kernel(
     up_stride,
     out_stride,
     limit,
+    ranges,
     LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
@@ -67,12 +83,13 @@ def _activation_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
-    a = activated(
-        x + row * x_stride, up + row * up_stride, column, inside, limit, LIMITED, GATED, KIND
-    )
+    x += row * x_stride
+    up += row * up_stride
+    a = activated(x, up, column, inside, limit, LIMITED, GATED, KIND, ranges)
     tl.store(out + row * out_stride + column, a.to(out.dtype.element_ty), mask=inside)
 
 
+Ranges: TypeAlias = tuple[Range | None, Range | None, Range | None]
 KINDS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
 BLOCK = 2048
 """283 us for the GELU of 65,600 x 4,096 on an H200, where torch's own takes 337."""
@@ -80,18 +97,20 @@ BLOCK = 2048
 
 def activate(
     x: Tensor,
-    kind: str,
+    kind: str | None,
     up: Tensor | None = None,
     *,
     limit: float | None = None,
+    ranges: Ranges = (None, None, None),
     in_place: bool = False,
 ) -> Tensor:
     """Apply an activation to ``x`` [T, W], and multiply by ``up`` [T, W] if it is given.
 
     Args:
         x, up: any row stride.
-        kind: a key of :data:`KINDS`.
+        kind: a key of :data:`KINDS`, or None for no activation.
         limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
+        ranges: to which ``x``, ``up`` and the result are clipped; None: it is not.
         in_place: whether the result may be written over ``x``.
 
     Returns:
@@ -109,9 +128,10 @@ def activate(
             0 if up is None else up.stride(0),
             out.stride(0),
             0.0 if limit is None else limit,
+            ranges,
             LIMITED=limit is not None,
             GATED=up is not None,
-            KIND=KINDS[kind],
+            KIND=-1 if kind is None else KINDS[kind],
             BLOCK=BLOCK,
             num_warps=4,
         )

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts, BlockTower, PartNorm
 from ..contract import Metadata
+from ..layers.clipped import ClippedLinear, Range, clips, only_ranges
 from ..layers.products import is_plain
 from .aligned import aligned_mlp
 from .attention_kernels import HALF
@@ -180,10 +181,11 @@ class FusedForward:
         scale: Tensor | None,
         norm: PartNorm | None,
         weight: Tensor | None = None,
+        ready: bool = False,
     ) -> None:
         """Add the last product of a branch to the stream; ``weight`` replaces the layer's."""
         if not isinstance(rows, Tensor) or not is_plain(layer):
-            self._leave(self._linear(layer, rows), scale, norm)
+            self._leave(self._linear(layer, rows, ready), scale, norm, only_ranges(layer)[1])
             return
         weight = layer.weight if weight is None else weight
         if scale is not None or norm is not None:
@@ -198,20 +200,29 @@ class FusedForward:
         if layer.bias is not None:
             self.stream = self.stream.plus_bias(layer.bias)
 
-    def _leave(self, branch: Tensor, scale: Tensor | None, norm: PartNorm | None) -> None:
+    def _leave(
+        self,
+        branch: Tensor,
+        scale: Tensor | None,
+        norm: PartNorm | None,
+        limits: Range | None = None,
+    ) -> None:
         """Leave the output of a branch to be added by the norm that reads the stream next."""
         inner = None
         if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
             inner = self.norms.Norm.of(norm)
         elif norm is not None:
             self.ran.called += 1
+            branch, limits = branch if limits is None else branch.clamp_(*limits), None
             branch = norm(branch.view(self.shape)).flatten(0, -2).contiguous()
-        self.stream = self.stream._replace(branch=branch, scale=scale, branch_norm=inner)
+        self.stream = self.stream._replace(
+            branch=branch, scale=scale, branch_norm=inner, branch_range=limits
+        )
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
         """Return the attention over normalised rows, before the output product."""
         qkv = self._linear(parts.qkv, rows)
-        if not is_plain(parts.qkv):  # a hook may hold what attention is going to overwrite
+        if not self._is_own(parts.qkv):  # a hook may hold what attention is going to overwrite
             qkv = qkv.clone(memory_format=torch.contiguous_format)
         return self.attention.attend(parts, qkv)
 
@@ -225,7 +236,7 @@ class FusedForward:
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
-            self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight)
+            self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight, ready=True)
         else:
             assert self.fp8 is not None
             branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
@@ -233,15 +244,17 @@ class FusedForward:
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The input of the last product of the MLP, and its derived weight if there is one."""
-        up, kind = parts.up, parts.activation
+        up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:
             return self._gated(parts, parts.gate, rows)
         fast = rows.is_cuda and rows.dtype in HALF  # in float32 it is less exact than F.gelu
-        if kind == "gelu_tanh" and fast and is_plain(up) and up.bias is not None:
+        fast = fast and is_plain(up) and not clips(down)
+        if kind == "gelu_tanh" and fast and up.bias is not None:
             # cuBLAS applies the tanh form after the product: 20 of 124 us saved at 6,272 rows.
             return torch._addmm_activation(up.bias, rows, up.weight.t(), use_gelu=True), None
-        inner = self._linear(up, rows)
-        return self.activations.activate(inner, kind, in_place=is_plain(up)), None
+        inner, ranges = self._linear(up, rows), (only_ranges(up)[1], None, only_ranges(down)[0])
+        own = self._is_own(up)
+        return self.activations.activate(inner, kind, ranges=ranges, in_place=own), None
 
     def _gated(
         self, parts: BlockParts, gate: nn.Linear, rows: Tensor
@@ -253,17 +266,41 @@ class FusedForward:
             gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)
             return activate(gated, up=upped, in_place=True), weight
         gated, upped = self._linear(gate, rows), self._linear(up, rows)
-        return activate(gated, up=upped, in_place=is_plain(gate)), None
+        ranges = (only_ranges(gate)[1], only_ranges(up)[1], only_ranges(down)[0])
+        return activate(gated, up=upped, ranges=ranges, in_place=self._is_own(gate)), None
 
-    def _linear(self, layer: nn.Linear, rows: Rows) -> Tensor:
-        """Apply a linear layer to rows [T, columns], as one product if the layer is plain."""
+    def _linear(self, layer: nn.Linear, rows: Rows, ready: bool = False) -> Tensor:
+        """Apply a linear layer to rows [T, columns], as one product if the layer is plain.
+
+        ``ready`` says that the rows lie in the range of inputs of a layer that clips.
+        """
         if not isinstance(rows, Tensor):
             assert self.fp8 is not None
             return self.fp8.linear(layer, rows)
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
+        if clips(layer):
+            return self._clipped(layer, rows, ready)
         self.ran.called += 1
         if len(self.shape) > 2:  # the reference calls the MLP with this shape
             return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()
+
+    def _clipped(self, layer: ClippedLinear, rows: Tensor, ready: bool) -> Tensor:
+        """Apply a layer that clips; the output of a single one is left to the next kernel."""
+        clip, count = self.activations.activate, len(layer.bounds)
+        out = rows.new_empty(len(rows), len(layer.weight))
+        parts = zip(layer.weight.chunk(count), out.chunk(count, 1), strict=True)
+        for limits, after, (weight, part) in zip(layer.inputs, layer.outputs, parts, strict=True):
+            single = count == 1
+            inner = rows if ready and single else clip(rows, None, ranges=(limits, None, None))
+            torch.mm(inner, weight.t(), out=part)
+            if not single:
+                clip(part, None, ranges=(after, None, None), in_place=True)
+        return out
+
+    @staticmethod
+    def _is_own(layer: nn.Module) -> bool:
+        """Whether the result of a layer may be overwritten, because no hook can hold it."""
+        return is_plain(layer) or clips(layer)

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from ..layers.clipped import Range
+from .activations import clipped
 from .quantise import E4M3, Rows8, row_scale
 
 
@@ -24,6 +26,7 @@ def _add_norm_kernel(
     hidden,
     branch,
     branch_weight,
+    branch_range,
     scale,
     offset,
     pending,
@@ -66,6 +69,7 @@ def _add_norm_kernel(
         x += shift
     if ADD:
         y = tl.load(branch + row * branch_stride + column, mask=inside, other=0.0).to(tl.float32)
+        y = clipped(y, branch_range)
         if BRANCH_NORM:
             y *= 1.0 / tl.sqrt(tl.sum(y * y, axis=0) / columns + branch_eps)
             y *= tl.load(branch_weight + column, mask=inside, other=0.0).to(tl.float32)
@@ -157,6 +161,8 @@ class Sum(NamedTuple):
     first row writes it, and none reads it in the same launch."""
     branch_norm: Norm | None = None
     """The RMS norm that the branch goes through before it is scaled and added."""
+    branch_range: Range | None = None
+    """The range that the branch is clipped to before its norm."""
 
     @property
     def complete(self) -> bool:
@@ -241,7 +247,7 @@ def _launch(
     normed: Tensor | None,
     scales: Tensor | None = None,
 ) -> None:
-    hidden, branch, scale, offset, pending, shifted, inner = stream
+    hidden, branch, scale, offset, pending, shifted, inner, branch_range = stream
     vectors = (scale, pending, inner and inner.weight, *(norm[:2] if norm else (None, None)))
     scale, pending, branch_weight, weight, bias = (
         None if x is None else x.contiguous() for x in vectors
@@ -251,6 +257,7 @@ def _launch(
         hidden,
         branch,
         branch_weight,
+        branch_range,
         scale,
         offset,
         pending,

@@ -5,9 +5,16 @@ Source: ``Gemma4ClippableLinear`` of transformers 5.23.0.
 
 from __future__ import annotations
 
+from typing import TypeAlias, TypeGuard
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .products import is_plain, is_untouched
+
+Range: TypeAlias = tuple[Tensor, Tensor]
+"""The smallest and the largest value that clipping lets through, each a 0-dim tensor."""
 
 
 class Bounds(nn.Module):
@@ -25,9 +32,18 @@ class Bounds(nn.Module):
         for name in ("input_max", "output_max"):
             self.register_buffer(name, torch.tensor(torch.inf))
 
+    @property
+    def input(self) -> Range:
+        """The range of the input."""
+        return self.input_min, self.input_max
+
+    @property
+    def output(self) -> Range:
+        """The range of the output."""
+        return self.output_min, self.output_max
+
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        out = F.linear(x.clamp(self.input_min, self.input_max), weight)
-        return out.clamp(self.output_min, self.output_max)
+        return F.linear(x.clamp(*self.input), weight).clamp(*self.output)
 
 
 class ClippedLinear(nn.Linear):
@@ -37,7 +53,31 @@ class ClippedLinear(nn.Linear):
         super().__init__(columns, rows, bias=False)
         self.bounds = nn.ModuleList(Bounds() for _ in range(parts))
 
+    @property
+    def inputs(self) -> list[Range]:
+        """The range of the input of each layer."""
+        return [part.input for part in self.bounds if isinstance(part, Bounds)]
+
+    @property
+    def outputs(self) -> list[Range]:
+        """The range of the output of each layer."""
+        return [part.output for part in self.bounds if isinstance(part, Bounds)]
+
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weight.chunk(len(self.bounds))
         parts = [bounds(x, weight) for bounds, weight in zip(self.bounds, weights, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def clips(layer: nn.Module) -> TypeGuard[ClippedLinear]:
+    """Return whether a layer clips, multiplies with its weight, and computes nothing else."""
+    if not isinstance(layer, ClippedLinear) or not is_plain(layer, types=(ClippedLinear,)):
+        return False
+    return all(type(part) is Bounds and is_untouched(part) for part in layer.bounds)
+
+
+def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
+    """Return the ranges of input and output of one layer that clips, else None and None."""
+    if not clips(layer) or len(layer.bounds) > 1:
+        return None, None
+    return layer.inputs[0], layer.outputs[0]

@@ -12,21 +12,25 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 _GLOBAL = torch.nn.modules.module
-_KNOWN = frozenset((nn.Linear, nn.Conv2d, nn.Conv3d))
+_KNOWN = (nn.Linear, nn.Conv2d, nn.Conv3d)
 _WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with FakeTensor
 LARGE = 2**26
 """Weights of a convolution from which on it is computed as a matrix product in every dtype."""
 
 
-def is_plain(*layers: nn.Module) -> bool:
+def is_plain(*layers: nn.Module, types: tuple[type[nn.Module], ...] = _KNOWN) -> bool:
     """Return whether calling each layer computes with its weight and bias and nothing else.
 
     The answer is no for a subclass, a wrapper, a ``forward`` set on the instance, a hook on the
     layer, and a weight that is a tensor subclass or no parameter. It takes 0.3 us per layer.
+
+    Args:
+        layers: modules, which may wrap or replace layers.
+        types: the types that a layer may be of.
     """
     for layer in layers:
         if (
-            type(layer) not in _KNOWN
+            type(layer) not in types
             or type(layer._parameters.get("weight")) not in _WEIGHTS
             or not is_untouched(layer)
         ):

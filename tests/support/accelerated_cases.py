@@ -118,18 +118,34 @@ ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }
+NONE = (None, None, None)
+"""The ranges of an activation that clips nothing."""
 
 
-def activated(x: Tensor, kind: str, up: Tensor | None, limit: float | None) -> Tensor:
-    """Return an activation in float64, times ``up`` if it is given, both within ``limit``."""
+def activated(
+    x: Tensor, kind: str | None, up: Tensor | None, limit: float | None = None, ranges: Any = NONE
+) -> Tensor:
+    """Return an activation in float64, times ``up`` if it is given, both within ``limit``.
+
+    ``x``, ``up`` and the result are clipped to ``ranges``.
+    """
     most = float("inf") if limit is None else limit
-    out = ACTIVATIONS[kind](x.double().clamp(max=most))
-    return out if up is None else out * up.double().clamp(-most, most)
+    inner = clipped(x.double(), ranges[0]).clamp(max=most)
+    out = inner if kind is None else ACTIVATIONS[kind](inner)
+    out = out if up is None else out * clipped(up.double(), ranges[1]).clamp(-most, most)
+    return clipped(out, ranges[2])
+
+
+def clipped(x: Tensor, limits: Any) -> Tensor:
+    """Return ``x`` clipped to a range, or ``x`` if there is none."""
+    return x if limits is None else x.clamp(*limits)
 
 
 def summed(stream: Any) -> Tensor:
     """Return the sum of a stream's terms, and note the sum of its biases as the kernel does."""
     hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
+    if branch is not None:
+        branch = clipped(branch, stream.branch_range)
     if branch is not None and stream.branch_norm is not None:
         branch = normed(branch, stream.branch_norm)
     if branch is not None:
@@ -216,13 +232,14 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def activate(
         x: Tensor,
-        kind: str,
+        kind: str | None,
         up: Tensor | None = None,
         *,
         limit: float | None = None,
+        ranges: Any = NONE,
         in_place: bool = False,
     ) -> Tensor:
-        out = activated(x, kind, up, limit)
+        out = activated(x, kind, up, limit, ranges)
         return x.copy_(out) if in_place else out.to(x.dtype)
 
     def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
