@@ -75,15 +75,21 @@ class BlockParts(NamedTuple):
 class NamesItsParts(Protocol):
     """A block that lists its layers by role."""
 
-    def parts(self) -> BlockParts | None: ...
+    def parts(self) -> BlockParts | None:
+        """Return the layers by role, or None for a block that ``BlockParts`` does not describe."""
+        ...
 
 
 class BlockTower(Protocol):
     """Everything that an accelerator uses of the encoder whose blocks it runs."""
 
-    def _block_context(self, hidden: Tensor, metadata: dict[str, Tensor]) -> Any: ...
+    def _block_context(self, hidden: Tensor, metadata: dict[str, Tensor]) -> Any:
+        """Return the tensors that all blocks read besides the hidden state."""
+        ...
 
-    def _run_block(self, block: nn.Module, *args: Any) -> Tensor: ...
+    def _run_block(self, block: nn.Module, *args: Any) -> Tensor:
+        """Call one block as a module; the backward recomputes it if that was asked for."""
+        ...
 
     def _reference_blocks(
         self,
@@ -91,4 +97,6 @@ class BlockTower(Protocol):
         metadata: dict[str, Tensor],
         wanted: Sequence[int],
         blocks: nn.ModuleList,
-    ) -> Iterator[Tensor]: ...
+    ) -> Iterator[Tensor]:
+        """Yield the hidden state after each of the ``blocks`` in ``wanted``, called as modules."""
+        ...

@@ -1,8 +1,12 @@
 """The contract of every encoder, and the plain data that passes between the packages.
 
-Words: a *patch* is one input row of a tower; a *segment* is one attention sequence (an image, a
-frame pair, a tile); an *item* is one image or one video as the user passed it; a *token* is one
-output row after the merge.
+Words: an *encoder* makes features of images, and a *tower* is a network in it, blocks over rows of
+``pixel_values``. A *path* is one input of an encoder, which is encoded alone; most have one, named
+"image". An *item* is one image or one video as the user passed it; a *view* is a picture of an item
+that a tower sees, the whole or a *tile* of it. A *row* is one entry of ``pixel_values``, a *patch*
+or a tile; a *segment* is one attention sequence (an image, a frame pair, a tile); a *token* is one
+output row after the merge. A *budget* is the number of tokens that a captured graph holds. A *form*
+of an encoder is the way it runs: as it is, accelerated or compiled.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segments.
 """
@@ -153,8 +157,8 @@ class VisionInputs(NamedTuple):
     @property
     def paths(self) -> dict[str, PathInputs]:
         """The inputs of every path by its name, "image" first."""
-        every = tuple(range(len(self.grid_thw)))
-        return {"image": PathInputs(self.pixel_values, self.grid_thw, every), **self.other_paths}
+        items = tuple(range(len(self.grid_thw)))
+        return {"image": PathInputs(self.pixel_values, self.grid_thw, items), **self.other_paths}
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> VisionInputs:
         """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
@@ -171,12 +175,9 @@ class VisionInputs(NamedTuple):
     def check(self, paths: Collection[str]) -> None:
         """Check that these are inputs for an encoder's paths, and every entry is of an item.
 
-        All items use a path, or those of which ``tiles`` says that they have a thumbnail beside
-        their tiles.
-
         Raises:
-            ValueError: other paths, a path whose ``items`` are neither of these or not one per
-                entry, or ``tiles`` of another number of items.
+            ValueError: other paths than ``paths``, ``tiles`` of another number of items, or a path
+                with neither one entry per item nor one per item that has a thumbnail by ``tiles``.
         """
         if self.paths.keys() != set(paths):
             raise ValueError(
@@ -283,14 +284,22 @@ class GraphableEncoder(Protocol):
     """Everything that ``graphwrap`` uses of a module; a toy encoder of a few lines satisfies it."""
 
     @property
-    def budget_range(self) -> tuple[int, int]: ...
+    def budget_range(self) -> tuple[int, int]:
+        """The smallest and the largest number of tokens that a graph is worth capturing for."""
+        ...
 
     @property
-    def row_shape(self) -> tuple[int, ...]: ...
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row of ``pixel_values``: all of its axes but the first."""
+        ...
 
-    def grid_for(self, tokens: int) -> Grid: ...
+    def grid_for(self, tokens: int) -> Grid:
+        """Return the grid of one item of at least ``tokens`` tokens with the fewest rows."""
+        ...
 
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]: ...
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        """Return the sizes of each item of a grid [items, 3]."""
+        ...
 
     def prepare_encoder_metadata(
         self,
@@ -302,7 +311,9 @@ class GraphableEncoder(Protocol):
         max_input_size: int | None = None,
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
-    ) -> Metadata: ...
+    ) -> Metadata:
+        """Return what ``forward`` reads besides pixels, padded to the capacities that are given."""
+        ...
 
     def __call__(
         self,
@@ -310,9 +321,13 @@ class GraphableEncoder(Protocol):
         grid_thw: GridLike | None = None,
         *,
         encoder_metadata: Metadata | None = None,
-    ) -> EncoderOutput: ...
+    ) -> EncoderOutput:
+        """Encode rows [P, *row_shape]; with metadata, neither the grid nor the device is read."""
+        ...
 
-    def split(self, output: Output, grid_thw: GridLike) -> list[Output]: ...
+    def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
+        """Return one output per item, views of the rows that belong to it; padding is left out."""
+        ...
 
 
 @runtime_checkable
@@ -325,12 +340,7 @@ class MultiPathEncoder(Protocol):
         ...
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Return one output per item from the outputs of the paths.
-
-        Args:
-            outputs: the output of each path by its name, without paths that have no entries.
-            inputs: the result of ``preprocess``.
-        """
+        """Return one output per item from the outputs of the paths, by the names of the paths."""
         ...
 
 
@@ -383,4 +393,6 @@ class Accelerable(Protocol):
 
     accelerator: Accelerator | None
 
-    def accelerated(self, kernels: str = "auto", precision: str = "bf16") -> GraphableEncoder: ...
+    def accelerated(self, kernels: str = "auto", precision: str = "bf16") -> GraphableEncoder:
+        """Return the accelerated form of the encoder, over the same weights."""
+        ...

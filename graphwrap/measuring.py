@@ -105,7 +105,7 @@ def _eager_ms(
 ) -> float:
     """Return the milliseconds of an eager run, with the time that its metadata takes."""
     rows = pixels[: _rows(encoder, grids)]
-    encoder(rows, list(grids))  # the first run may choose kernels
+    encoder(rows, list(grids))  # not measured: the first run times and chooses kernels
     return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skipped)
 
 

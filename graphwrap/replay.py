@@ -165,7 +165,7 @@ class Executor:
         if self.written != key:
             ready = self._prepare(key, step)["metadata_bytes"]
             self._keep_for_stream(ready)
-            # Unknown until the copy is queued, as an interrupt may come after it.
+            # An interrupt may come between the copy and the next line: the content is unknown.
             self.written = None
             graph.metadata_bytes.copy_(ready, non_blocking=True)
             self.written = key

@@ -202,7 +202,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     snapshot = tower.contents.snapshot
     found = snapshot.locate(tower.wanted)
     jobs: list[tuple[Located, TowerTensor, Tensor]] = []
-    # Each is read into a whole tensor, or into its rows of a joined one.
+    # A published tensor is read into a whole tensor of ours, or into its rows of a joined one.
     for tensor in tower.wanted.tensors:
         slot = tensor.slot
         assert slot is not None, f"{tensor.name} fits no tensor of the encoder"

@@ -67,7 +67,7 @@ class KernelChoices:
         if name is None:
             names = self._candidates(shape, q)
             if len(names) > 1 and q.is_cuda and torch.cuda.is_current_stream_capturing():
-                return names[0]  # nothing can be timed during a capture; a later call times it
+                return names[0]  # a capture runs no kernel, so a later call times them
             names = [name for name in names if self._agrees(name, q, shape)]
             if len(names) > 1:
                 self._milliseconds[key] = self._time(names, q, shape)
@@ -135,7 +135,7 @@ class KernelChoices:
 
             agrees = self.asked in ("auto", "torch", "triton") and takes(shape, rows.dtype)
             if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():
-                return False  # nothing can be tried during a capture; a later call tries it
+                return False  # a capture runs no kernel, so a later call tries it
             if agrees:
                 trial = partial(distance, shape, rows.device, rows.dtype)
                 agrees = self._close(RELATIVE, trial, rows.dtype)

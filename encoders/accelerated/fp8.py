@@ -66,7 +66,7 @@ class Fp8Products:
         if rows.dtype != torch.bfloat16 or not all(map(_fits, layers)):
             return False
         inner, columns = layers[0].weight.shape
-        # An MLP with a gate is padded by ``aligned_mlp``.
+        # An MLP with a gate may have any width, because ``aligned_mlp`` pads it.
         padded = step == "mlp" and parts.gate is not None
         if columns % MULTIPLE or (inner % MULTIPLE and not padded):
             return False
@@ -78,7 +78,7 @@ class Fp8Products:
             if not rows.is_cuda:
                 return self._taken.setdefault(key, True)
             if torch.cuda.is_current_stream_capturing():
-                return False  # nothing can be timed during a capture; a later call times it
+                return False  # a capture records kernels and runs none, so a later call times them
             times = {name: time(name == "fp8") for name in ("bf16", "fp8")}
             self._milliseconds[key] = times
             taken = self._taken[key] = times["fp8"] < times["bf16"]

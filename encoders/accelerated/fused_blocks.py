@@ -250,7 +250,7 @@ class FusedForward:
         fast = rows.is_cuda and rows.dtype in HALF  # in float32 it is less exact than F.gelu
         fast = fast and is_plain(up) and not clips(down)
         if kind == "gelu_tanh" and fast and up.bias is not None:
-            # cuBLAS applies the tanh form after the product: 20 of 124 us saved at 6,272 rows.
+            # cuBLAS adds bias and tanh-GELU in the product: 104 instead of 124 us at 6,272 rows.
             return torch._addmm_activation(up.bias, rows, up.weight.t(), use_gelu=True), None
         inner, ranges = self._linear(up, rows), (only_ranges(up)[1], None, only_ranges(down)[0])
         own = self._is_own(up)

@@ -161,7 +161,7 @@ def long_side_rules(
         return family
     where, section = found
     require_supported(where, section)
-    size = section.get("size", {"longest_edge": 1024})  # the default of transformers' class
+    size = section.get("size", {"longest_edge": 1024})  # PixtralImageProcessor's default
     longest = size.get("longest_edge") if isinstance(size, Mapping) else None
     if longest is None:
         raise ValueError(f"{where}: size={size!r} must have longest_edge, a side in pixels")

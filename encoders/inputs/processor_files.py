@@ -149,7 +149,7 @@ def _describes_tiles(section: Section) -> bool:
 
 def _check_converted(where: str, section: Section, image_size: int) -> None:
     require_supported(where, section)
-    # The default of transformers' class.
+    # 384x384 is the default of GotOcr2ImageProcessor in transformers.
     size = section.get("size") or {"height": 384, "width": 384}
     if size != {"height": image_size, "width": image_size}:
         raise ValueError(

@@ -246,7 +246,7 @@ class _Stream:
                 inputs = self._inputs(items)
             values = self.item_encoder.encode(inputs, self.wanted)
             if not self.item_encoder.owned and self.wanted.pool == "none":
-                # The next batch may overwrite views before they are read.
+                # Views of static buffers: the next batch overwrites them before they are read.
                 values = [value.clone() for value in values]
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error

@@ -320,7 +320,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
             options.repo,
             **source,
             dtype=options.dtype,
-            # None lets the log name a GPU that stays idle.
+            # Without a device that was asked for, the log says that a GPU stays idle.
             device=device if options.device else None,
         )
     if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:

@@ -160,7 +160,7 @@ def encode(options: argparse.Namespace) -> None:
     wanted = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        # The log names an idle GPU if the device is None.
+        # Without a device that was asked for, the log says that a GPU stays idle.
         chosen = device if options.device else None
         source = read_source(options)
         encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=chosen)
@@ -210,7 +210,7 @@ def _writing(
     from ..devices import DTYPES
     from ..features import FeatureFormat, writing_features
 
-    # The commit at which the checkpoint was loaded.
+    # A branch may have moved since the checkpoint was loaded, so its commit is written.
     commit = encoder.published.commit if encoder.published else None
     file_format = FeatureFormat(options.pool, options.normalize, DTYPES.get(options.out_dtype))
     return writing_features(options.out, options.repo, commit, type(encoder).__name__, file_format)

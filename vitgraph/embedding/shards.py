@@ -153,7 +153,7 @@ class Shard:
 
         store = FeatureStore(self.storage.name)
         for row in rows:
-            # Tidy() finds leftovers by this name.
+            # LocalFolder.tidy removes leftovers whose names begin with the number of a shard.
             near = store.folder / f"{self.number:05d}.{row.uuid}"
             store.write_array(row.uuid, row.arrays[TENSOR], near)
             path = store.folder / row.uuid / STORED

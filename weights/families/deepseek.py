@@ -54,7 +54,7 @@ _HYBRID_LAYOUT = Layout(
         "aligner.high_up_proj": "high.aligner",
         "aligner.layers.1": "aligner",
     },
-    # HybridVisionTower makes two norms that its forward does not call.
+    # ``HybridVisionTower`` of DeepSeek-VL has two norms that its forward does not call.
     ignored=(f"{_LOW}.attn_pool", "high_layer_norm", "low_layer_norm"),
     processor_files=family_facts("deepseek_vl_hybrid").processors["deepseek-vl-hybrid"],
 )
@@ -181,7 +181,7 @@ _OCR_LAYOUT = Layout(
         f"{_CLIP_LAYER}.self_attn.out_proj": "vision_model.blocks.N.attn.proj",
         _CLIP_LAYER: "vision_model.blocks.N",
     },
-    # SAM's features take the place of CLIP's patches.
+    # In clip_sdpa.py of DeepSeek-OCR, SAM's features take the place of CLIP's patch embeddings.
     ignored=("vision_model.embeddings.patch_embedding", "vision_model.embeddings.position_ids"),
     processor_files=family_facts("deepseek_ocr").processors["deepseek-ocr"],
 )

@@ -50,7 +50,7 @@ _HF = Layout(  # transformers: OpenGVLab/InternVL3-*-hf, OpenGVLab/InternVL3_5-*
     processor_files=family_facts("intern_vit").processors["internvl-hf"],
 )
 _QKV = tuple(f"{_HF_ATTENTION}.attention.{part}" for part in ("query", "key", "value"))
-_HF_EARLY = replace(  # early conversions to transformers
+_HF_EARLY = replace(  # named as transformers' ViT: attention.attention.query
     _HF,
     name="internvl-hf-early",
     marks=("encoder.layer.0.attention.attention.",),

@@ -35,7 +35,7 @@ _QWEN2 = Layout(
         Prefix("model.language_model.", "visual."),
         Prefix("model.", "visual."),
         Prefix("", "visual."),
-        Prefix("", "vision_tower."),  # OpenCUA
+        Prefix("", "vision_tower."),  # xlangai/OpenCUA-*
         Prefix("", ""),
     ),
     marks=("blocks.",),

@@ -59,10 +59,10 @@ _SIGLIP = Layout(
 )
 _GEMMA3 = Layout(
     name="gemma3",
-    prefixes=(  # as published, and as transformers 5 saves it
-        Prefix("", "vision_tower.vision_model."),
+    prefixes=(
+        Prefix("", "vision_tower.vision_model."),  # google/gemma-3-*
         Prefix("model.", "vision_tower.vision_model."),
-        Prefix("model.", "vision_tower."),
+        Prefix("model.", "vision_tower."),  # ``Gemma3Model`` of transformers 5.23.0
         Prefix("", ""),
     ),
     marks=_SIGLIP.marks,

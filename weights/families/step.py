@@ -15,7 +15,7 @@ from .family import Family, Fields, Shapes, TransformersClass, blocks, length, s
 
 _PREFIXES = (Prefix("", "vision_model."), Prefix("model.", "vision_model."), Prefix("", ""))
 _BLOCK = "transformer.resblocks.N"
-_STEP3_VL = Layout(  # as published; StepFun's own code has the values of the preprocessing
+_STEP3_VL = Layout(  # stepfun-ai/Step3-VL-10B, whose code has the values of preprocessing
     name="step3-vl",
     prefixes=_PREFIXES,
     marks=("conv1.", "transformer.resblocks."),
@@ -28,7 +28,7 @@ _STEP3_VL = Layout(  # as published; StepFun's own code has the values of the pr
     },
 )
 _HF_QKV = tuple(f"layers.N.self_attn.{part}_proj" for part in "qkv")
-_STEP3_VL_HF = Layout(  # as transformers names the tensors in memory, queries and keys permuted
+_STEP3_VL_HF = Layout(  # ``Step3p7Model`` of transformers 5.23.0, which permutes queries and keys
     name="step3-vl-hf",
     prefixes=_PREFIXES,
     marks=("embeddings.patch_embedding.", "layers.0.layernorm_before."),

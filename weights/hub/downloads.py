@@ -187,7 +187,7 @@ def download_shards(repo: Repo, names: list[str]) -> None:
 
     def download(name: str, stop: Event) -> None:
         extra: JsonDict = {}
-        # Huggingface_hub has this parameter from version 1.2 on.
+        # The client takes ``tqdm_class`` from version 1.2 on.
         if "tqdm_class" in inspect.signature(hf_hub_download).parameters:
             extra["tqdm_class"] = _bar(options.progress, stop)
         ask = lambda: hf_hub_download(  # noqa: E731

@@ -60,7 +60,7 @@ def plan_requests(
     requests: list[RangeRequest] = []
     for file, segments in joined:
         begin, end = segments[0][0], segments[-1][1]
-        # The number of requests, which are about equally long.
+        # One request is at most MOST_BYTES long, so a longer stretch is cut evenly.
         count = -(-(end - begin) // MOST_BYTES)
         cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
         for start, stop in pairwise(cuts):
