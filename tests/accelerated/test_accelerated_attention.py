@@ -6,10 +6,8 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from accelerated_cases import DEVICE, DTYPES, drawn, needs_triton, relative
+from accelerated_cases import DEVICE, DTYPES, attended, drawn, needs_triton, relative
 from encoders.accelerated.attention_kernels import KERNELS, REFERENCE, AttentionShape
 
 pytestmark = needs_triton
@@ -23,17 +21,6 @@ SIZES = [16, 24, 32, 40, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128]
 FAST_SIZES = (64, 72, 80)
 """Sizes of the published towers; the others are slow tests."""
 LONG_TILES = [(size, 2048) for size in (16, 64, 72, 112)]
-
-
-def attended(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
-    """Softmax attention inside each segment in float64."""
-    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
-    parts = [
-        F.scaled_dot_product_attention(q[:, a:b], k[:, a:b], v[:, a:b])
-        for a, b in pairwise(ends)
-        if b > a
-    ]
-    return torch.cat(parts, 1).transpose(0, 1)
 
 
 @pytest.mark.parametrize("dtype", ATTENTION_DTYPES, ids=str)

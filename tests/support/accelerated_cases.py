@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -83,6 +84,17 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     """Draw normal numbers for a kernel."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
+    """Softmax attention inside each segment in float64."""
+    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    parts = [
+        F.scaled_dot_product_attention(q[:, a:b], k[:, a:b], v[:, a:b])
+        for a, b in pairwise(ends)
+        if b > a
+    ]
+    return torch.cat(parts, 1).transpose(0, 1)
 
 
 def relative(ours: Tensor, truth: Tensor) -> float:

@@ -1,0 +1,369 @@
+"""Attention with heads of 72 and 80 columns: the library's kernels beside candidates, on one GPU.
+
+    python -m benchmarks.attention_heads --json benchmarks/results/attention_heads_h200.json
+    python -m benchmarks.attention_heads --table benchmarks/results/attention_heads_h200.json
+
+The first command takes under four minutes. It measures flash-attn-4 where the ``flash`` extra is
+installed; on a machine without a network, unpack its wheels and put their folders into
+``PYTHONPATH``. The candidates, beside every kernel of the library that takes the cell:
+
+- flash-attn-4 with other tiles than its own, 192 x 144. Segments of 784 rows need 74 % of 5 x 6
+  such tiles, and segments of 1,024 rows 79 % of 6 x 8, but all of 8 x 8 tiles of 128 x 128.
+- Heads that begin every 80 columns instead of every 72, as the qkv product writes them if its
+  weight has rows of zeros. For a head of 80, flash-attn-4 copies 32 bytes at a time; with 144 bytes
+  from head to head, every second copy lies across two of the memory's sectors of 32 bytes.
+- Heads that the products around attention pad to 96: copies of 64 bytes for 20 % more work.
+- Triton with tensor descriptors, without and with warps of their own for the copies
+  (``tma_attention.py``).
+
+Each family of candidates runs in a process of its own, so that one that hangs or reads out of
+bounds ends no other. ``us`` is the time inside a CUDA graph, the median of replays in drawn order;
+``tflops`` counts the head's own columns; ``relative_l2`` is the distance to float64 attention on
+sampled rows; ``products_us`` is the time of the products before and after attention for that layout
+of heads. cuDNN with offsets is left out: torch 2.11 cannot capture it. With ``--device cpu`` and
+``TRITON_INTERPRET=1``, results are checked and the times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoders.accelerated.attention_kernels import (
+    KERNELS,
+    Attend,
+    AttentionShape,
+    _flash4_forward,
+    is_installed,
+)
+
+FLASH4_TILES = (
+    (192, 144, False),
+    (192, 128, False),
+    (192, 112, True),
+    (128, 112, True),
+    (128, 128, True),
+    (128, 160, True),
+    (128, 176, True),
+)
+"""Query rows, keys, and whether probabilities stay in registers for the second product. None spills
+a register for heads of 72, 80 or 96 columns (flash-attn-4 4.0.0b36, compiled for sm_90a)."""
+FAMILIES = {"flash4": 150, "tma": 90, "specialised": 90}
+"""Families of candidates, and the seconds after which their process is ended."""
+PADDING, SAMPLED = 40, 64
+"""Rows of zeros after the last segment, and rows whose result is compared with float64."""
+CORRECT, WINS = 1e-2, 1.03
+"""The largest error that the library allows in bfloat16, and the gain that a kernel needs."""
+
+
+class Cell(NamedTuple):
+    """One call of attention: a head size and the rows of each segment."""
+
+    name: str
+    size: int
+    lengths: list[int]
+    heads: int = 16
+
+    @property
+    def shape(self) -> AttentionShape:
+        """The shape of attention as the library's kernels take it."""
+        equal, longest = len(set(self.lengths)) == 1, max(self.lengths)
+        rows = sum(self.lengths) + (0 if equal else PADDING)
+        shape = (self.heads, self.size, rows, len(self.lengths), longest, equal)
+        return AttentionShape(*shape, dtype="torch.bfloat16")
+
+
+class Candidate(NamedTuple):
+    """A kernel and the layout of heads that it reads."""
+
+    name: str
+    attend: Attend
+    apart: int
+    """Columns from the beginning of a head to that of the next."""
+    width: int
+    """Columns that the kernel computes; those beyond the head size are zeros."""
+
+
+def cells() -> Iterator[Cell]:
+    """The cells of Qwen3-VL-8B, of SigLIP so400m, and of Qwen2.5-VL-7B with its windows."""
+    from benchmarks.towers import TOWERS  # only here, because it imports transformers
+
+    for name, size in (("Qwen3-VL-8B", 72), ("Qwen2.5-VL-7B", 80)):
+        grids = {key: [grid[1:] for grid in load] for key, load in TOWERS[name].workloads.items()}
+        rows = {key: [h * w for h, w in grids[key]] for key in grids}
+        for key in ("mix8", "1x1024", "32x448", "8x448", "1x448"):
+            yield Cell(key, size, rows[key])
+        yield Cell("mix8, longest first", size, sorted(rows["mix8"], reverse=True))
+        if size == 72:
+            yield Cell("video 32x640x360", size, [22 * 40] * 32)
+            yield Cell("SigLIP 8x384", size, [27 * 27] * 8)
+        else:
+            for key in ("mix8", "8x448"):
+                yield Cell(
+                    f"windows of {key}", size, [n for grid in grids[key] for n in windows(*grid)]
+                )
+
+
+def windows(h: int, w: int, side: int = 8) -> list[int]:
+    """Rows of each attention window of a grid of h x w patches."""
+    down, across = ([min(side, length - at) for at in range(0, length, side)] for length in (h, w))
+    return [a * b for a in down for b in across]
+
+
+def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator[Candidate]:
+    """The library's kernels for a cell, then the candidates of a family."""
+    size = cell.size
+    for name, kernel in KERNELS.items():
+        if is_installed(kernel.package) and kernel.takes(cell.shape, torch.bfloat16, capability):
+            yield Candidate(f"library, {name}", kernel.attend, size, size)
+    if family == "flash4":
+        layouts = (
+            sorted({(size, size), (80, size), (96, 96)}) if is_installed("flash_attn.cute") else ()
+        )
+        for apart, width in layouts:
+            yield from (flash4(cell, apart, width, *tile) for tile in FLASH4_TILES)
+        return
+    from benchmarks.tma_attention import TILES, attend  # needs Triton
+
+    for apart in sorted({size, 80}):
+        for tile in TILES:
+            if tile.specialised == (family == "specialised"):
+                name = f"{family} {tile.queries}x{tile.keys}x{tile.warps}x{tile.stages}, {apart}"
+                yield Candidate(f"{name} apart", partial(attend, tile=tile), apart, size)
+
+
+def flash4(cell: Cell, apart: int, width: int, queries: int, keys: int, kept: bool) -> Candidate:
+    """flash-attn-4 with one tiling; ``kept`` keeps probabilities in registers."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+    ) -> Tensor:
+        _flash4_forward()(
+            *(q, k, v),
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            max_seqlen_q=shape.longest,
+            max_seqlen_k=shape.longest,
+            softmax_scale=cell.size**-0.5,
+            tile_mn=(queries, keys),
+            mma_pv_is_rs=kept,
+            out=out,
+        )
+        return out
+
+    return Candidate(f"flash4 {queries}x{keys}, {width} of {apart}", attend, apart, width)
+
+
+def draw(cell: Cell, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Queries, keys and values [T, 3, H, K] at random, zeros in rows beyond the last segment."""
+    generator = torch.Generator(device).manual_seed(0)
+    sizes = (cell.shape.rows, 3, cell.heads, cell.size)
+    values = torch.randn(sizes, generator=generator, device=device).to(dtype)
+    values[sum(cell.lengths) :] = 0.0
+    return values
+
+
+def sampled_truth(cell: Cell, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of rows spread over all segments, the last rows of some included, and the float64
+    attention of these rows."""
+    ends = [0, *accumulate(cell.lengths)]
+    rows = sorted({*range(0, ends[-1], -(-ends[-1] // SAMPLED)), *(end - 1 for end in ends[1:17])})
+    found = []
+    for begin, end in pairwise(ends):
+        mine = [row for row in rows if begin <= row < end]
+        if mine:
+            _, k, v = values[begin:end].double().permute(1, 2, 0, 3)
+            q = values[mine, 0].double().transpose(0, 1)
+            scores = q @ k.transpose(1, 2) * cell.size**-0.5
+            found.append((scores.softmax(-1) @ v).transpose(0, 1))
+    return torch.tensor(rows, device=values.device), torch.cat(found)
+
+
+def prepare(
+    cell: Cell, candidate: Candidate, values: Tensor, truth: tuple[Tensor, Tensor]
+) -> tuple[Callable[[], Tensor], float]:
+    """A candidate's call for a cell, and its relative L2 distance to float64.
+
+    Columns that it must not read hold NaN, and so does its buffer.
+    """
+    ends = [0, *accumulate(cell.lengths)]
+    buffer = values.new_full((*values.shape[:3], candidate.apart), float("nan"))
+    buffer[..., : candidate.width] = 0.0
+    buffer[..., : cell.size] = values
+    q, k, v = buffer[..., : candidate.width].unbind(1)
+    out = torch.full_like(q, float("nan"), memory_format=torch.contiguous_format)
+    offsets = torch.tensor(ends, dtype=torch.int32, device=values.device)
+    call = partial(candidate.attend, q, k, v, out, offsets, cell.shape)
+    got, (rows, exact) = call(), truth
+    if not got[: ends[-1]].isfinite().all():
+        raise ValueError("the result is not finite, or not all of it was written")
+    if got is out and not got[ends[-1] :].isnan().all():
+        raise ValueError("rows beyond the last offset were written")
+    got = got[rows][..., : cell.size].double()
+    return call, float((got - exact).norm() / exact.norm())
+
+
+def products(cell: Cell, candidate: Candidate, like: Tensor) -> Callable[[], object]:
+    """The product that writes a candidate's layout of heads, and the one that reads its result."""
+    side, after = cell.heads * cell.size, cell.heads * candidate.width
+    sizes = ((len(like), side), (3 * cell.heads * candidate.apart, side), (len(like), after))
+    hidden, qkv, result, out = (like.new_empty(x).normal_() for x in (*sizes, (side, after)))
+    return lambda: (F.linear(hidden, qkv), F.linear(result, out))
+
+
+def microseconds(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
+    """Microseconds of every run of each call, in an order drawn anew for every turn.
+
+    On a GPU a run is the replay of a graph with about two milliseconds of calls; a call that cannot
+    be captured has no times.
+    """
+    if not torch.cuda.is_available():
+        return {name: [seconds(call) * 1e6] for name, call in calls.items()}
+    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    for name, call in calls.items():
+        repeats = max(4, min(40, int(2e-3 / seconds(call))))
+        graph = torch.cuda.CUDAGraph()
+        with suppress(RuntimeError):
+            with torch.cuda.graph(graph):
+                for _ in range(repeats):
+                    call()
+            graphs[name] = graph, repeats
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    dice = random.Random(0)
+    for turn in range(runs + 1):
+        for name in dice.sample(list(graphs), len(graphs)):
+            graph, repeats = graphs[name]
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            graph.replay()
+            ended.record()
+            ended.synchronize()
+            if turn:  # the first turn warms up
+                times[name].append(began.elapsed_time(ended) * 1e3 / repeats)
+    return times
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Wall seconds of one call."""
+    began = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def measure(cell: Cell, family: str, device: torch.device, runs: int) -> list[dict[str, Any]]:
+    """One row per kernel of a cell; a kernel that fails has its error instead of a time."""
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability() if on_gpu else (9, 0)
+    values = draw(cell, device, torch.bfloat16 if on_gpu else torch.float16)
+    truth, calls, rows = sampled_truth(cell, values), {}, {}
+    for one in candidates(family, cell, capability):
+        rows[one.name] = row = {"cell": cell.name, "size": cell.size, "family": family}
+        row |= {"candidate": one.name, "layout": f"{one.width} of {one.apart}"}
+        try:
+            calls[one.name], row["relative_l2"] = prepare(cell, one, values, truth)
+            if row["layout"] not in calls:
+                calls[row["layout"]] = products(cell, one, values)
+        except Exception as error:  # noqa: BLE001 (the compilers have many errors of their own)
+            row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    times = microseconds(calls, runs)
+    operations = 4 * cell.heads * cell.size * sum(length**2 for length in cell.lengths)
+    for name, row in rows.items():
+        if "error" not in row and not times.get(name):
+            row["error"] = "it cannot be captured"
+        elif "error" not in row:
+            us = statistics.median(times[name])
+            row |= {"us": us, "spread": (max(times[name]) - min(times[name])) / us}
+            row["tflops"] = operations / us / 1e6
+            row["products_us"] = statistics.median(times[row["layout"]])
+    return list(rows.values())
+
+
+def measure_family(family: str, todo: Sequence[Cell], device: str, runs: int, path: Path) -> None:
+    """Measure every cell, and write all rows so far after each."""
+    rows = []
+    with torch.no_grad():
+        for cell in todo:
+            rows += measure(cell, family, torch.device(device), runs)
+            path.write_text(json.dumps(rows))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: per cell and family the library's fastest kernel and the fastest candidate.
+
+    The gain of a candidate counts what its layout of heads adds to the products around attention.
+    """
+    head = ("cell", "size", "kernel", "us", "TF/s", "products, us", "error", "gain")
+    lines, wrong = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)], []
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if "error" in row or not row["relative_l2"] <= CORRECT:
+            why = row.get("error") or f"its error is {row['relative_l2']:.1e}"
+            wrong.append(f"\n{row['cell']}, {row['size']}, {row['candidate']}: {why}")
+        else:
+            groups.setdefault((row["cell"], row["size"], row["family"]), []).append(row)
+    for (name, size, _), ours in groups.items():
+        ours.sort(key=lambda row: row["us"] + row["products_us"])
+        mine = [row for row in ours if row["candidate"].startswith("library")]
+        theirs = [row for row in ours if row not in mine]
+        for row in (*mine[:1], *theirs[:1]):
+            more = row["products_us"] - mine[0]["products_us"] if mine else 0.0
+            gain = mine[0]["us"] / (row["us"] + more) if mine else 1.0
+            figures = (f"{row['us']:.1f}", f"{row['tflops']:.0f}", f"{row['products_us']:.1f}")
+            last = (f"{row['relative_l2']:.1e}", f"{gain:.2f}x{', wins' * (gain >= WINS)}")
+            lines.append(f"| {' | '.join((name, str(size), row['candidate'], *figures, *last))} |")
+    return "\n".join((*lines, *dict.fromkeys(wrong)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each family in a process of its own; one that is ended leaves the cells before."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--cells", nargs="*", help="only cells whose name has one of these in it")
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--table", type=Path, help="print the table of a results file")
+    options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text())["rows"]))
+        return
+    from benchmarks.towers import about
+
+    todo = [cell for cell in cells() if any(x in cell.name for x in options.cells or [""])]
+    body: dict[str, Any] = {"about": about(options.runs), "rows": [], "ended": []}
+    for family in options.families:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "rows.json")
+            job = (family, todo, options.device, options.runs, path)
+            process = multiprocessing.get_context("spawn").Process(target=measure_family, args=job)
+            process.start()
+            process.join(FAMILIES[family])
+            if process.exitcode != 0:
+                body["ended"].append(f"{family} was ended: exit code {process.exitcode}")
+                process.kill()
+                process.join()
+            body["rows"] += json.loads(path.read_text()) if path.exists() else []
+        if options.json is not None:
+            options.json.write_text(json.dumps(body, indent=1) + "\n")
+    print(table(body["rows"]), *body["ended"], sep="\n")
+
+
+if __name__ == "__main__":
+    main()
