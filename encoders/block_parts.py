@@ -6,7 +6,7 @@ Shapes: D tower width, B views of h*w patches, K width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -83,11 +83,11 @@ class NamesItsParts(Protocol):
 class BlockTower(Protocol):
     """Everything that an accelerator uses of the encoder whose blocks it runs."""
 
-    def _block_context(self, hidden: Tensor, metadata: dict[str, Tensor]) -> Any:
+    def _block_context(self, hidden: Tensor, metadata: dict[str, Tensor]) -> object:
         """Return the tensors that all blocks read besides the hidden state."""
         ...
 
-    def _run_block(self, block: nn.Module, *args: Any) -> Tensor:
+    def _run_block(self, block: nn.Module, *args: object) -> Tensor:
         """Call one block as a module; the backward recomputes it if that was asked for."""
         ...
 

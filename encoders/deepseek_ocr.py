@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -303,7 +303,7 @@ class DeepseekOCRTower(TileEncoder):
         """The blocks of CLIP; those of SAM come before."""
         return self.vision_model.blocks
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
         """Return the offsets of views for CLIP's blocks; those of SAM, [B, h, w, D], need none."""
         return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
 

@@ -62,7 +62,7 @@ class PriceTable:
     made_on: Mapping[str, str]
     """The fingerprint of the encoder and the device on which the prices were measured."""
     prices: Prices
-    kernels: dict[str, Any] | None
+    kernels: dict[str, object] | None
     """The kernel choices of the accelerator, None where there was none."""
 
     def apply(self, made_on: Mapping[str, str], accelerator: Accelerator | None) -> None:

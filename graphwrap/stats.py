@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 
 @dataclass
@@ -77,7 +76,7 @@ class GraphStats:
         padded = sum(budget.padded_tokens for budget in self.budgets)
         return padded / real - 1 if real else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain data, ready for JSON."""
         reasons = dict(self.eager_reasons)  # asdict would count the pairs of a Counter
         return {**asdict(self), "eager_reasons": reasons, "padding": self.padding}

@@ -6,12 +6,15 @@ import os
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .hub.repo import HubOptions
 from .published import check_family
 from .source import open_checkpoint
 from .tensor_file import JsonDict
+
+if TYPE_CHECKING:
+    from .families.family import FamilyConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class CheckpointInfo:
     family: str
     encoder: str
     """The name of the encoder class that loads the checkpoint."""
-    config: Any
+    config: FamilyConfig
     """The config of the encoder that the checkpoint describes."""
     layout: str
     prefix: str

@@ -219,7 +219,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
         list(pool.map(lambda job: _fill(snapshot.label, *job), jobs))
     for _, tensor, target in jobs:
         if tensor.slot is not None and tensor.slot.rotary_halves:
-            target.copy_(in_pairs(target, tower.config.num_heads))
+            target.copy_(in_pairs(target, tower.num_heads))
     return tensors
 
 
@@ -255,7 +255,7 @@ def _published_form(
         names={name: layout.to_published(name) for name in state},
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},
         rotary_halves={
-            tensor.local: tower.config.num_heads
+            tensor.local: tower.num_heads
             for tensor in tower.wanted.tensors
             if tensor.slot is not None and tensor.slot.rotary_halves
         },

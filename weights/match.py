@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from encoders import Encoder
 from .contents import Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, DamagedError, listed, shown
 from .families import build_config, find_family
-from .families.family import Family
+from .families.family import Family, FamilyConfig
 from .layouts import Layout, Prefix, find_layout
 from .snapshot import Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from .tensor_file import JsonDict
@@ -53,7 +52,7 @@ class FoundTower:
     family: Family
     layout: Layout
     prefix: Prefix
-    config: Any
+    config: FamilyConfig
     wanted: Wanted
 
     @property
@@ -61,6 +60,12 @@ class FoundTower:
         """The ``config.json`` of a folder that holds the tower alone, in its stored dtype."""
         dtype, beside = str(self.dtype).removeprefix("torch."), bool(self.beside)
         return describe(self.contents.config, self.family, self.layout, dtype, projector=beside)
+
+    @property
+    def num_heads(self) -> int:
+        """The heads of the tower's attention, for layouts that pair rotary columns otherwise."""
+        heads: int = asdict(self.config)["num_heads"]
+        return heads
 
     @property
     def beside(self) -> set[str]:

@@ -184,7 +184,7 @@ class KernelChoices:
         """Return the attention kernel of a name that ``pick`` returned."""
         return REFERENCE if name == REFERENCE.name else KERNELS[name]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the choices of kernels as plain data for JSON."""
         return {
             "kernels": self.asked,

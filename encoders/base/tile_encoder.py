@@ -10,7 +10,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -56,7 +56,7 @@ class TileEncoder(VisionEncoder):
         """Height and width of a tile in pixels."""
         return self.config.tile_size if self._side is None else self._side
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
         """Return the offsets of the tiles in the batch; rotary towers add their angles."""
         return TileSegments.of(metadata, hidden)
 

@@ -9,7 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -237,7 +237,7 @@ class VisionEncoder(Encoder):
         return pixel_values.to(device=weight.device, dtype=weight.dtype)
 
     @abstractmethod
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Any:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
         """Return what blocks read besides the hidden state: tensors made once per forward."""
 
     def gradient_checkpointing_enable(self) -> None:

@@ -25,13 +25,21 @@ Deliberate differences:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from .images import resize
-from .processor_files import CLIP_MEAN, CLIP_STD, Section, Stats, read_stats, require_supported
+from .processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Section,
+    Settings,
+    Stats,
+    read_stats,
+    require_supported,
+)
 from .sizes import MOST_PIXELS, MOST_TILES, check_area
 from .views import ViewPreprocessor, Views
 
@@ -114,7 +122,7 @@ class CropPreprocessor(ViewPreprocessor):
         cut."""
         return False
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return mean and std of the files that transformers saves; StepFun's code reads none."""
         if not str(section.get("image_processor_type")).startswith("Step3p7ImageProcessor"):
             return {}

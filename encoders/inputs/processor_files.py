@@ -15,6 +15,8 @@ from .sizes import MOST_TILES
 
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
+Settings: TypeAlias = dict[str, Any]
+"""Fields of a preprocessor by name, as ``dataclasses.replace`` takes them."""
 Stats: TypeAlias = tuple[float, float, float]
 
 CLIP_MEAN: Stats = (0.48145466, 0.4578275, 0.40821073)
@@ -26,7 +28,7 @@ HALF: Stats = (0.5, 0.5, 0.5)
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 _MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
 """Bounds on mean and std of pixels from 0 to 1; within them all pixels stay finite in float16."""
-_MUST_BE: dict[str, Any] = {
+_MUST_BE: Settings = {
     "do_resize": True,
     "do_rescale": True,
     "do_normalize": True,
@@ -35,9 +37,7 @@ _MUST_BE: dict[str, Any] = {
 }
 
 
-def tile_image_rules(
-    files: ProcessorFiles, image_size: int, mean: Stats, std: Stats
-) -> dict[str, Any]:
+def tile_image_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: Stats) -> Settings:
     """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for images.
 
     Args:
@@ -75,9 +75,7 @@ def tile_image_rules(
     }
 
 
-def tile_video_rules(
-    files: ProcessorFiles, image_size: int, mean: Stats, std: Stats
-) -> dict[str, Any]:
+def tile_video_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: Stats) -> Settings:
     """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for videos.
 
     Args:

@@ -15,13 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from einops import rearrange
 from torch import Tensor
 
 from .images import resize
-from .processor_files import Section, read_positive, read_resample, read_stats, require_supported
+from .processor_files import (
+    Section,
+    Settings,
+    read_positive,
+    read_resample,
+    read_stats,
+    require_supported,
+)
 from .sizes import check_area
 from .stretched import StagedViews
 from .views import Views
@@ -62,7 +68,7 @@ class SplitPreprocessor(StagedViews):
         views = [view[:, :side, :side] for view in (*tiles, whole)]
         return Views({"image": views}, (columns, rows, True))
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return the settings in a processor file: mean, std, resampling, and the size before
         cutting."""
         require_supported(where, section, {"resample": section.get("resample")})

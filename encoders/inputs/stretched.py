@@ -14,14 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..contract import Limits, VisionInputs
 from .images import StagedItem, grid_tensor, normalize, resize, stack_frames
-from .processor_files import Section, check_side, read_resample, read_stats, require_supported
+from .processor_files import (
+    Section,
+    Settings,
+    check_side,
+    read_resample,
+    read_stats,
+    require_supported,
+)
 from .views import ViewPreprocessor, Views
 
 
@@ -116,7 +122,7 @@ class StretchPreprocessor(StagedViews):
         view = resize(image, self.image_size, self.image_size, self.resample)
         return Views({"image": [view[:, :side, :side]]})
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return the settings in a processor file: mean, std and resampling; the size must be the
         tower's."""
         check_side(where, section, self.image_size)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ from .processor_files import (
     HALF,
     ProcessorFiles,
     Section,
+    Settings,
     Stats,
     check_side,
     image_section,
@@ -119,7 +120,7 @@ class ViewPreprocessor(ABC):
         except ValueError as bad:
             raise error(str(bad)) from bad
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return the settings of this preprocessor that a section of the processor files gives."""
         require_supported(where, section, {"normalize": True})
         mean, std = read_stats(where, section, self.mean, self.std)
@@ -230,7 +231,7 @@ class SquarePreprocessor(ViewPreprocessor):
         free_rows, free_columns = side - small.shape[1], side - small.shape[2]
         return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return the settings in a file: mean, std, smallest side; the size must be the tower's."""
         check_side(where, section, self.image_size)
         require_supported(where, section, {"do_pad": True})
@@ -280,7 +281,7 @@ class HybridPreprocessor(SquarePreprocessor):
         )
         return Views({"image": [low[0]], "high": [high]})
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return the fields that the original repo's file, or that of its conversion, sets.
 
         Raises:
@@ -344,7 +345,7 @@ class CandidatePreprocessor(ViewPreprocessor):
         views = [view[:, :patches, :patches] for view in (whole, *tiles)]
         return Views({"image": views}, (width // side, height // side, True))
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return the settings in a file: mean, std, and candidate sizes that fit the tower."""
         require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
         sizes = section.get("candidate_resolutions")

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
 from threading import Event, Lock
-from typing import Any
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import huggingface_hub
@@ -35,6 +35,28 @@ CHUNK = 1 << 20
 BUSY = (408, 429, 500, 502, 503, 504)
 """Statuses of a server that is likely to answer the same request a little later."""
 _EXPIRED = (400, 401, 403, 404, 410)  # statuses of a storage host for an expired address
+
+
+class Answer(Protocol):
+    """The members of a response of the Hub client's HTTP library that are read here."""
+
+    @property
+    def status_code(self) -> int: ...
+
+    @property
+    def url(self) -> object: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def history(self) -> Sequence[Answer]: ...
+
+    def iter_raw(self) -> Iterator[bytes]: ...
+
+    def iter_bytes(self, chunk_size: int) -> Iterator[bytes]: ...
+
+
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
@@ -149,7 +171,7 @@ class RemoteFile:
         if left:
             self.size = end - left
 
-    def _promised(self, response: Any, start: int, end: int) -> int:
+    def _promised(self, response: Answer, start: int, end: int) -> int:
         """Return the number of bytes in the answer; raise if they are not those asked for."""
         headers = response.headers
         said, length = headers.get("content-range", ""), headers.get("content-length", "")
@@ -178,7 +200,7 @@ class RemoteFile:
     @contextmanager
     def _open(
         self, wanted: str | None, stop: Event | None, *, patient: bool = True
-    ) -> Iterator[Any]:
+    ) -> Iterator[Answer]:
         """Send one request, and send it again while the server is busy if ``patient`` is true."""
         if stop is not None and stop.is_set():
             raise Stopped
@@ -215,7 +237,7 @@ class RemoteFile:
                 self._direct = str(response.url) if response.history else None
             yield response
 
-    def _compare(self, response: Any) -> None:
+    def _compare(self, response: Answer) -> None:
         """Remember the ETags of the first answer, and require the same of every later answer."""
         headers: dict[str, str] = {}
         for answer in (response, *reversed(response.history)):
