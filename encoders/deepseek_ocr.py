@@ -198,7 +198,7 @@ class DeepseekOCREncoder(PathsEncoder):
         return view
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.views import OcrPreprocessor
+        from .inputs.tiled_views import OcrPreprocessor
 
         c = self.config
         plain = OcrPreprocessor(c.patch_size, max_tiles=c.max_tiles, tiles_several=c.tiles_several)
@@ -349,7 +349,7 @@ class Projector(nn.Module):
 
 def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
     """Return a preprocessor of this family for another mode; that of somebody else as it is."""
-    from .inputs.views import OcrPreprocessor
+    from .inputs.tiled_views import OcrPreprocessor
 
     if not isinstance(preprocessor, OcrPreprocessor):
         return preprocessor

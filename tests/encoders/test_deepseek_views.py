@@ -18,13 +18,9 @@ from transformers.models.unlimited_ocr import UnlimitedOcrImageProcessor
 
 from encoders.deepseek_vl2 import DeepseekVL2Config
 from encoders.inputs.crops import CropPreprocessor
-from encoders.inputs.views import (
-    CandidatePreprocessor,
-    HybridPreprocessor,
-    OcrPreprocessor,
-    SquarePreprocessor,
-    ViewPreprocessor,
-)
+from encoders.inputs.square_views import HybridPreprocessor, SquarePreprocessor
+from encoders.inputs.tiled_views import CandidatePreprocessor, OcrPreprocessor
+from encoders.inputs.views import ViewPreprocessor
 from photographs import china
 from weights import FAMILIES
 

@@ -21,14 +21,10 @@ from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
 from encoders.inputs.soft_tokens import SoftTokenPreprocessor
 from encoders.inputs.splits import SplitPreprocessor
+from encoders.inputs.square_views import HybridPreprocessor, SquarePreprocessor
 from encoders.inputs.stretched import StretchPreprocessor
+from encoders.inputs.tiled_views import CandidatePreprocessor, OcrPreprocessor
 from encoders.inputs.tiles import TilePreprocessor
-from encoders.inputs.views import (
-    CandidatePreprocessor,
-    HybridPreprocessor,
-    OcrPreprocessor,
-    SquarePreprocessor,
-)
 from vitgraph.embedding import feature_store
 from vitgraph.integrations import transformers, vllm_plugin
 from weights import FAMILIES

@@ -1,0 +1,155 @@
+"""Images padded to one square view, or to two of different sizes (DeepSeek-VL).
+
+Source: ``VLMImageProcessor`` and ``HybridVisionTower`` of deepseek-ai/DeepSeek-VL at commit
+681bffb.
+
+Shapes: S side of a view in pixels.
+
+Deliberate differences:
+
+- Images are resized by torch's uint8 kernel as in the other families; the sources use PIL, which
+  differs by at most one level at most scales.
+- transformers' DeepseekVLImageProcessor and DeepseekVLHybridImageProcessor round the shorter side
+  to the nearest pixel; the source cuts it off, as is done here for converted repos, too. The second
+  also rounds the small view to levels. A ``background_color`` in their files is not read: as in
+  these classes, the padding has the colour of the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .images import laid_over, resize
+from .processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    Section,
+    Settings,
+    Stats,
+    check_side,
+    read_positive,
+    read_stats,
+    require_supported,
+)
+from .views import ViewPreprocessor, Views
+
+
+@dataclass(frozen=True)
+class SquarePreprocessor(ViewPreprocessor):
+    """DeepSeek-VL-1.3B: the longer side resized to S, padded to a square with the mean colour."""
+
+    image_size: int = 384
+    min_size: int = 14
+    """The least number of pixels to which the shorter side of an image is resized."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side in pixels of the view of the only path, "image"."""
+        return {"image": self.image_size}
+
+    @property
+    def has_tiles(self) -> bool:
+        """Return False: no image is cut into tiles."""
+        return False
+
+    @property
+    def colour(self) -> Stats:
+        """The red, green and blue of the padding around an image, from 0 to 1."""
+        return self.mean
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the padded square of the image as the only view."""
+        return Views({"image": [self.square(image)]})
+
+    def square(self, image: Tensor) -> Tensor:
+        """Return the image resized and padded to a square of S x S pixels, uint8 [3, S, S]."""
+        height, width = image.shape[1:]
+        longer, side = max(height, width), self.image_size
+        small = resize(
+            image,
+            max(int(height / longer * side), self.min_size),
+            max(int(width / longer * side), self.min_size),
+        )
+        free_rows, free_columns = side - small.shape[1], side - small.shape[2]
+        return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
+
+    def rules(self, where: str, section: Section) -> Settings:
+        """Return the settings in a file: mean, std, smallest side; the size must be the tower's."""
+        check_side(where, section, self.image_size)
+        require_supported(where, section, {"do_pad": True})
+        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # DeepseekVLImageProcessor's
+        return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
+
+    def smallest(self, where: str, section: Section) -> int:
+        """Return ``min_size`` of a section of a processor file."""
+        return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
+
+
+@dataclass(frozen=True)
+class HybridPreprocessor(SquarePreprocessor):
+    """DeepSeek-VL-7B: a view of 1024x1024 pixels and the same one at 384x384, as two paths.
+
+    ``mean`` and ``std`` are those of the large view, the path "high"; "image" is the small one.
+    They are the published towers' own: the processor file has the colour of the padding alone.
+    """
+
+    image_size: int = 1024
+    mean: Stats = CLIP_MEAN
+    std: Stats = CLIP_STD
+    low_size: int = 384
+    low_mean: Stats = HALF
+    low_std: Stats = HALF
+    background: Stats = CLIP_MEAN
+
+    @property
+    def colour(self) -> Stats:
+        """The red, green and blue of the padding around an image, from 0 to 1."""
+        return self.background
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side in pixels of the views of each path, the small view's first."""
+        return {"image": self.low_size, "high": self.image_size}
+
+    def stats(self, path: str) -> tuple[Stats, Stats]:
+        """Return mean and standard deviation with which the pixels of a path are normalised."""
+        return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the large view, and the small one, which the source resizes in floats."""
+        high = self.square(image)
+        low = F.interpolate(
+            high[None].to(torch.float32), self.low_size, mode="bilinear", antialias=True
+        )
+        return Views({"image": [low[0]], "high": [high]})
+
+    def rules(self, where: str, section: Section) -> Settings:
+        """Return the fields that the original repo's file, or that of its conversion, sets.
+
+        Raises:
+            ValueError: a value that is not implemented, or views of another size.
+        """
+        if "high_res_size" not in section:  # in the original repo, the towers normalise the pixels
+            check_side(where, section, self.image_size)
+            require_supported(where, section, {"do_normalize": False})
+            colour, _ = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+            return {"background": colour, "min_size": self.smallest(where, section)}
+        require_supported(where, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
+        check_side(where, section, self.low_size)
+        check_side(where, {"size": section["high_res_size"]}, self.image_size)
+        high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}
+        mean, std = read_stats(where, high, CLIP_MEAN, CLIP_STD)
+        low_mean, low_std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+        return {
+            "mean": mean,
+            "std": std,
+            "low_mean": low_mean,
+            "low_std": low_std,
+            "background": mean,
+            "min_size": self.smallest(where, section),
+        }

@@ -1,0 +1,124 @@
+"""Images to a view of the whole image and tiles of it (DeepSeek-VL2, DeepSeek-OCR).
+
+Source: ``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e, and
+``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e.
+
+Shapes: S side of a view in pixels.
+
+Deliberate differences:
+
+- Images are resized by torch's uint8 kernel as in the other families; the sources use PIL, which
+  differs by at most one level at most scales.
+- DeepSeek-VL2 cuts no image of a prompt with more than two images. Every image is cut here as if
+  it were alone; ``max_tiles=1`` leaves images whole.
+- DeepSeek-OCR cuts an image into at most six tiles, as its processor for vLLM does. The code beside
+  the weights on the Hub makes up to nine; ``max_tiles=9`` does that here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from einops import rearrange
+from torch import Tensor
+
+from .images import padded, resize
+from .processor_files import (
+    Section,
+    Settings,
+    require_supported,
+)
+from .sizes import best_candidate, best_tiling, check_area, read_candidates
+from .views import ViewPreprocessor, Views
+
+
+@dataclass(frozen=True)
+class CandidatePreprocessor(ViewPreprocessor):
+    """DeepSeek-VL2: the whole image, then tiles of the candidate size that wastes least of it.
+
+    S is 384, which is no multiple of the patches' 14 pixels. The last 6 rows and columns of a view,
+    which the source's convolution leaves out, are cut off here.
+    """
+
+    image_size: int = 384
+    candidates: tuple[tuple[int, int], ...] = ((384, 384),)
+    """(width, height) in pixels that an image may be resized to, in multiples of a view."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_candidates(type(self).__name__, self.candidates, self.image_size)
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side of all views of the only path: whole image and tiles, cut to whole
+        patches."""
+        return {"image": self.image_size // self.patch_size * self.patch_size}
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the whole image, then its tiles row by row."""
+        side = self.image_size
+        within = [
+            size
+            for size in self.candidates
+            if max_tiles is None or size[0] * size[1] <= max_tiles * side * side
+        ]
+        width, height = best_candidate(image.shape[2], image.shape[1], within)
+        canvas = padded(image, height, width, self.mean)
+        tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
+        whole, patches = padded(image, side, side, self.mean), self.sides["image"]
+        views = [view[:, :patches, :patches] for view in (whole, *tiles)]
+        return Views({"image": views}, (width // side, height // side, True))
+
+    def rules(self, where: str, section: Section) -> Settings:
+        """Return the settings in a file: mean, std, and candidate sizes that fit the tower."""
+        require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
+        sizes = section.get("candidate_resolutions")
+        found = self.candidates if sizes is None else read_candidates(where, sizes, self.image_size)
+        return {**super().rules(where, section), "candidates": found}
+
+
+@dataclass(frozen=True)
+class OcrPreprocessor(ViewPreprocessor):
+    """DeepSeek-OCR: the whole image padded to a square and, if it is large, tiles of 640x640.
+
+    An image with a side over S of a tile is resized to the grid of 2 to ``max_tiles`` tiles whose
+    shape is nearest its own; a smaller image has no tiles.
+    """
+
+    base_size: int = 1024
+    tile_size: int = 640
+    max_tiles: int = 6
+    tiled: bool = True
+    keep_shape: bool = True
+    """Pad the whole image to a square; otherwise it is resized to one without keeping its shape."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the sides in pixels of the whole view and, if the mode has tiles, of the tiles."""
+        return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether images are cut into tiles, which depends on the published mode."""
+        return self.tiled
+
+    @property
+    def pads(self) -> bool:
+        """Whether the whole image is padded to a square; some modes stretch it instead."""
+        return self.keep_shape
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the view of the whole image and its tiles row by row."""
+        base, side = self.base_size, self.tile_size
+        if self.keep_shape:
+            whole = padded(image, base, base, self.mean)
+        else:
+            whole = resize(image, base, base)
+        most = self.max_tiles if max_tiles is None else max_tiles
+        if not self.tiled or max(image.shape[1:]) <= side or most < 2:
+            return Views({"image": [whole]})
+        columns, rows = best_tiling(image.shape[2], image.shape[1], 2, most, side)
+        check_area(columns * rows, side)
+        canvas = resize(image, rows * side, columns * side)
+        tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
+        return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))
