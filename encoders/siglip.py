@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import reduce
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -257,7 +257,8 @@ class Projector(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return tokens [B, rows, columns, out] of normed patches [B, h, w, D]."""
-        wide = maps.to(torch.promote_types(maps.dtype, torch.float32))
-        means = reduce(wide, "b (r a) (c b2) d -> b r c d", "mean", a=self.side, b2=self.side)
+        wide = torch.promote_types(maps.dtype, torch.float32)
+        squares = rearrange(maps, "b (r a) (c e) d -> b r a c e d", a=self.side, e=self.side)
+        means = squares.mean((2, 4), dtype=wide)
         gain = 1 + self.norm.to(means.dtype)
         return F.rms_norm(means, gain.shape, gain, self.eps).to(maps.dtype) @ self.projection

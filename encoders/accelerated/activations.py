@@ -35,7 +35,7 @@ def activated(
     LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
-    ranges=(None, None, None),
+    ranges,
 ):
     """Return some columns of a row, activated and gated, in float32; a negative KIND is the
     identity. The ranges are those of x, up and the result."""

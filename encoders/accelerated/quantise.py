@@ -58,12 +58,13 @@ def _rows_kernel(
     up += row * up_stride
     values += row * columns
     column = tl.arange(0, FIRST)
-    a = activated(x, up, column, column < columns, limit, LIMITED, GATED, KIND)
+    unclipped = (None, None, None)
+    a = activated(x, up, column, column < columns, limit, LIMITED, GATED, KIND, unclipped)
     a = tl.where(column < columns, a, 0.0)
     largest = tl.max(tl.abs(a), axis=0)
     if REST:
         after = FIRST + tl.arange(0, REST)
-        b = activated(x, up, after, after < columns, limit, LIMITED, GATED, KIND)
+        b = activated(x, up, after, after < columns, limit, LIMITED, GATED, KIND, unclipped)
         b = tl.where(after < columns, b, 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(b), axis=0))
     scale = row_scale(largest)
