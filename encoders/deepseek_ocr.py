@@ -177,7 +177,7 @@ class DeepseekOCREncoder(PathsEncoder):
         tower = DeepseekOCRTower(config)
         self._modules = tower._modules  # so each weight stands once in the state_dict
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
-        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
         self._preprocessor = preprocessor
         self._set_mode(config, tower)
 
@@ -200,9 +200,9 @@ class DeepseekOCREncoder(PathsEncoder):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.tiled_views import OcrPreprocessor
 
-        c = self.config
-        plain = OcrPreprocessor(c.patch_size, max_tiles=c.max_tiles, tiles_several=c.tiles_several)
-        return _in_mode(plain, MODES[c.mode])
+        most, several = self.config.max_tiles, self.config.tiles_several
+        plain = OcrPreprocessor(self.config.patch_size, max_tiles=most, tiles_several=several)
+        return _in_mode(plain, MODES[self.config.mode])
 
     def _set_mode(self, config: DeepseekOCRConfig, tower: DeepseekOCRTower) -> None:
         mode, self.config = MODES[config.mode], config

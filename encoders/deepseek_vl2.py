@@ -139,7 +139,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         tower = DeepseekVL2Tower(config)
         self._modules = tower._modules  # so each weight stands once in the state_dict
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
-        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
         self.config: DeepseekVL2Config = config
         self._preprocessor = preprocessor
         self.paths = {"image": tower}

@@ -25,12 +25,12 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
     Raises:
         ValueError: none of them is there and there is no published default, or two disagree.
     """
-    found = {name: section[name] for name in names if section.get(name) is not None}
-    values = list(found.values())
+    given = {name: section[name] for name in names if section.get(name) is not None}
+    values = list(given.values())
     if any(value != values[0] for value in values[1:]):
-        fields = " and ".join(f"{name}={value!r}" for name, value in found.items())
+        fields = " and ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(f"config fields {fields} are names of one thing: give it one value")
-    if found:
+    if given:
         return values[0]
     if default is _NO_DEFAULT:
         raise ValueError(

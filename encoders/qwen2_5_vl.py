@@ -197,8 +197,8 @@ class Qwen2_5VLEncoder(PatchEncoder):
         positions = self._reorder(merge_order_positions(grids, merge, rows), index)
         cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
         window = self.config.window_rows
-        room = max_windows_per_batch
-        cu_windows = padded_offsets(windows, room, "max_windows_per_batch", "windows")
+        capacity = max_windows_per_batch
+        cu_windows = padded_offsets(windows, capacity, "max_windows_per_batch", "windows")
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
@@ -210,9 +210,9 @@ class Qwen2_5VLEncoder(PatchEncoder):
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Return rows, tokens, segments (frame pairs), longest segment and windows of each item."""
-        unit, span = self.config.spatial_merge_size**2, math.isqrt(self.config.window_rows)
+        unit, side = self.config.spatial_merge_size**2, math.isqrt(self.config.window_rows)
         return [
-            EncoderItemSpec(n := t * h * w, n // unit, t, h * w, t * -(-h // span) * -(-w // span))
+            EncoderItemSpec(n := t * h * w, n // unit, t, h * w, t * -(-h // side) * -(-w // side))
             for t, h, w in self._read(grid_thw)
         ]
 
@@ -314,8 +314,8 @@ class Attention(nn.Module):
         self.head_size = config.head_size
         self.group = self.num_heads // self.num_key_value_heads
         self.whole = whole
-        every = self.num_heads + 2 * self.num_key_value_heads
-        self.qkv = nn.Linear(config.hidden_size, every * self.head_size)
+        heads = self.num_heads + 2 * self.num_key_value_heads
+        self.qkv = nn.Linear(config.hidden_size, heads * self.head_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -211,12 +211,12 @@ def _shapes(
         return [_budget(spec, spec.segments, spec.longest_segment) for spec in specs]
     few, many = segments
     shapes = [_budget(spec, few, spec.longest_segment) for spec in specs]
-    room = most - len(shapes)
-    if many > few and room > 0:
+    free = most - len(shapes)
+    if many > few and free > 0:
         squares = set(square_counts(tokens[0], tokens[-1]))
         by_use = sorted(specs, key=lambda s: (s.output_tokens not in squares, -s.output_tokens))
         shapes += [
-            _budget(spec, many, -(-spec.longest_segment // LONG_SEGMENTS)) for spec in by_use[:room]
+            _budget(spec, many, -(-spec.longest_segment // LONG_SEGMENTS)) for spec in by_use[:free]
         ]
     return shapes
 

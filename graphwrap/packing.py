@@ -124,10 +124,10 @@ class Packer:
         if batch.tokens <= self.eager_tokens or batch.items == 1:
             price = self.prices.eager(batch.rows)
         if batch.items <= self.max_batch_size:
-            for one in self._by_price[bisect_left(self._most_tokens, batch.tokens) :]:
-                if one.exceeded_by(batch) is None:
-                    if self.replay_ms[one] <= price:
-                        budget, price = one, self.replay_ms[one]
+            for candidate in self._by_price[bisect_left(self._most_tokens, batch.tokens) :]:
+                if candidate.exceeded_by(batch) is None:
+                    if self.replay_ms[candidate] <= price:
+                        budget, price = candidate, self.replay_ms[candidate]
                     break
         return Group(tuple(sorted(items)), budget, price)
 

@@ -85,20 +85,19 @@ class GraphStats:
         row = "{:>7} {:>13} {:>7} {:>7} {:>9} {:>9} {:>8} {:>9} {:>7} {}".format
         head = "tokens segments hits items real padded ms capture_s MiB kernel"
         lines = [row(*head.split()).replace("_", " ")]
-        several = len({budget.path for budget in self.budgets}) > 1
-        for one in self.budgets:
-            shape, ms = f"{one.segments}x{one.longest_segment}", one.replay_ms
-            counts = one.hits, one.items, one.real_tokens, one.padded_tokens
-            times = "-" if ms is None else f"{ms:.2f}", f"{one.capture_seconds:.2f}"
-            kernel = one.kernel + f", {one.path} path" * several
-            lines.append(
-                row(one.tokens, shape, *counts, *times, f"{one.graph_bytes / 2**20:.1f}", kernel)
-            )
+        several = len({stats.path for stats in self.budgets}) > 1
+        for stats in self.budgets:
+            shape, ms = f"{stats.segments}x{stats.longest_segment}", stats.replay_ms
+            counts = stats.hits, stats.items, stats.real_tokens, stats.padded_tokens
+            times = "-" if ms is None else f"{ms:.2f}", f"{stats.capture_seconds:.2f}"
+            mib = f"{stats.graph_bytes / 2**20:.1f}"
+            kernel = stats.kernel + f", {stats.path} path" * several
+            lines.append(row(stats.tokens, shape, *counts, *times, mib, kernel))
         reasons = ", ".join(f"{why}: {count}" for why, count in sorted(self.eager_reasons.items()))
         items = f"{self.eager_items} item{'s' * (self.eager_items != 1)}"
         runs = f"{self.eager_calls} run{'s' * (self.eager_calls != 1)}"
-        mib = [self.arena_bytes, self.pool_bytes, self.cache_bytes, self.derived_bytes]
-        arena, pool, metadata, derived = [f"{held / 2**20:.1f}" for held in mib]
+        held = [self.arena_bytes, self.pool_bytes, self.cache_bytes, self.derived_bytes]
+        arena, pool, metadata, derived = [f"{size / 2**20:.1f}" for size in held]
         lines += [
             f"eager: {items} in {runs} ({reasons or '-'})",
             f"{self.backend}: arena {arena}, pool {pool}, metadata {metadata}, derived {derived} "

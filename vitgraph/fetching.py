@@ -115,7 +115,7 @@ class Fetcher:
         hop, name = url, shown(url)
         for _ in range(MOST_REDIRECTS + 1):
             try:
-                found = self._get(hop, deadline)
+                answer = self._get(hop, deadline)
             except (TimeoutError, Unanswered):
                 raise ValueError(
                     f"{name}: took longer than {self.seconds:g} s; download it yourself and pass "
@@ -128,9 +128,9 @@ class Fetcher:
                 ) from error
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-            if isinstance(found, bytes):
-                return found
-            hop = urljoin(hop, found)
+            if isinstance(answer, bytes):
+                return answer
+            hop = urljoin(hop, answer)
             name = f"{shown(url)}: leads to {shown(hop)}"
         raise ValueError(
             f"{shown(url)}: is redirected more than {MOST_REDIRECTS} times; pass the URL of the "

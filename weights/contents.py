@@ -133,13 +133,14 @@ def _only_safetensors(snapshot: Snapshot) -> str:
     """Return the one index, or the one safetensors file, of a repo with names of its own."""
     names = _safetensors(snapshot)
     for ending in (".safetensors.index.json", ".safetensors"):
-        found = [name for name in names if name.endswith(ending) and "/" not in name]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        matching = [name for name in names if name.endswith(ending) and "/" not in name]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
             raise CheckpointError(
-                f"{snapshot.label}: {len(found)} files end in {ending} ({', '.join(found[:6])}), "
-                f"and no {INDEX} says which holds what: pass the one file that holds the tower"
+                f"{snapshot.label}: {len(matching)} files end in {ending} "
+                f"({', '.join(matching[:6])}), and no {INDEX} says which holds what: pass the one "
+                "file that holds the tower"
             )
     raise _without_safetensors(snapshot.label, names)
 

@@ -137,7 +137,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
 def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
     """Write a folder beside ``out``, then rename it to ``out``."""
     wanted = tower.wanted
-    found = tower.contents.snapshot.locate(wanted)
+    located = tower.contents.snapshot.locate(wanted)
     work = out.with_name(f".{out.name}.extract")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
                 )
             try:
                 work.mkdir()
-                _write_folder(tower, found, work / "new")
+                _write_folder(tower, located, work / "new")
                 if out.exists():
                     out.rename(work / "old")
                 (work / "new").rename(out)
@@ -186,7 +186,7 @@ def _restore(work: Path, out: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_folder(tower: FoundTower, found: Mapping[str, Located], folder: Path) -> None:
+def _write_folder(tower: FoundTower, located: Mapping[str, Located], folder: Path) -> None:
     folder.mkdir()
     for name, content in tower.wanted.files().items():
         (folder / name).write_bytes(content)
@@ -197,17 +197,17 @@ def _write_folder(tower: FoundTower, found: Mapping[str, Located], folder: Path)
         files[PROJECTOR if tensor.local in beside else SINGLE].append(tensor)
     for name, tensors in files.items():
         if tensors:
-            _write_tensors(tower.contents.snapshot.label, tensors, found, folder / name)
+            _write_tensors(tower.contents.snapshot.label, tensors, located, folder / name)
 
 
 def _write_tensors(
-    label: str, tensors: Sequence[TowerTensor], found: Mapping[str, Located], path: Path
+    label: str, tensors: Sequence[TowerTensor], located: Mapping[str, Located], path: Path
 ) -> None:
     entries = [(tensor.local, tensor.entry) for tensor in tensors]
     with path.open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
-            _copy_tensor(f"{label}: {tensor.file}", tensor, found[tensor.name], out)
+            _copy_tensor(f"{label}: {tensor.file}", tensor, located[tensor.name], out)
     flush(path)
 
 

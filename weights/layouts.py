@@ -97,17 +97,17 @@ class Layout:
 
     def tower_names(self, prefix: Prefix, names: Iterable[str], label: str) -> dict[str, str]:
         """Return the local names of tensors of tower and projector that are read, by full name."""
-        found: dict[str, str] = {}
+        local_names: dict[str, str] = {}
         for name in names:
             local = self.local_name(prefix, name)
             if local is not None and not self.is_ignored(local):
-                found[name] = local
-            if len(found) > MOST_IN_TOWER:
+                local_names[name] = local
+            if len(local_names) > MOST_IN_TOWER:
                 raise CheckpointError(
                     f"{label}: over {MOST_IN_TOWER} tensors under {prefix.whole!r}, which is no "
                     "tower that was ever published"
                 )
-        return found
+        return local_names
 
     def to_ours(self, local: str) -> Slot | None:
         """Return the target of the published tensor ``local``, or None for an unknown name."""
@@ -169,19 +169,19 @@ def find_layout(
     names = list(names)
     for layout in layouts:
         starts = {p: tuple(p.whole + mark for mark in layout.marks) for p in layout.prefixes}
-        found = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
+        prefixes = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
         if layout.projected:
-            beside = {p: tuple(p.root + start for start in layout.projector) for p in found}
-            found = [p for p in found if any(name.startswith(beside[p]) for name in names)]
-        if len(found) > 1:
+            beside = {p: tuple(p.root + start for start in layout.projector) for p in prefixes}
+            prefixes = [p for p in prefixes if any(name.startswith(beside[p]) for name in names)]
+        if len(prefixes) > 1:
             raise CheckpointError(
                 f"{label}: holds several towers, under "
-                f"{' and '.join(repr(p.whole) for p in found)}: keep one of them"
+                f"{' and '.join(repr(p.whole) for p in prefixes)}: keep one of them"
             )
-        if found and layout.refused:
+        if prefixes and layout.refused:
             raise CheckpointError(f"{label}: {layout.refused}")
-        if found:
-            return layout, found[0]
+        if prefixes:
+            return layout, prefixes[0]
     tried = dict.fromkeys(p.whole or "(none)" for layout in layouts for p in layout.prefixes)
     first = ", ".join(shown(word) for word in sorted({name.split(".")[0] for name in names})[:12])
     raise CheckpointError(

@@ -200,7 +200,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     """
     tensors: dict[str, Tensor] = {}
     snapshot = tower.contents.snapshot
-    found = snapshot.locate(tower.wanted)
+    located = snapshot.locate(tower.wanted)
     jobs: list[tuple[Located, TowerTensor, Tensor]] = []
     # A published tensor is read into a whole tensor of ours, or into its rows of a joined one.
     for tensor in tower.wanted.tensors:
@@ -211,7 +211,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
             tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
         whole = tensors[slot.name]
         rows = whole.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else whole
-        jobs.append((found[tensor.name], tensor, rows))
+        jobs.append((located[tensor.name], tensor, rows))
     jobs.sort(key=lambda job: (str(job[0].path), job[0].offset))
     # More threads read no faster, and one keeps the copies to a GPU busy.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1

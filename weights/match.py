@@ -93,10 +93,10 @@ def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[FoundTo
     """Return the tower of a checkpoint and its encoder on the meta device, which fit each other."""
     contents = read_contents(snapshot)
     fits = partial(_fits, contents)
-    found = find_family(
+    record = find_family(
         contents.config, contents.files, snapshot.label, family, fits, saved=contents.family
     )
-    tower = find_tower(contents, found)
+    tower = find_tower(contents, record)
     return tower, build_encoder(tower)
 
 

@@ -139,7 +139,7 @@ class Snapshot:
 
         A DamagedError says that what was here is damaged or removed: open the checkpoint again.
         """
-        found: dict[str, Located] = {}
+        located: dict[str, Located] = {}
         for file in dict.fromkeys(tensor.file for tensor in wanted.tensors):
             path, label = self._path(file), f"{self.label}: {file}"
             if path is None:
@@ -148,8 +148,8 @@ class Snapshot:
             for tensor in (tensor for tensor in wanted.tensors if tensor.file == file):
                 if header.tensors.get(tensor.name) != tensor.entry:
                     raise CheckpointError(f"{label}: changed while it was being loaded; load again")
-                found[tensor.name] = Located(path, header.data_start + tensor.entry.begin)
-        return found
+                located[tensor.name] = Located(path, header.data_start + tensor.entry.begin)
+        return located
 
     def traffic(self, wanted: Wanted) -> Traffic:
         """Return the bytes that :meth:`locate` would transfer, without transferring them."""

@@ -141,11 +141,11 @@ def describe(
 
 def _without_section(config: JsonObject) -> JsonDict:
     """Return a config without the section of the vision tower, wherever that section lies."""
-    found = vision_section(config)[0]
+    section = vision_section(config)[0]
     return {
         name: _without_section(value) if isinstance(value, Mapping) else value
         for name, value in config.items()
-        if value is not found
+        if value is not section
     }
 
 

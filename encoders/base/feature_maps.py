@@ -34,12 +34,12 @@ class MapsFeatures(nn.Module, ABC):
 
     def _tensors_alone(self, method: str) -> ValueError:
         """The error for tensors given to an encoder of several paths, which belong to one path."""
-        one = "" if method == "forward" else f".{method}"
+        dotted = "" if method == "forward" else f".{method}"
         given = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(
             f"{type(self).__name__} has the paths {', '.join(self.paths)}, and tensors do not say "
-            f"which is meant: call encoder{one}({given}) with inputs = encoder.preprocess(..), or "
-            f"one path: encoder.paths[name]{one}(..)"
+            f"which is meant: call encoder{dotted}({given}) with inputs = encoder.preprocess(..), "
+            f"or one path: encoder.paths[name]{dotted}(..)"
         )
 
     @abstractmethod

@@ -99,13 +99,13 @@ class NavitPreprocessor(PatchPreprocessor):
         return replace(made, videos=videos)
 
     def _rules(
-        self, found: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
+        self, entry: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
     ) -> tuple[PixelRules, int]:
         """Return rules and side limit from a section; ``names`` of the patch limit, first found
         wins."""
-        if found is None:
+        if entry is None:
             return own, self.side_limit
-        where, section = found
+        where, section = entry
         if isinstance(nested := section.get("media_proc_cfg"), Mapping):
             where, section = f"{where}: media_proc_cfg", nested
         flat = "in_token_limit" in section or "pad_input" in section

@@ -125,16 +125,16 @@ def patch_image_rules(
         ValueError: a value that is not implemented, contradicts another value, or disagrees with
             the tower.
     """
-    found = image_section(files)
-    if found is None:
+    entry = image_section(files)
+    if entry is None:
         return family
-    name = str(found[1].get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
+    name = str(entry[1].get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
     defaults = _named_or_own(_IMAGE_CLASSES, name, family)
-    rules = _read_pixel_rules(*found, defaults, sizes)
+    rules = _read_pixel_rules(*entry, defaults, sizes)
     try:
         return rules.bounded(None, None)
     except ValueError as error:
-        raise ValueError(f"{found[0]}: {error}") from error
+        raise ValueError(f"{entry[0]}: {error}") from error
 
 
 def long_side_rules(
@@ -156,10 +156,10 @@ def long_side_rules(
     outer = files.get("processor_config", {})
     names = {"patch_size": "patch_size", "spatial_merge_size": "merge_size"}
     check_sizes("processor_config.json", outer, {k: sizes[v] for k, v in names.items()})
-    found = image_section(files)
-    if found is None:
+    entry = image_section(files)
+    if entry is None:
         return family
-    where, section = found
+    where, section = entry
     require_supported(where, section)
     size = section.get("size", {"longest_edge": 1024})  # PixtralImageProcessor's default
     longest = size.get("longest_edge") if isinstance(size, Mapping) else None
@@ -192,10 +192,10 @@ def patch_video_rules(
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
     """
-    found = video_section(files)
-    if found is None:
+    entry = video_section(files)
+    if entry is None:
         return family
-    return _read_pixel_rules(*found, _video_defaults(found[1], family), sizes)
+    return _read_pixel_rules(*entry, _video_defaults(entry[1], family), sizes)
 
 
 def _video_defaults(section: Section, family: PixelRules) -> PixelRules:

@@ -49,10 +49,10 @@ def tile_image_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: S
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
     """
-    found = image_section(files)
-    if found is None:
+    entry = image_section(files)
+    if entry is None:
         return {}
-    where, section = found
+    where, section = entry
     # A repo with code of its own describes tiling in its config.json.
     if not _describes_tiles(section):
         mean, std = read_stats(where, section, mean, std)
@@ -87,10 +87,10 @@ def tile_video_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: S
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
     """
-    found = video_section(files)
-    if found is None:
+    entry = video_section(files)
+    if entry is None:
         return {}
-    where, section = found
+    where, section = entry
     if section.get("video_processor_type") or _describes_tiles(section):
         mean, std = CLIP_MEAN, CLIP_STD  # the defaults of the class that the section names
         _check_converted(where, section, image_size)

@@ -65,19 +65,19 @@ class SoftTokenPreprocessor(PatchPreprocessor):
             images = self._read_rules(image_section(files), self.images)
         except ValueError as bad:
             raise error(str(bad)) from bad
-        found = video_section(files)
-        if found is not None and "image_processor_type" in found[1]:  # a file for images alone
-            found = None
+        entry = video_section(files)
+        if entry is not None and "image_processor_type" in entry[1]:  # a file for images alone
+            entry = None
         try:
-            videos = self._read_rules(found, self.videos)
+            videos = self._read_rules(entry, self.videos)
         except ValueError as bad:
             return replace(self, images=images, video_error=error(str(bad)))
         return replace(self, images=images, videos=videos, video_error=None)
 
-    def _read_rules(self, found: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
-        if found is None:
+    def _read_rules(self, entry: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
+        if entry is None:
             return rules
-        where, section = found
+        where, section = entry
         sizes = {"patch_size": self.patch_size, "pooling_kernel_size": self.pool}
         require_supported(where, section, {"do_normalize": section.get("do_normalize"), **sizes})
         plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)

@@ -148,10 +148,10 @@ class ViewPreprocessor(ABC):
         if count := len(videos):
             some = f"{count} video{'s' * (count != 1)}"
             raise ValueError(f"{some}: this family takes images alone; pass frames as images")
-        items, found = [], read_images(images)
-        if len(found) > 1 and max_tiles is None and not self.tiles_several:
+        items, decoded = [], read_images(images)
+        if len(decoded) > 1 and max_tiles is None and not self.tiles_several:
             max_tiles = 1
-        for number, image in enumerate(found):
+        for number, image in enumerate(decoded):
             with naming(f"image {number}"):
                 items.append(self.views(image, max_tiles))
         return items

@@ -155,17 +155,17 @@ class ItemEncoder(Generic[Output]):
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
         calls = plan_calls(grids, path.item_specs(grids), limit)
         lasting = self.owned or (len(calls) == 1 and len(self.paths) == 1)
-        held: list[Output] = []
+        outputs: list[Output] = []
         row = 0
         for parts in calls:
             rows, part_grids = sum(part.rows for part in parts), [part.grid for part in parts]
             with advising_limit(sum(part.tokens for part in parts), self.device):
                 output = call(inputs.pixel_values[row : row + rows], part_grids)
             for part, result in zip(parts, path.split(output, part_grids), strict=True):
-                held.append(result if lasting else result.clone())
+                outputs.append(result if lasting else result.clone())
                 if part.last:
-                    yield join_outputs(held)
-                    held = []
+                    yield join_outputs(outputs)
+                    outputs = []
             row += rows
 
 

@@ -343,8 +343,8 @@ def _about_one(error: Exception) -> Exception:
     """The error without the item's number, which ``preprocess`` counts within its own call."""
     if not isinstance(error, ValueError):
         return error
-    said = str(error)
-    return ValueError(said.removeprefix("image 0: ").removeprefix("video 0: "))
+    message = str(error)
+    return ValueError(message.removeprefix("image 0: ").removeprefix("video 0: "))
 
 
 def _raise_if_not_the_items(values: Sequence[Any]) -> None:

@@ -72,15 +72,15 @@ def nearest_patches(
             name: nearest_patches(column, points, source=source, top=top)
             for name, column in maps.items()
         }
-    found = [one["image"] if isinstance(one, Mapping) else one for one in maps]
-    for features in found:
+    image_maps = [one["image"] if isinstance(one, Mapping) else one for one in maps]
+    for features in image_maps:
         require_map(features)
-    if len(found) < 2 or not 0 <= source < len(found) or top < 1:
+    if len(image_maps) < 2 or not 0 <= source < len(image_maps) or top < 1:
         raise ValueError(
-            f"{len(found)} maps, source={source}, top={top}: pass at least two maps, the number of "
-            "one of them, and at least one match per point"
+            f"{len(image_maps)} maps, source={source}, top={top}: pass at least two maps, the "
+            "number of one of them, and at least one match per point"
         )
-    frames = [features[len(features) // 2].float().cpu() for features in found]
+    frames = [features[len(features) // 2].float().cpu() for features in image_maps]
     mean = torch.cat([frame.flatten(0, 1) for frame in frames]).mean(0)
     asked = _rows_at(frames[source], points) - mean
     others = [number for number in range(len(frames)) if number != source]

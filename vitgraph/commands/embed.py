@@ -247,10 +247,10 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     listed = write_list(storage, source, command.options.shard_items)
     created = False
     try:
-        said = [*source.notes, *source.describe_left_out()]
-        for line in said:
+        notes = [*source.notes, *source.describe_left_out()]
+        for line in notes:
             print(line)
-        listed["files"]["said"] = said
+        listed["files"]["said"] = notes
         manifest = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
         job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:

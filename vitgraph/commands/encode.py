@@ -174,13 +174,12 @@ def encode(options: argparse.Namespace) -> None:
     rows: list[tuple[str, ...]] = []
     drawn: list[tuple[Tensor, Tensor, str]] = []
     with _writing(options, encoder) as write:
-        for one in encoded:
-            write(one.item, one.output if one.vector is None else one.vector)
-            rows.append(row(one))
+        for result in encoded:
+            write(result.item, result.output if result.vector is None else result.vector)
+            rows.append(row(result))
             if options.plot and len(drawn) < MOST_PLOTTED:
-                drawn.append(
-                    (one.media.still, one.feature_map, _plot_text(Path(one.item.name).name))
-                )
+                name = _plot_text(Path(result.item.name).name)
+                drawn.append((result.media.still, result.feature_map, name))
     if options.plot:
         _plot(options, *zip(*drawn, strict=True))
     written = "pooler_output" if wanted.pool == "none" else "vector"

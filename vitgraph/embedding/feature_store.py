@@ -86,24 +86,24 @@ class FeatureStore:
         max_tiles: int | None = None,
     ) -> None:
         self.folder = local_folder(folder)
-        found = _read_settings(self.folder)
+        stored = _read_settings(self.folder)
         if encoder is None:
-            if found is None:
+            if stored is None:
                 raise ValueError(
                     f"{self.folder}: has no {STORE}; pass the encoder whose features it is to hold"
                 )
-            self.settings = found
+            self.settings = stored
             return
         mine = _describe(encoder)._replace(
             min_pixels=min_pixels, max_pixels=max_pixels, max_tiles=max_tiles
         )
-        if found is None:
+        if stored is None:
             content = json.dumps(mine._asdict(), indent=1) + "\n"
             LocalFolder(self.folder).create(STORE, content.encode())
-            found = _read_settings(self.folder)
-        assert found is not None
-        _compare(found, mine, self.folder)
-        self.settings = found
+            stored = _read_settings(self.folder)
+        assert stored is not None
+        _compare(stored, mine, self.folder)
+        self.settings = stored
 
     def put(self, key: str, output: EncoderOutput | PartialOutput) -> bool:
         """Write the features of one item, unless the store has this key.

@@ -50,14 +50,14 @@ def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> b
         OSError: the file cannot be read, is not a regular one, has changed, or has become shorter.
     """
     if is_remote(path):
-        found = _read_remote(path, version, start, size)
+        content = _read_remote(path, version, start, size)
     else:
         with open_regular(path, version) as file:
             file.seek(start)
-            found = file.read(size)
-    if len(found) < size:
+            content = file.read(size)
+    if len(content) < size:
         raise OSError(f"{path}: ends before byte {start + size:,}")
-    return found
+    return content
 
 
 def _read_remote(url: str, version: str, start: int, size: int) -> bytes:

@@ -152,21 +152,21 @@ class Source:
         Raises:
             OSError: a folder cannot be read; its images would be missing in silence.
         """
-        found: list[str] = []
+        lines: list[str] = []
         for entry, key in entries_below(root):
             if not self._takes(entry.name):
                 continue
             try:
                 state = entry.stat()
             except OSError:  # encoding reports a link that leads nowhere
-                found.append(f"{key}\0-1\0")
+                lines.append(f"{key}\0-1\0")
                 continue
             if stat.S_ISREG(state.st_mode):
-                found.append(f"{key}\0{state.st_size}\0{state.st_mtime_ns}")
+                lines.append(f"{key}\0{state.st_size}\0{state.st_mtime_ns}")
             else:
                 self.left_out["pipes or devices"] += 1
-        found.sort()
-        for text in found:
+        lines.sort()
+        for text in lines:
             key, size, time_ns = text.split("\0")
             version = f"{size} {time_ns}" if time_ns else ""
             yield File(key, os.path.join(root, key), int(size), version)
@@ -183,12 +183,12 @@ class Source:
         fs, path = open_filesystem(url)
         with explaining(url):
             if glob.has_magic(path):
-                found, root = fs.glob(path, detail=True), _fixed_part(path)
-                return self._inside(_remote_files(fs, found, root))
-            found = fs.find(path, detail=True)
-        if set(found) == {path}:
-            return self._inside(_remote_files(fs, found, posixpath.dirname(path)))
-        return self._images_of(_remote_files(fs, found, path.rstrip("/")))
+                described, root = fs.glob(path, detail=True), _fixed_part(path)
+                return self._inside(_remote_files(fs, described, root))
+            described = fs.find(path, detail=True)
+        if set(described) == {path}:
+            return self._inside(_remote_files(fs, described, posixpath.dirname(path)))
+        return self._images_of(_remote_files(fs, described, path.rstrip("/")))
 
     def _images_of(self, files: Iterable[File]) -> Iterator[File]:
         """Keep what is an image by its suffix, and in no hidden folder; count the others."""
@@ -268,10 +268,10 @@ class Source:
             yield file
 
     def _members(self, tar: File, listed: Listed) -> Iterator[File]:
-        for one in listed.members:
-            if not posixpath.basename(one.name).startswith(".") and self._takes(one.name):
-                kind, key = "sparse" if one.sparse else "member", f"{tar.key}/{one.name}"
-                yield File(key, tar.path, one.size, tar.version, kind, one.place)
+        for member in listed.members:
+            if not posixpath.basename(member.name).startswith(".") and self._takes(member.name):
+                kind, key = "sparse" if member.sparse else "member", f"{tar.key}/{member.name}"
+                yield File(key, tar.path, member.size, tar.version, kind, member.place)
 
     def _rows(self, table: Any, path: str, version: str, key: str) -> Iterator[File]:
         """Yield one file per row of a table; a column of URLs stops the job before it begins."""
@@ -317,10 +317,10 @@ def _named(path: str, folder: str) -> File:
     return _local_file(os.path.abspath(path), key)
 
 
-def _remote_files(fs: Any, found: Mapping[str, Any], root: str) -> Iterator[File]:
+def _remote_files(fs: Any, described: Mapping[str, Any], root: str) -> Iterator[File]:
     """The files that a remote file system has described, sorted by their keys."""
-    for path in sorted(found):
-        about = found[path]
+    for path in sorted(described):
+        about = described[path]
         if about.get("type", "file") == "file":
             key, url = path[len(root) :].lstrip("/"), fs.unstrip_protocol(path)
             yield File(key, url, about.get("size") or -1, version_in(about))

@@ -195,13 +195,13 @@ def pin_files(url: str) -> str:
     Raises:
         ValueError: the Hub does not say the commit.
     """
-    found = re.fullmatch(rf"{DATASET}([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", url)
-    if found is None:
+    match = re.fullmatch(rf"{DATASET}([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", url)
+    if match is None:
         raise ValueError(f"{url}: files of the Hub are named {DATASET}OWNER/NAME/PATH")
-    commit = found[2] or ""
+    commit = match[2] or ""
     if not _COMMIT.fullmatch(commit):
-        commit = hub_commit(found[1], commit)
-    return f"{DATASET}{found[1]}@{commit}/{found[3]}"
+        commit = hub_commit(match[1], commit)
+    return f"{DATASET}{match[1]}@{commit}/{match[3]}"
 
 
 def _state_of(folder: str) -> str:

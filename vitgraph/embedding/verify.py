@@ -54,10 +54,10 @@ def _print_workers(stats: list[JsonDict]) -> None:
     """Print how many shards each worker has written, and when it wrote its last one."""
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()
-    for one in stats:
-        if "worker" in one:  # an earlier version did not record the worker
-            worker = one["worker"]
-            newest[worker] = max(newest.get(worker, 0.0), one["written"])
+    for shard in stats:
+        if "worker" in shard:  # an earlier version did not record the worker
+            worker = shard["worker"]
+            newest[worker] = max(newest.get(worker, 0.0), shard["written"])
             count[worker] += 1
     for worker in sorted(newest, key=lambda name: [int(part) for part in name.split("/")]):
         age = max(time.time() - newest[worker], 0)

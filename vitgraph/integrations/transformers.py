@@ -190,7 +190,7 @@ def mm_encoder_outputs(
             ``pooler_output`` or ``deepstack_features``.
     """
     inner = _unwrap(encoder)
-    found: dict[str, list[Any]] = {
+    outputs: dict[str, list[Any]] = {
         kind: encoder.encode(
             images=items if kind == "image" else (),
             videos=items if kind == "video" else (),
@@ -204,12 +204,12 @@ def mm_encoder_outputs(
         for kind, items in (("image", images), ("video", videos))
         if not (isinstance(items, Sequence) and len(items) == 0)
     }
-    if found and isinstance(inner, InternViT):
-        tokens = torch.cat([item.pooler_output for items in found.values() for item in items])
+    if outputs and isinstance(inner, InternViT):
+        tokens = torch.cat([item.pooler_output for items in outputs.values() for item in items])
         # The smallest budget is the number of tokens of one tile.
         tiles = tokens.unflatten(0, (-1, inner.budget_range[0]))
         return {"image": _model_output(None, tiles, [])}
-    return {kind: _listed(items) for kind, items in found.items()}
+    return {kind: _listed(items) for kind, items in outputs.items()}
 
 
 def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:

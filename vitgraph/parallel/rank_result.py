@@ -48,15 +48,15 @@ def complete(result: RankResult, status: StatusExchange) -> RankResult:
     """
     shares = result.shares
     heard = status.gather((result.types, result.counts))
-    said = [(*one, share) for one, share in zip(heard, shares.of_ranks, strict=True) if share]
-    of_ranks = [types for types, _, _ in said]
+    answers = [(*one, share) for one, share in zip(heard, shares.of_ranks, strict=True) if share]
+    of_ranks = [types for types, _, _ in answers]
     if any(types != of_ranks[0] for types in of_ranks):
         raise ValueError(
             f"the ranks encode to different fields, {of_ranks}: give all of them the same encoder"
         )
     types: FieldTypes = of_ranks[0] if of_ranks else []
     counts = [[0] * len(shares.grids) for _ in types]
-    for _, theirs, share in said:
+    for _, theirs, share in answers:
         for whole, own in zip(counts, theirs, strict=True):
             for item, count in zip(share, own, strict=True):
                 whole[item] = count

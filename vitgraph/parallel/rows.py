@@ -70,11 +70,11 @@ class RowExchange:
             return rows
         mine = rows.new_empty((most, *rows.shape[1:]), device=self._channel)
         mine[: len(rows)] = rows
-        every = mine.new_empty((self._status.size * most, *rows.shape[1:]))
+        gathered = mine.new_empty((self._status.size * most, *rows.shape[1:]))
         # Rows travel as bytes, so that the backend need not know the dtype.
-        sent, received = (one.flatten().view(torch.uint8) for one in (mine, every))
+        sent, received = (one.flatten().view(torch.uint8) for one in (mine, gathered))
         try:
             dist.all_gather_into_tensor(received, sent, group=self._group)
         except RuntimeError as error:
             raise self._status.silence() from error
-        return every.to(rows.device).index_select(0, places)
+        return gathered.to(rows.device).index_select(0, places)

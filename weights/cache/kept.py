@@ -84,13 +84,13 @@ class KeptTower(Snapshot):
 
     def locate(self, wanted: Wanted) -> dict[str, Located]:
         path, start, tensors = self.folder / SINGLE, self._header.data_start, self._header.tensors
-        found: dict[str, Located] = {}
+        located: dict[str, Located] = {}
         for tensor in wanted.tensors:
             here, entry = tensors.get(tensor.local), tensor.entry
             if here is None or (here.dtype, here.shape) != (entry.dtype, entry.shape):
                 raise DamagedError(f"{self.folder}: holds other tensors than were fetched")
-            found[tensor.name] = Located(path, start + here.begin, self.sums[tensor.local])
-        return found
+            located[tensor.name] = Located(path, start + here.begin, self.sums[tensor.local])
+        return located
 
     def verify(self) -> None:
         """Read every tensor; raise a :class:`DamagedError` if one has not its recorded CRC-32."""

@@ -84,15 +84,15 @@ def remove_cached(
 def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
     """Return the folders of the one commit that begins with the given characters."""
     commits = sorted({_commit(folder) for folder in folders})
-    found = [name for name in commits if commit and name.startswith(commit)]
-    if len(found) != 1:
-        count = "several commits begin so" if found else "no tower of that commit is kept"
+    matching = [name for name in commits if commit and name.startswith(commit)]
+    if len(matching) != 1:
+        count = "several commits begin so" if matching else "no tower of that commit is kept"
         raise CheckpointError(
             f"{repo_id}@{commit}: {count}; kept are: "
             f"{', '.join(name[:10] for name in commits) or 'none'}. A branch is not kept under "
             "its name: `vitgraph cache list` shows commits"
         )
-    return [folder for folder in folders if _commit(folder) == found[0]]
+    return [folder for folder in folders if _commit(folder) == matching[0]]
 
 
 def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:

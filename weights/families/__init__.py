@@ -80,29 +80,29 @@ def find_family(
     _check_refused(types, label)
     kind = next((kind for kind in types if isinstance(kind, str)), None)
     architecture, what = config.get("architecture"), ""
-    found = list(FAMILIES.values())
+    candidates = list(FAMILIES.values())
     if saved is not None:
-        found = [FAMILIES[saved]]
+        candidates = [FAMILIES[saved]]
     elif kind is not None:
         what = f"model_type {shown(kind)!r}"
-        found = [family for family in found if kind in family.model_types]
+        candidates = [family for family in candidates if kind in family.model_types]
     elif isinstance(architecture, str):
         what = f"timm architecture {shown(architecture)!r}"
-        found = [family for family in found if architecture in family.timm]
+        candidates = [family for family in candidates if architecture in family.timm]
     else:
         what = "a config.json without model_type"
-    if len(found) > 1:  # the tensors say more than a type that several families have
+    if len(candidates) > 1:  # the tensors say more than a type that several families have
         what = f"{what}, with tensors of no known tower,"
-        found = [family for family in found if _has_signs(family, [*names])]
-    if len(found) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
-        found = [family for family in found if fits(family)] or found
-    if found and wanted not in (None, found[0].name):
+        candidates = [family for family in candidates if _has_signs(family, [*names])]
+    if len(candidates) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
+        candidates = [family for family in candidates if fits(family)] or candidates
+    if candidates and wanted not in (None, candidates[0].name):
         raise CheckpointError(
-            f"{label}: its tower is of the family {found[0].name!r}, not of family={wanted!r}: "
-            "leave family (--family) out; it is for types that are not known"
+            f"{label}: its tower is of the family {candidates[0].name!r}, not of "
+            f"family={wanted!r}: leave family (--family) out; it is for types that are not known"
         )
-    if found or wanted is not None:
-        return found[0] if found else FAMILIES[wanted or ""]
+    if candidates or wanted is not None:
+        return candidates[0] if candidates else FAMILIES[wanted or ""]
     kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
     like = "".join(

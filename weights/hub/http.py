@@ -139,10 +139,10 @@ class RemoteFile:
             try:
                 with self._open(None, None, patient=patient) as response:
                     length = response.headers.get("content-length", "")
-                    said = int(length[:19]) if length.isdecimal() else 0
+                    announced = int(length[:19]) if length.isdecimal() else 0
                     for chunk in chain([b""], response.iter_bytes(CHUNK)):
                         content += chunk
-                        if (size := max(said, len(content))) > limit:
+                        if (size := max(announced, len(content))) > limit:
                             raise CheckpointError(
                                 f"{self.label}: {size} bytes, at most {limit} are read"
                             )
@@ -174,9 +174,9 @@ class RemoteFile:
     def _promised(self, response: Answer, start: int, end: int) -> int:
         """Return the number of bytes in the answer; raise if they are not those asked for."""
         headers = response.headers
-        said, length = headers.get("content-range", ""), headers.get("content-length", "")
-        if response.status_code == 416 and said in (f"bytes */{self.size}", "bytes */0"):
-            self.size = int(said[8:])
+        content_range, length = headers.get("content-range", ""), headers.get("content-length", "")
+        if response.status_code == 416 and content_range in (f"bytes */{self.size}", "bytes */0"):
+            self.size = int(content_range[8:])
             return 0
         compressed = "content-encoding" in headers
         if response.status_code == 200 and start == 0 and not compressed:
@@ -185,7 +185,7 @@ class RemoteFile:
             return end
         if response.status_code != 206 or compressed:
             raise RangesUnsupported(f"{self.label}: the server ignores byte ranges")
-        if match := _RANGE.fullmatch(said):
+        if match := _RANGE.fullmatch(content_range):
             first, last, size = map(int, match.groups())
             wanted = min(end, size) - start
             right = (first, last + 1) == (start, start + wanted) and self.size in (None, size)
@@ -194,7 +194,7 @@ class RemoteFile:
                 return wanted
         raise RangesUnsupported(
             f"{self.label}: asked for bytes {start} to {end - 1}, the server answers "
-            f"{said[:60]!r} with {length[:19]} bytes"
+            f"{content_range[:60]!r} with {length[:19]} bytes"
         )
 
     @contextmanager

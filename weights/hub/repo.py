@@ -173,7 +173,7 @@ class Repo:
 
     def _known_commit(self, record: Path) -> str | None:
         """Return the commit that the revision was last seen at, if its config is on this disk."""
-        found: list[tuple[int, str]] = []
+        dated: list[tuple[int, str]] = []
         for path in (record, self.clients_folder / "refs" / self.revision):
             with suppress(OSError, ValueError):
                 commit = path.read_text().strip()
@@ -182,8 +182,8 @@ class Repo:
                 store = self.store(commit)
                 ours = store.tower.is_dir() or store.answers.is_file()
                 if ours or self.clients_file(CONFIG, commit):
-                    found.append((path.stat().st_mtime_ns, commit))
-        return max(found)[1] if found else None
+                    dated.append((path.stat().st_mtime_ns, commit))
+        return max(dated)[1] if dated else None
 
     def _unknown(self, why: str) -> CheckpointError:
         """Return the error for a revision whose commit neither the Hub nor the cache tells."""
@@ -219,13 +219,13 @@ class Repo:
             The path of the file; False if the cache says that the repo has no such file, None if
             the cache does not know.
         """
-        found = try_to_load_from_cache(
+        kept = try_to_load_from_cache(
             self.repo_id,
             self.inside(name),
             cache_dir=self.clients_folder.parent,
             revision=revision or self.revision,
         )
-        return Path(found) if isinstance(found, str) else None if found is None else False
+        return Path(kept) if isinstance(kept, str) else None if kept is None else False
 
     def ask(self, question: Callable[[], _T], name: str) -> _T:
         """Return the answer to a question about the file ``name``.

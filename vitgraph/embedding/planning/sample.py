@@ -188,10 +188,10 @@ def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
 
 def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
     """Return the mean seconds per image by the image's number of tokens, in ascending order."""
-    found = defaultdict[int, list[float]](list)
+    seconds = defaultdict[int, list[float]](list)
     for size in sizes:
-        found[int(size["tokens"])].append(1 / size["images per second"])
-    return {tokens: sum(found[tokens]) / len(found[tokens]) for tokens in sorted(found)}
+        seconds[int(size["tokens"])].append(1 / size["images per second"])
+    return {tokens: sum(seconds[tokens]) / len(seconds[tokens]) for tokens in sorted(seconds)}
 
 
 def seconds_of(tokens: int, known: Mapping[int, float]) -> float:
