@@ -34,6 +34,7 @@ from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .idefics3 import Idefics3Config, Idefics3Encoder
 from .intern_vit import InternViT, InternViTConfig
+from .llama4 import Llama4Config, Llama4Encoder
 from .moonvit import MoonViTConfig, MoonViTEncoder
 from .paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
 from .pixtral import PixtralConfig, PixtralEncoder
@@ -76,6 +77,8 @@ __all__ = [
     "InternViT",
     "InternViTConfig",
     "ItemError",
+    "Llama4Config",
+    "Llama4Encoder",
     "MoonViTConfig",
     "MoonViTEncoder",
     "PaddleOCRVLConfig",

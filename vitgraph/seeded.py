@@ -203,6 +203,9 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "neck_channels": width // 4,
         "output_channels": width // 4,  # transformers' name for the channels of SAM's neck
         "downsample_channels": [width // 2, width],
+        "projector_input_dim": 2 * width,  # the width between Llama 4's pixel shuffle and projector
+        "projector_output_dim": 2 * width,
+        "vision_output_dim": 2 * width,
     }
     for part in (section, config.get("high_res_vision_config", {})):
         _shrink(part, small, depth)

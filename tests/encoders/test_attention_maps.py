@@ -34,7 +34,7 @@ EAGER = [
     *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "exaone4_5", "qwen3_vl", "qwen3_omni", "qwen3_5"),
     *("intern_vit_300m", "intern_vit_6b", "deepseek_vl", "deepseek_vl_hybrid", "deepseek_ocr"),
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "gemma3", "gemma4", "gemma4_e2b"),
-    *("moonvit", "kimi_vl"),
+    *("moonvit", "kimi_vl", "llama4"),
 ]
 """The towers whose references have an eager attention."""
 
@@ -115,7 +115,9 @@ def order_of(name: str, grids: Any, rows: int) -> list[Tensor]:
         every = torch.arange(rows).view(sum(grid[0] for grid in grids), -1)
         for t, _, _ in grids:
             side = int(every.shape[1] ** 0.5)
-            order.append(every[start : start + t, -(side**2) :].unflatten(1, (side, side)))
+            first = 0 if name == "llama4" else every.shape[1] - side**2  # its class token is last
+            patches = every[start : start + t, first : first + side**2]
+            order.append(patches.unflatten(1, (side, side)))
             start += t
         return order
     for t, h, w in grids:

@@ -161,6 +161,8 @@ def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None
 def blocks_of(name: str, reference: Any) -> Any:
     if name == "gemma4":
         return reference["vision_tower"].encoder.layers
+    if name == "llama4":
+        return reference["tower"].model.layers
     if name == "paddleocr_vl":
         return reference["tower"].vision_model.encoder.layers
     return reference.vision_tower.encoder.layer if name.startswith("intern") else reference.blocks
@@ -183,6 +185,8 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
         seen = [x.unflatten(0, (-1, 4))[order].flatten(0, 1) for x in seen]
     if name == "pixtral":
         seen = [in_merge_order(x[0], grids, 2) for x in seen]
+    if name == "llama4":  # the reference puts the class token last
+        seen = [x[0].roll(1, dims=1) for x in seen]
     if name == "gemma4":  # whose reference runs frame by frame
         seen = [torch.cat([x[0] for x in seen[block::3]]) for block in range(3)]
     if name == "moonvit":  # the reference runs once per segment

@@ -15,7 +15,13 @@ from torch import Tensor
 from transformers import AutoModel
 
 from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, same_weights
-from encoders import MoonViTEncoder, PaddleOCRVLEncoder, PathsEncoder, PixtralEncoder
+from encoders import (
+    Llama4Encoder,
+    MoonViTEncoder,
+    PaddleOCRVLEncoder,
+    PathsEncoder,
+    PixtralEncoder,
+)
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from oracles.pixtral import in_merge_order, pixtral_states
@@ -56,6 +62,7 @@ TRANSFORMERS = {
     "gemma4": ("gemma4", "Gemma4VisionModel"),
     "gemma4_e2b": ("gemma4", "Gemma4VisionModel"),
     "kimi_k25_hf": ("kimi_k25", "Kimi_K25VisionModel"),
+    "llama4": ("llama4", "Llama4VisionModel"),
     "step3_vl": ("step3p7", "Step3p7VisionModel"),
     "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
 }
@@ -186,6 +193,8 @@ def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str
         elif family in RENAMED:
             found = load_file(out / PROJECTOR).popitem()[1].float()
             found, wanted = model(pixels).last_hidden_state[0] @ found.T, pooled
+        elif isinstance(image, Llama4Encoder):
+            found, wanted = image.projector(model(pixels).last_hidden_state[0]), pooled
         else:
             found, wanted = model(pixels).last_hidden_state, hidden.view(rows, -1, 64)
     assert found.shape == wanted.shape

@@ -57,6 +57,7 @@ from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
 from .idefics import idefics3_keys, idefics3_output, idefics3_reference
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .llama import LLAMA4_NARROW, llama4_keys, llama4_output, llama4_reference
 from .moonvit import KIMI_K25, KIMI_VL, MoonViTReference, moonvit_keys, moonvit_output
 from .paddle import paddle_keys, paddle_output, paddle_reference
 from .pixtral import PixtralReference, pixtral_keys, pixtral_output
@@ -243,6 +244,13 @@ FAMILIES = [
         "kimi_vl", "moonshotai/Kimi-VL-A3B-Instruct", MoonViTReference, moonvit_keys,
         moonvit_output, shallow={"num_hidden_layers": 2},
         narrow=KIMI_VL, tiny={**KIMI_VL, "num_hidden_layers": 3}, twin=True,
+    ),
+    make_row(
+        "llama4", "meta-llama/Llama-4-Scout-17B-16E-Instruct", llama4_reference, llama4_keys,
+        llama4_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=LLAMA4_NARROW,
+        tiny={**LLAMA4_NARROW, "num_hidden_layers": 3, "image_size": 112},
     ),
     make_row(
         "gemma4", "google/gemma-4-31B-it", gemma4_reference, gemma4_keys, gemma4_output,

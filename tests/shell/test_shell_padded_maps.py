@@ -1,4 +1,4 @@
-"""Pictures of the maps of DeepSeek's towers show the photograph without the border around it."""
+"""Pictures of the maps of towers that pad show the photograph without its border."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitgraph.plots import crop_padding
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
-DEEPSEEK = ("deepseek_vl", "deepseek_vl_hybrid", "deepseek_vl2", "deepseek_ocr")
+PADDED = ("deepseek_vl", "deepseek_vl_hybrid", "deepseek_vl2", "deepseek_ocr", "llama4")
 WIDE = torch.arange(60 * 120 * 3, dtype=torch.int32).view(3, 60, 120).to(torch.uint8)
 
 
@@ -34,7 +34,7 @@ def test_the_border_of_a_padded_view_is_cut_off(
     assert torch.equal(crop_padding(view, size), view[:, rows, columns])
 
 
-@pytest.mark.parametrize("family", DEEPSEEK)
+@pytest.mark.parametrize("family", PADDED)
 def test_a_map_to_draw_has_the_shape_of_its_photograph(family: str, tmp_path: Path) -> None:
     encoder = load_encoder(write_seeded_checkpoint(tmp_path / family, family), progress=False)
     (drawn,) = encode_items(encoder, [Media("wide", WIDE)])

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from encoders import Qwen3VLEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
+from encoders.inputs.canvases import CanvasPreprocessor
 from encoders.inputs.crops import CropPreprocessor
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
@@ -162,6 +163,11 @@ def image_sizes(rules: Any) -> str:
             return (
                 f"longest side {rules.longest_edge}, as tiles of {square(rules.image_size)}, and "
                 "the whole image"
+            )
+        case CanvasPreprocessor():
+            return (
+                f"up to {rules.max_tiles} tiles of {square(rules.image_size)} and, if there are "
+                "several, the whole image"
             )
         case CropPreprocessor():
             return (

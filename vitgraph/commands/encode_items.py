@@ -12,6 +12,7 @@ from torch import Tensor
 
 from encoders.base.encoder import Encoder
 from encoders.contract import EncoderOutput, Limits, VisionInputs
+from encoders.inputs.canvases import CanvasPreprocessor
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.views import ViewPreprocessor
 from encoders.streams.calls import ItemResults
@@ -172,6 +173,10 @@ def _describe(
     preprocessor = encoder.preprocessor
     if isinstance(preprocessor, ViewPreprocessor) and preprocessor.pads:
         feature_map = crop_padding(feature_map, item.size)
+    if isinstance(preprocessor, CanvasPreprocessor) and tiles is not None:
+        sides = preprocessor.covered(*item.size[::-1], tiles[1], tiles[0])
+        rows, columns = (-(-side // preprocessor.patch_size) for side in sides)
+        feature_map = feature_map[:, :rows, :columns]
     vector = None
     if wanted.pool != "none":
         vector = pool(output, wanted.pool, item.grid_thw, wanted.normalize)

@@ -18,6 +18,7 @@ from .glm import GLM4V, GLM_OCR
 from .idefics import IDEFICS3
 from .intern_vit import INTERN_VIT
 from .kimi import MOONVIT
+from .llama import LLAMA4
 from .paddle import PADDLEOCR_VL
 from .pixtral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -47,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
         PADDLEOCR_VL,
         IDEFICS3,
         MOONVIT,
+        LLAMA4,
     )
 }
 """Every family by name."""

@@ -1,0 +1,143 @@
+"""Images to the square tiles of Llama 4, and the whole image as the last of them.
+
+Source: ``Llama4ImageProcessor`` of transformers 5.23.0.
+
+The rule, for tiles of S x S pixels:
+
+1. A canvas is a grid of at most ``max_tiles`` tiles. An image gets the canvas on which it is
+   enlarged least, else the one on which it is reduced least; of several, the smallest.
+2. The image is resized in its shape. It is enlarged to at most S pixels, never beyond, unless
+   ``largest`` is set; it then gets the canvas on which it is enlarged most, and fills it.
+3. It lies in the top left corner of the canvas, which is black, and the canvas is cut into tiles
+   row by row. If there are several, the image stretched to one tile follows.
+
+Deliberate difference: pixels are normalised in float32. The source rounds them to bfloat16 after
+each step, by at most one of 255 levels together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from .images import laid_over, resize
+from .processor_files import (
+    Section,
+    check_side,
+    read_positive,
+    read_resample,
+    read_stats,
+    require_supported,
+)
+from .sizes import MOST_TILES, check_area
+from .stretched import StagedViews
+from .views import Views
+
+
+@dataclass(frozen=True)
+class CanvasPreprocessor(StagedViews):
+    """Lays an image on the canvas of tiles that fits it best, and cuts the canvas into tiles."""
+
+    image_size: int = 336
+    resample: str = "bilinear"
+    max_tiles: int = 16
+    """The most tiles of a canvas; the tile of the whole image comes on top."""
+    largest: bool = False
+    """Whether an image gets the canvas on which it is enlarged most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_area(self.max_tiles, self.image_size)
+
+    @property
+    def has_tiles(self) -> bool:
+        """Return True: ``max_tiles`` bounds the number of tiles of a canvas."""
+        return True
+
+    def say_defaults(self, config: object) -> tuple[str, str]:
+        """Return a text of the defaults that no processor file sets, and the keyword that does."""
+        colours = f"resample={self.resample!r}, mean={self.mean}, std={self.std}"
+        return f"max_tiles={self.max_tiles}, {colours}", "max_tiles"
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the tiles row by row and, if there are several, the whole image."""
+        size, most = self.image_size, self.max_tiles if max_tiles is None else max_tiles
+        if most > MOST_TILES:
+            raise ValueError(f"max_tiles={most}: at most {MOST_TILES}; models were trained on 16")
+        check_area(most, size)
+        height, width = image.shape[1:]
+        rows, columns = best_canvas(height, width, most, size, self.largest)
+        small = resize(image, *self.covered(height, width, rows, columns), self.resample)
+        canvas = laid_over(small, rows * size, columns * size, 0, 0, (0.0, 0.0, 0.0))
+        tiles = [*rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=size, w=size)]
+        if len(tiles) > 1:
+            tiles.append(resize(image, size, size, self.resample))
+        return Views({"image": tiles}, (columns, rows, len(tiles) > 1))
+
+    def covered(self, height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+        """Return height and width of the part of a canvas, at its top left, that an image covers.
+
+        Args:
+            height: height of the image in pixels.
+            width: width of the image in pixels.
+            rows: number of rows of tiles of the canvas.
+            columns: number of columns of tiles of the canvas.
+        """
+        size = self.image_size
+        tall, wide = rows * size, columns * size
+        if not self.largest:
+            tall, wide = min(max(height, size), tall), min(max(width, size), wide)
+        across, down = wide / width, tall / height
+        if across < down:
+            return max(min(math.floor(height * across), tall), 1), wide
+        return tall, max(min(math.floor(width * down), wide), 1)
+
+    def rules(self, where: str, section: Section) -> dict[str, Any]:
+        """Return the settings in a processor file: mean, std, resampling, the number of tiles."""
+        require_supported(
+            where, section, {"resample": section.get("resample"), "add_global_tile": True}
+        )
+        check_side(where, section, self.image_size)
+        mean, std = read_stats(where, section, self.mean, self.std)
+        tiles = read_positive(where, "max_patches", section.get("max_patches"), 16, MOST_TILES)
+        largest = section.get("resize_to_max_canvas")
+        if largest not in (None, True, False):
+            raise ValueError(f"{where}: resize_to_max_canvas={largest!r} must be true or false")
+        return {
+            "mean": mean,
+            "std": std,
+            "resample": read_resample(where, section, "bilinear"),
+            "max_tiles": tiles,
+            "largest": bool(largest),
+        }
+
+
+def best_canvas(height: int, width: int, most: int, tile: int, largest: bool) -> tuple[int, int]:
+    """Return the rows and columns of the canvas that fits an image best.
+
+    The source compares scales in float32, and so does this function.
+
+    Args:
+        height: height of the image in pixels.
+        width: width of the image in pixels.
+        most: largest number of tiles.
+        tile: side of a tile in pixels.
+        largest: whether the image is enlarged as much as a canvas allows.
+    """
+    every = [(rows, n) for rows in range(1, most + 1) for n in range(1, most // rows + 1)]
+    grids = torch.tensor(every, device="cpu")
+    image = torch.tensor([height, width], dtype=torch.float32, device="cpu")
+    scales = ((grids * tile).to(torch.float32) / image).amin(1)
+    enlarged = scales[scales >= 1]
+    if not len(enlarged):
+        wanted = scales.max()
+    else:
+        wanted = enlarged.max() if largest else enlarged.min()
+    fitting = grids[scales == wanted]
+    rows, columns = fitting[fitting.prod(1).argmin()].tolist()
+    return rows, columns
