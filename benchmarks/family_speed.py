@@ -31,7 +31,10 @@ from tests.oracles import BY_NAME, Grids
 from tests.oracles.pixtral import pixtral_states
 from tests.oracles.siglip import siglip2_inputs
 
-TOWERS = ("glm4v", "glm_ocr", "pixtral", "siglip", "siglip2", "gemma3", "gemma4", "moonvit")
+TOWERS = (
+    *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "siglip2", "gemma3", "gemma4"),
+    *("gemma4_e2b", "moonvit", "paddleocr_vl", "idefics3"),
+)
 """Rows of ``tests/oracles/families.py``."""
 WORKLOADS = {
     "1x224": [(224, 224)],
@@ -115,15 +118,32 @@ def moonvit_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
     return lambda: reference.mm_projector(reference.vision_tower(rows, grid_thw).pooler_output)
 
 
+def paddle_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """PaddleOCR-VL's tower and projector."""
+    side = reference["tower"].config.patch_size
+    patches, grid_thw = pixels.view(1, -1, 3, side, side), torch.tensor(grids, device=pixels.device)
+    tower, projector = reference["tower"], reference["projector"]
+    return lambda: projector(tower(patches, grid_thw).last_hidden_state, grid_thw)
+
+
+def idefics3_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """Idefics3's tower and connector, on square tiles."""
+    return lambda: reference["connector"](reference["tower"](pixels).last_hidden_state)
+
+
 CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "glm4v": glm_call,
     "glm_ocr": glm_call,
+    "glm5_next": glm_call,
     "pixtral": pixtral_call,
     "siglip": lambda reference, pixels, grids: lambda: reference(pixels),
     "siglip2": siglip2_call,
     "gemma3": gemma3_call,
     "gemma4": gemma4_call,
+    "gemma4_e2b": gemma4_call,
     "moonvit": moonvit_call,
+    "paddleocr_vl": paddle_call,
+    "idefics3": idefics3_call,
 }
 
 
