@@ -229,7 +229,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Cut cos and sin into those of columns and of rows: [P, 1, 2, K/4]."""
+        """Make the context of metadata: cos and sin of columns and of rows, [P, 1, 2, K/4]."""
         cos, sin = (metadata[f"rotary_pos_emb_{name}"] for name in ("cos", "sin"))
         return cls(
             cos.unflatten(1, (1, 2, -1)),

@@ -265,7 +265,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Give cos and sin [P, K/2] the axes of queries, keys and heads."""
+        """Make the context of metadata: cos and sin as [P, 1, 1, K/2], for queries, keys, heads."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         offsets = metadata["cu_seqlens"]
         padding = padding_rows(offsets, len(cos))

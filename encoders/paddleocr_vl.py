@@ -205,7 +205,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Repeat cos and sin for both halves of a head, the first half of sin negated."""
+        """Make the context of metadata: cos and sin for both halves, the first of sin negated."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],

@@ -241,7 +241,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         ``release()``, until another is loaded. Inferred budgets end where the table does.
 
         Args:
-            path: what ``save_table`` wrote; None forgets a table loaded before.
+            path: a file that ``save_table`` wrote; None forgets a table loaded before.
 
         Raises:
             ValueError: already captured, or no such table; at capture, before anything is
@@ -286,7 +286,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             From the result of ``preprocess``, a list with one output per item.
 
         Raises:
-            ValueError: pixels, a grid or an ``out`` that cannot be, gradients wanted, inputs of
+            ValueError: pixels, a grid or an ``out`` that do not fit, gradients wanted, inputs of
                 other paths, or (with ``on_overflow="raise"``) an item over every budget.
             RuntimeError: weights were rebound or (with graphs) a hook was registered after capture,
                 or this was called from inside its own encoder, or inside a CUDA graph that is being

@@ -40,8 +40,7 @@ def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def plain_tensors(roots: Mapping[str, nn.Module]) -> list[TensorSlot]:
-    """Return the tensors that are plain attributes of modules, no parameters or buffers, below
-    roots."""
+    """Return the tensors below ``roots`` that are plain attributes, not parameters or buffers."""
     owned = [vars(module) for module in all_modules(roots).values()]
     return [
         (own, k, value) for own in owned for k, value in own.items() if isinstance(value, Tensor)

@@ -128,7 +128,7 @@ def writing_features(
         repo: the checkpoint's repo id or folder.
         revision: its commit; None for a folder.
         encoder: the class name of the encoder.
-        file_format: what is written of each item.
+        file_format: pooling, normalising and dtype of the values that are written.
 
     Yields:
         A function that adds one item and its output or, with a pool, its vector.
@@ -261,7 +261,7 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
     """Read all that ``vitgraph embed`` wrote into a folder, in any of its formats.
 
     Args:
-        folder: what ``--out`` named; may be on a remote store.
+        folder: the folder that ``--out`` named, local or on a remote store.
         field: the field to read of a job with ``--pool none``: "pooler_output",
             "last_hidden_state", "deepstack.0", ...; None takes the first that ``--fields`` named.
 

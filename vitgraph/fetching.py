@@ -105,7 +105,7 @@ class Fetcher:
         """Return the bytes of the file that a URL names.
 
         Args:
-            url: begins with https://.
+            url: a URL that begins with https://.
 
         Raises:
             ValueError: the URL or a redirect breaks a rule, or the file cannot be read; the message

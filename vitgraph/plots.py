@@ -49,7 +49,7 @@ def plot_feature_maps(
     titles: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Photographs on the left, their feature maps (PCA to RGB) beside them.
+    """Draw photographs on the left and their feature maps (PCA to RGB) beside them.
 
     Colours can be compared within a column, as :func:`vitgraph.colours.feature_rgb` says. Those of
     every further encoder are rotated to agree with the first encoder's.
@@ -60,7 +60,7 @@ def plot_feature_maps(
             of which "image" is drawn; to compare encoders, one such list per name. Of a video the
             middle time step is shown. Each encoder fills a column; more than five are
             wrapped into further blocks of rows.
-        titles: one per image, written beside it.
+        titles: title of each image, written beside it.
         title: the title of the whole figure.
 
     Returns:
@@ -191,7 +191,7 @@ def plot_nearest_patches(
     *,
     title: str | None = None,
 ) -> Figure:
-    """Two photographs, and a line from each chosen patch of the first to its nearest in the second.
+    """Draw two photographs, and lines from patches of the first to their nearest in the second.
 
     Args:
         images: the two photographs.

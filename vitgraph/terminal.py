@@ -76,7 +76,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     Args:
         header: one title per column.
-        rows: as many cells per row as the header has titles.
+        rows: the cells of each row, as many as the header has titles.
 
     Returns:
         The lines of the table, joined by line breaks; control characters in cells are escaped.

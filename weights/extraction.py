@@ -57,7 +57,8 @@ def extract_encoder(
     What was fetched for it stays in the cache too (``vitgraph cache remove`` frees that).
 
     Args:
-        repo_id_or_path: as for :func:`load_encoder`, and so the other keywords.
+        repo_id_or_path: repo id, folder or ``.safetensors`` file; the keywords that are not listed
+            here are those of :func:`load_encoder`.
         out_dir: the folder to make (``~`` is the home folder); it may be there already if it is
             empty. It appears whole or not at all.
         overwrite: replace ``out_dir`` if it holds an extracted tower, and nothing else.

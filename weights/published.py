@@ -126,10 +126,10 @@ def __getattr__(name: str) -> object:
 
 
 def similar_names(repo_id: str) -> str:
-    """Say which published repo ids are spelt like an unknown one, for the end of an error.
+    """Return a clause with the published repo ids that are spelt like an unknown one.
 
-    The ``repo_id`` may lack its owner; case does not matter. The clause begins with a semicolon; it
-    is empty if no id is near, or if the id itself is published.
+    The ``repo_id`` may lack its owner; case does not matter. The clause, which ends an error,
+    begins with a semicolon; it is empty if no id is near, or if the id itself is published.
     """
     ids = sorted(model.repo_id for model in _published())
     spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}

@@ -150,7 +150,7 @@ def parse_header(raw: bytes, label: str) -> Header:
 
 
 def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:
-    """Return the beginning of a file that holds ``tensors``, at whatever offset, in a row."""
+    """Return the first bytes of a safetensors file whose data are ``tensors`` in this order."""
     table: JsonDict = {"__metadata__": metadata}
     position = 0
     for name, entry in tensors:

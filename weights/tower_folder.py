@@ -110,7 +110,7 @@ def describe(
     """Return the ``config.json`` of a tower's folder.
 
     Args:
-        config: the published one.
+        config: the published config.
         family: the record that the tower was loaded by.
         layout: the layout of its tensors.
         dtype: the dtype of the tensors, such as ``"bfloat16"``, to which transformers casts them.
@@ -154,7 +154,7 @@ def transformers_class(
 ) -> TransformersClass | None:
     """Return the class of transformers that reads a tower with a layout's names, if there is one.
 
-    The config's model types tell it where several classes read the layout.
+    Where several classes read the layout, the model types of the config decide.
     """
     usual = family.classes.get(layout.name)
     if usual is None:

@@ -110,7 +110,7 @@ def activate(
         x, up: any row stride.
         kind: a key of :data:`KINDS`, or None for no activation.
         limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
-        ranges: to which ``x``, ``up`` and the result are clipped; None: it is not.
+        ranges: the ranges that ``x``, ``up`` and the result are clipped to; None clips nothing.
         in_place: whether the result may be written over ``x``.
 
     Returns:

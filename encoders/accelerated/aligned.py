@@ -12,7 +12,7 @@ ALIGNED = 64
 
 
 def aligned_mlp(derived: DerivedWeights, parts: BlockParts, gate: nn.Linear) -> tuple[Tensor, ...]:
-    """Gate and up as one product of padded width, and down with as many columns.
+    """Return gate and up as one weight, its bias, and the weight of down, of a padded width.
 
     A width such as 3,420 is no multiple of 8, and cuBLAS has no fast kernel for it: 6,272 rows
     take 283 us on an H200, and 82 us with a width of 3,456.

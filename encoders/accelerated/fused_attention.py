@@ -38,7 +38,7 @@ class FusedAttention:
     Args:
         choices: the attention kernels of the encoder.
         hidden: the hidden states that the pass starts with, [T, D] or views [B, .., D].
-        metadata: what the encoder's ``prepare_encoder_metadata`` made.
+        metadata: the result of the encoder's ``prepare_encoder_metadata``.
         ran: the record of the pass.
 
     Raises:

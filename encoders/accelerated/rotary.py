@@ -79,7 +79,7 @@ def rotate_in_place(
         turned: number of heads of queries and keys; there are at most as many of values.
         apart: columns between the two of a pair, which stand in groups of twice as many; None: K/2.
         queries: number of heads that are multiplied by ``factor``, too.
-        factor: what they are multiplied by before they are rounded.
+        factor: number that these heads are multiplied by before they are rounded.
     """
     rows, heads, size = qkv.shape
     _rotate_kernel[(rows, triton.cdiv(turned, HEADS_PER_PROGRAM))](

@@ -52,7 +52,7 @@ def require_metadata(metadata: object) -> None:
 
 
 def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
-    """Return the fix for a call without grid and metadata; for tiles, with the grid of one item."""
+    """Return how to mend a call without grid and metadata; for tiles, with the grid of one item."""
     fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
     if pixel_values.ndim != 4:
         return fix
@@ -70,7 +70,7 @@ def check_pixels(
         pixel_values: the argument of ``forward``.
         row_shape: trailing shape that they must have.
         rule: the rows that the encoder takes, for the message.
-        device: the encoder's.
+        device: the device of the encoder.
 
     Raises:
         ValueError: no tensor, integer pixels, a wrong trailing shape, or another accelerator.

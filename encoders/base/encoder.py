@@ -253,7 +253,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             :class:`VisionInputs`; images first, then videos, each in the order given.
 
         Raises:
-            ValueError: an image that cannot be encoded, or a keyword this family has no use for.
+            ValueError: an image that cannot be encoded, or a keyword that means nothing here.
         """
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         return self.preprocessor(images, videos, **limits._asdict())

@@ -71,8 +71,8 @@ class MapsFeatures(nn.Module, ABC):
             features: ``last_hidden_state``, ``pooler_output`` or a DeepStack feature of all items
                 in one tensor, or a list with one per item. Of a list of outputs, as
                 ``encoder(inputs)`` returns it, ``last_hidden_state`` is taken.
-            inputs: what ``preprocess`` returned; only the grids and ``tiles`` are read. With one
-                path also the ``grid_thw`` [items, 3] alone.
+            inputs: the result of ``preprocess``, of which the grids and ``tiles`` are read. An
+                encoder of one path also takes ``grid_thw`` [items, 3].
             tiles: the ``tiles`` of the inputs, for a ``grid_thw``; stitches the tiles of an image.
 
         Returns:
@@ -139,7 +139,7 @@ class MapsFeatures(nn.Module, ABC):
         """Outputs of inner blocks, before any merger, in input order.
 
         Args:
-            pixel_values: what ``preprocess`` returned, or as ``forward`` takes them.
+            pixel_values: the result of ``preprocess``, or the rows of all items of one path.
             grid_thw: [items, 3]; left out with the result of ``preprocess``.
             indices: n for the last n blocks, block numbers (negatives from the end), None for all.
             output_fmt: "NLC" for the rows of the tower, "NCHW" for maps in raster order.

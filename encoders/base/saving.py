@@ -39,7 +39,7 @@ features = encoder.encode(images=["photo.jpg"])
 
 @dataclass(frozen=True)
 class PublishedForm:
-    """How the checkpoint that an encoder was loaded from is written, as plain data."""
+    """The form of the checkpoint that an encoder was loaded from, as plain data."""
 
     files: Mapping[str, Mapping[str, object]]
     """``config`` and the processor files: name without ``.json`` -> content."""
@@ -69,7 +69,7 @@ class SavedEncoder(Protocol):
 
 
 def save_encoder(encoder: SavedEncoder, save_directory: str | os.PathLike[str]) -> Path:
-    """See :meth:`encoders.Encoder.save_pretrained`."""
+    """Write the checkpoint of an encoder; see :meth:`encoders.Encoder.save_pretrained`."""
     folder = _checked_folder(save_directory)
     _save(encoder, folder, folder.name)
     return folder
@@ -84,7 +84,7 @@ def push_encoder(
     branch: str | None,
     create_pr: bool,
 ) -> str:
-    """See :meth:`encoders.Encoder.push_to_hub`."""
+    """Upload the checkpoint of an encoder; see :meth:`encoders.Encoder.push_to_hub`."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)

@@ -24,7 +24,7 @@ class ChooseFrames(Protocol):
 
 
 def read_item(item: object) -> tuple[bool, object]:
-    """Whether an item of a stream is a clip, and the image or clip itself.
+    """Return whether an item of a stream is a clip, and the image or clip itself.
 
     A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
     is a row of a ``datasets`` column: {"bytes", "path"}, {"image": ...} or {"video": ...}.
@@ -72,8 +72,8 @@ def read_videos(
         videos: an iterable of videos, or one of these: a :class:`Video`, the path of a video file,
             numpy [F, H, W, C], a tensor [F, C, H, W], or a list or tuple of PIL images, which is
             one clip. In an iterable a video may also be a sequence of images of any kind.
-        choose: called once per video.
-        error: raised at the first video, before it is read.
+        choose: chooses the frames of a video; it is called once per video.
+        error: an error to raise at the first video, before it is read; None for none.
 
     Returns:
         The frames of each video, uint8 [3, H, W] per frame.

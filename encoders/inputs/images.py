@@ -175,8 +175,8 @@ def normalize(pixels: Tensor, mean: Stats, std: Stats) -> Tensor:
 
     Args:
         pixels: uint8 [N, 3, ...].
-        mean: per channel, for pixels from 0 to 1.
-        std: per channel, for pixels from 0 to 1.
+        mean: mean of each channel, of pixels from 0 to 1.
+        std: standard deviation of each channel, of pixels from 0 to 1.
 
     Returns:
         float32 [N, 3, ...].

@@ -39,7 +39,7 @@ class NaflexPreprocessor(PatchPreprocessor):
 
     @classmethod
     def siglip2(cls, patch_size: int, most: int = 256) -> NaflexPreprocessor:
-        """Return the rules of the published repos, whose images have at most ``most`` patches."""
+        """Return the preprocessor of the published SigLIP 2 repos: at most ``most`` patches."""
         rules = _rules(patch_size, most)
         refused = ValueError(IMAGES_ALONE)
         return cls(patch_size, 1, 1, rules, rules, refused, "bilinear", channels_last=True)

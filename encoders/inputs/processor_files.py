@@ -43,8 +43,8 @@ def tile_image_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: S
     Args:
         files: parsed JSON per file name without ``.json``.
         image_size: side of the tower's tiles in pixels, which the files may not contradict.
-        mean: per channel, where the files leave it out.
-        std: per channel, where the files leave it out.
+        mean: mean of each channel if the files have none.
+        std: standard deviation of each channel if the files have none.
 
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.
@@ -81,8 +81,8 @@ def tile_video_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: S
     Args:
         files: parsed JSON per file name without ``.json``.
         image_size: side of the tower's tiles in pixels, which the files may not contradict.
-        mean: per channel, where the files leave it out.
-        std: per channel, where the files leave it out.
+        mean: mean of each channel if the files have none.
+        std: standard deviation of each channel if the files have none.
 
     Raises:
         ValueError: a value that is not implemented, or that disagrees with the tower.

@@ -309,7 +309,7 @@ def read_candidates(where: str, sizes: object, side: int) -> tuple[tuple[int, in
     """Check the sizes that DeepSeek-VL2 may resize an image to, for its tiles.
 
     Args:
-        where: what holds the sizes, for errors.
+        where: name of the file or section that holds the sizes, for errors.
         sizes: widths and heights in pixels, as parsed from JSON.
         side: side of a view in pixels; the first size is one view.
 

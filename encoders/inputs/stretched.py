@@ -71,16 +71,16 @@ class StagedViews(ViewPreprocessor):
         """Decode and resize images.
 
         Args:
-            images: as a call takes them.
-            videos: none, as a call takes them.
-            limits: as a call takes them.
+            images: images in any form that :func:`read_images` takes.
+            videos: no videos, which towers of views do not take.
+            limits: no keywords, since none of them means anything here.
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
             Items whose pixels are uint8 [views, S, S, 3], cut to whole patches.
 
         Raises:
-            ValueError: what a call raises.
+            ValueError: a bad image, a video, or a keyword.
         """
         patches = self.image_size // self.patch_size
         return [
@@ -98,7 +98,7 @@ class StagedViews(ViewPreprocessor):
         """Normalise items on the device that their pixels are on.
 
         Args:
-            items: as ``stage`` returns them; their pixels may have been moved.
+            items: the items of ``stage``, whose pixels may have been moved to a device.
 
         Returns:
             The views, float32 [n, 3, S, S] with the bits of a call, and the grid on the CPU.

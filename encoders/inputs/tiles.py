@@ -156,16 +156,16 @@ class TilePreprocessor:
         """Decode and resize images, then videos.
 
         Args:
-            images: as a call takes them.
-            videos: as a call takes them.
-            limits: as a call takes them.
+            images: images in any form that :func:`read_images` takes.
+            videos: videos in any form that :func:`read_videos` takes.
+            limits: the keywords that bound sizes or sample videos.
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
             Items whose pixels are uint8 [tiles, S, S, 3].
 
         Raises:
-            ValueError: what a call raises.
+            ValueError: a bad image or video, or a keyword that means nothing here.
         """
         staged = []
         for frames, tiling, mean, std in self._read(images, videos, limits):
@@ -179,7 +179,7 @@ class TilePreprocessor:
         """Normalise items on the device that their pixels are on.
 
         Args:
-            items: as ``stage`` returns them; their pixels may have been moved.
+            items: the items of ``stage``, whose pixels may have been moved to a device.
 
         Returns:
             The tiles, float32 [n, 3, S, S] with the bits of a call, and the grid on the CPU.

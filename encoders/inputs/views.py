@@ -132,7 +132,7 @@ class ViewPreprocessor(ABC):
     def read(
         self, images: Sequence[object], videos: Sequence[object], limits: Limits
     ) -> list[Views]:
-        """Return the views of each image, once the keywords are known to mean something here."""
+        """Return the views of each image; videos and other keywords than ``max_tiles`` raise."""
         check_limits(limits)
         max_tiles = limits.max_tiles
         for name, value in limits._asdict().items():

@@ -87,7 +87,7 @@ def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: fl
 
 
 def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
-    """Which of ``rows`` packed rows lie at or beyond the last offset: bool [rows, 1, 1]."""
+    """Return which of ``rows`` packed rows lie at or beyond the last offset, bool [rows, 1, 1]."""
     return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]
 
 
@@ -145,7 +145,7 @@ def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
 
 
 def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
-    """Raise where metadata cannot be of segments of ``segment_rows`` rows (tiles).
+    """Raise unless metadata may be of segments of ``segment_rows`` rows each (tiles).
 
     Nothing syncs: in eager mode ``max_seqlen`` is on the host. :func:`attention` checks the offsets
     themselves, on the CPU only. Padding may make ``max_seqlen`` longer than every real segment.
@@ -349,7 +349,7 @@ def padded_offsets(
         lengths: rows of each segment or window.
         capacity: the largest number of segments; None pads nothing.
         name: the keyword by which the caller got ``capacity``, for the error message.
-        kind: what is counted, for the error message.
+        kind: name of what is counted, for the error message.
 
     Returns:
         int32 [S+1] on the CPU, S the capacity if given.

@@ -72,7 +72,7 @@ class SamSizes:
     def from_hf(cls, section: Mapping[str, object]) -> SamSizes:
         """Read the part of a config that describes SAM, by DeepSeek's names or by transformers'.
 
-        What it leaves out is that of SAM-B, as in both sources.
+        A size that the config leaves out is that of SAM-B, as in both sources.
 
         Raises:
             ValueError: a value that is not implemented or is no size, or sizes that disagree.

@@ -125,15 +125,16 @@ class ItemEncoder(Generic[Output]):
 
         Args:
             inputs: any number of items.
-            results: what is wanted of each.
+            results: the form of the result of each item: whole or pooled.
 
         Returns:
             One :class:`EncoderOutput` per item or, with a pool, one vector; each in memory of its
             own, unless ``owned`` is False and one call gave whole outputs.
 
         Raises:
-            ValueError: what the call raises.
-            torch.OutOfMemoryError, MemoryError: with the advice to set ``max_tokens_per_call``.
+            ValueError: inputs that the encoder refuses.
+            torch.OutOfMemoryError, MemoryError: memory ran out; the message advises to set
+                ``max_tokens_per_call``.
         """
         outputs = self._outputs(inputs, results.max_tokens_per_call)
         if results.pool == "none":
@@ -182,7 +183,7 @@ def _in_own_memory(output: Output) -> Output:
 
 
 def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[VisionInputs]:
-    """The inputs of each item alone, as views.
+    """Return the inputs of each item alone, as views.
 
     Args:
         inputs: any number of items.
@@ -217,7 +218,7 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
 def select_items(
     inputs: VisionInputs, paths: Mapping[str, ItemPath], items: Sequence[int]
 ) -> VisionInputs:
-    """The inputs of some items, with all of their paths.
+    """Return the inputs of some items, with all of their paths.
 
     Args:
         inputs: any number of items.
@@ -225,7 +226,7 @@ def select_items(
         items: numbers of the items to keep, in the order wanted; may be none.
 
     Raises:
-        ValueError: as :func:`split_inputs` raises it.
+        ValueError: entries of a path that cannot be assigned to items, or pixels of other entries.
     """
     alone = split_inputs(inputs, paths)
     if list(items) == list(range(len(alone))):
@@ -240,10 +241,10 @@ def select_items(
 
 
 def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
-    """The inputs of several items as one; all have the same paths.
+    """Return the inputs of several items as one; all have the same paths.
 
     Args:
-        parts: at least one.
+        parts: the inputs to join, at least one.
     """
     if len(parts) == 1:
         return parts[0]
@@ -271,11 +272,11 @@ class ItemPart(NamedTuple):
 def plan_calls(
     grids: Sequence[Grid], specs: Sequence[EncoderItemSpec], limit: int | None
 ) -> list[list[ItemPart]]:
-    """Which parts of which items each call encodes, in order.
+    """Return which parts of which items each call encodes, in order.
 
     Args:
         grids: the (t, h, w) of each item.
-        specs: what ``item_specs`` says of them.
+        specs: the sizes of each item, of ``item_specs``.
         limit: most output tokens per call. An item above it is cut between its segments, which is
             exact: no row attends outside its segment, and positions repeat in each. One segment
             alone may exceed the limit.
@@ -321,7 +322,11 @@ def join_outputs(parts: Sequence[Output]) -> Output:
 
 @contextmanager
 def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
-    """Name ``max_tokens_per_call`` where memory runs out inside.
+    """Advise to lower ``max_tokens_per_call`` if the block runs out of memory.
+
+    Args:
+        tokens: output tokens that the block encodes, of which the message proposes half.
+        device: the device that the block runs on.
 
     Raises:
         torch.OutOfMemoryError: the device ran out of memory.
@@ -342,6 +347,6 @@ def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch or Python says that memory ran out; torch has no class for the CPU's."""
+    """Return whether torch or Python says that memory ran out; torch has no class for the CPU's."""
     kinds = (torch.OutOfMemoryError, MemoryError)
     return isinstance(error, kinds) or "can't allocate memory" in str(error)

@@ -158,7 +158,7 @@ class EncodesItems(Generic[Output]):
             threads.
 
         Raises:
-            ValueError: arguments that cannot be; while iterating, a bad item, with its number. What
+            ValueError: wrong arguments; while iterating, a bad item, with its number. What
                 else an item's own source raises stays as it is.
             torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it, while iterating.
         """

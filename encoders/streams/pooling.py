@@ -30,8 +30,8 @@ def pool_items(
     """Make one vector of the output of each item.
 
     Args:
-        outputs: one per item, as ``split`` returns them.
-        how: as :func:`pool` takes it, or "head".
+        outputs: the output of each item, as ``split`` returns it.
+        how: "mean", "max", "cls" or "head", as ``encode`` takes it.
         grids: the (t, h, w) of each item.
         normalize: divide each vector by its L2 norm.
         head: the head of the encoder, which "head" needs.
@@ -114,7 +114,7 @@ def check_fields(
         how: one of :data:`POOLS`.
         fields: the fields of :class:`EncoderOutput` that the encoder returns.
         grid: the (t, h, w) of any item.
-        spec: what ``item_specs`` says of that item.
+        spec: the sizes of that item, of ``item_specs``.
         head: the head of the encoder, if it has one.
 
     Raises:

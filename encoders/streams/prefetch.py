@@ -31,10 +31,10 @@ class Prefetch(Generic[Given, Prepared]):
     before any size is known.
 
     Args:
-        items: what to prepare; read lazily.
+        items: the items to prepare, which are read lazily.
         prepare: takes the number of an item and the item; returns a result and its size.
         limit: largest sum of sizes to hold at a time; one item may always be held.
-        workers: how many threads.
+        workers: number of threads.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Prefetch(Generic[Given, Prepared]):
             yield result
 
     def check(self) -> None:
-        """Raise what ended the results, unless ``items`` came to its end.
+        """Raise the error that ended the results, unless ``items`` came to its end.
 
         Raises:
             BaseException: what ``items`` or ``prepare`` raised.

@@ -95,14 +95,14 @@ def stream_items(
         item_encoder: the encoder, and how it is called.
         items: images, clips, or pairs of a key and one of these.
         limits: keywords of ``preprocess``.
-        wanted: what to return of each item.
+        wanted: the form of the result of each item: whole or pooled.
         options: how the stream runs.
 
     Returns:
         A generator of one :class:`ItemResult` per item.
 
     Raises:
-        ValueError: arguments that cannot be; while iterating, a bad item unless errors are kept.
+        ValueError: wrong arguments; while iterating, a bad item unless errors are kept.
     """
     item_encoder.check(wanted)
     if options.on_error not in ("raise", "keep"):

@@ -31,10 +31,10 @@ def plot_attention(
 
     Args:
         image: the photograph, as ``preprocess`` takes it.
-        maps: what ``attention_maps`` returned for this photograph: one map [t, h, w] per block, or
+        maps: the result of ``attention_maps`` for this photograph: one map [t, h, w] per block, or
             [H, t, h, w] of all heads, each of which gets a panel. Of a video the middle time step
             is drawn.
-        titles: one per panel.
+        titles: title of each panel.
         title: the title of the figure.
 
     Returns:
@@ -103,11 +103,11 @@ def plot_similarity(
     low: float | None = 0.0,
     title: str | None = None,
 ) -> Figure:
-    """Draw what ``similarity_of_blocks`` returned as a heat map.
+    """Draw the result of ``similarity_of_blocks`` as a heat map.
 
     Args:
         similarity: [A, B].
-        names: what the rows and the columns are.
+        names: name of the things in the rows, and of those in the columns.
         low: the value at the dark end of the colours; None takes the smallest. 1 is the bright end.
         title: the title of the figure.
 

@@ -35,7 +35,7 @@ def list_commands(summaries: Mapping[str, str | None]) -> str:
     """Return the commands in groups, each with its summary and an example, for the help.
 
     Args:
-        summaries: what each command does, by its name.
+        summaries: one line about each command, by the name of the command.
     """
     groups = []
     for title, names in _GROUPS.items():

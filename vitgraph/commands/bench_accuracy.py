@@ -90,7 +90,7 @@ def forms_of(encoder: Encoder, kernels: Sequence[str]) -> Iterator[tuple[str, En
 def compare(
     encoder: Encoder, images: Sequence[Path], kernels: Sequence[str]
 ) -> list[dict[str, str | float]]:
-    """The error of each form against the encoder in float32, per field.
+    """Return the error of each form against the encoder in float32, per field.
 
     Args:
         encoder: an encoder in the dtype that is judged.
@@ -122,7 +122,7 @@ def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def errors(ours: Tensor, truth: Tensor) -> dict[str, float]:
-    """How far tokens [T, D] lie from those of float32.
+    """Return how far tokens [T, D] lie from those of float32.
 
     Returns:
         ``relative_l2``, over all tokens; ``lowest_cosine`` of any token; ``near``, the share of

@@ -90,13 +90,13 @@ def check_options(options: argparse.Namespace) -> None:
 def measure(
     repo: str, encoder: VisionEncoder, kernels: Sequence[str], runs: int | None = None
 ) -> JsonDict:
-    """Every figure, as plain data.
+    """Return every figure of ``bench speed``, as plain data.
 
     Args:
         repo: the checkpoint's name.
         encoder: its encoder, on the device to measure on.
         kernels: values of ``accelerated(kernels=...)``.
-        runs: how often each call is timed; by default 15 times, 3 times without a GPU.
+        runs: number of times that each call is timed; by default 15 times, 3 times without a GPU.
 
     Returns:
         ``about``, and under ``kernels`` an entry for each value: ``note`` (why the reference runs,

@@ -94,7 +94,7 @@ def _check_plan(options: argparse.Namespace) -> None:
     """Check the options that count in a plan.
 
     Raises:
-        ValueError: a number of GPUs that cannot be, or without ``--plan``.
+        ValueError: a number of GPUs that is not positive, or is given without ``--plan``.
     """
     if options.gpus is None:
         return
@@ -129,7 +129,7 @@ class Command:
     """One call of the command: its options, and the objects that they name.
 
     Args:
-        options: checked.
+        options: the options of the command, which :func:`check_embed` has checked.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:

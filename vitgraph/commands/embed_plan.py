@@ -26,7 +26,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
     """Print what a job would take; nothing is written, and no weights are read without a device.
 
     Args:
-        command: what the command was called with.
+        command: the options of the command, and the objects that they name.
         load: loads the encoder as the job would; called if a device is named.
 
     Raises:

@@ -78,7 +78,7 @@ def _size_of_file(path: Path) -> tuple[int, int]:
 
 
 def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media]:
-    """Name the images, then open the videos one after another, each when it is asked for.
+    """Yield the images, which are only named, then the videos, each opened when it is asked for.
 
     Raises:
         ValueError: a video that cannot be opened.

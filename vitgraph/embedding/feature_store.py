@@ -65,11 +65,11 @@ class FeatureStore:
         folder: a path, local or mounted; made if it does not exist.
         encoder: makes the features, of a Qwen family or InternVL. A new store takes its settings
             from it, and an existing one refuses another. None opens an existing store as it is.
-        min_pixels, max_pixels, max_tiles: as ``encode`` is given them for every item of the store.
+        min_pixels, max_pixels, max_tiles: the keywords of ``encode`` for every item of the store.
 
     Attributes:
         folder: the folder of the store.
-        settings: what all items have in common.
+        settings: checkpoint, dtype and limits that all items have in common.
 
     Raises:
         ValueError: a folder on a remote store, one that holds no store while no encoder is given,
@@ -109,8 +109,8 @@ class FeatureStore:
         """Write the features of one item, unless the store has this key.
 
         Args:
-            key: what requests pass in ``multi_modal_uuids``: :func:`content_key` of the bytes of
-                the image file, or a name of your own that always stands for the same image.
+            key: the name that requests pass in ``multi_modal_uuids``: :func:`content_key` of the
+                bytes of the image file, or a name of your own that stands for one image forever.
             output: the result of ``encode`` for this item, in the dtype of the store.
 
         Returns:

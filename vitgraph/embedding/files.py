@@ -40,9 +40,9 @@ def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> b
     """Return the bytes of a regular file, or ``size`` of them from ``start`` on.
 
     Args:
-        path: local, or the address of a remote file.
-        version: what :func:`version_of` has said of the file when it was listed; empty if it is not
-            known. A part of a remote file is not compared, for that would be a request per part.
+        path: path of a local file, or address of a remote one.
+        version: result of :func:`version_of` when the file was listed; empty if it is not known. A
+            part of a remote file is not compared, for that would be a request per part.
         start: first byte.
         size: number of bytes, -1 for all.
 

@@ -97,7 +97,7 @@ class Job:
         """Check what is going to be encoded, and print how much there is to do.
 
         Raises:
-            ValueError: arguments that cannot be, or there is no room for the result.
+            ValueError: arguments that do not fit the encoder, or no room for the result.
         """
         item_encoder = encoder.item_encoder()
         stream_items(item_encoder, [], *self.calls).close()

@@ -88,11 +88,11 @@ def write_tokens(
 
 
 def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
-    """Read what was written, the rows of all items one after another.
+    """Read the arrays of a shard's parquet file, the rows of all items one after another.
 
     Args:
         path: the file to read.
-        field: the only one to read; None for all columns of numbers.
+        field: name of the only column to read; None for all columns of numbers.
 
     Returns:
         By field, [rows, D] or [rows, .., D].

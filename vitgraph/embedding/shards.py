@@ -211,10 +211,10 @@ class Shard:
         return stats
 
     def read_arrays(self, field: str | None = None) -> dict[str, Array]:
-        """The arrays by name; those of npy files on a disk are mapped, not read.
+        """Return the arrays by name; those of npy files on a disk are mapped, not read.
 
         Args:
-            field: the only one to read, if the shard has it; None for all.
+            field: name of the only array to read, if the shard has it; None for all.
         """
         if self.format == "npy":
             return self._read_npy(field)
@@ -241,10 +241,10 @@ class Shard:
         return arrays
 
     def read_rows_in_order(self, field: str | None = None) -> list[Row]:
-        """The items of the shard.
+        """Return the items of the shard, in order.
 
         Args:
-            field: the only one to read; None for all.
+            field: name of the only array to read; None for all.
 
         Raises:
             ValueError: the row table and the arrays disagree.

@@ -33,7 +33,7 @@ SPARE = 1 << 20
 
 
 class Storage(ABC):
-    """The folder of a job; without locks and without a bound, unless a subclass has them."""
+    """The folder of a job; it has locks and a bound on its bytes if a subclass has them."""
 
     name: str
     """The path or the address of the storage, for messages."""
@@ -79,7 +79,7 @@ class Storage(ABC):
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Let one process at a time inside of the block, per ``name``.
+        """Let one process at a time run the blocks of this ``name``.
 
         Where the storage has no locks, nothing is waited for.
         """

@@ -168,7 +168,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
         """Encode the images of a batch in one call.
 
         Args:
-            items: what :meth:`preprocess` made.
+            items: the images, as :meth:`preprocess` returned them.
             target_bucket: reserved by Dynamo, which passes None; graphs are chosen here.
 
         Returns:

@@ -34,7 +34,7 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
     """Trace an encoder into operators that every torch has.
 
     Args:
-        encoder: as ``load_encoder`` returns it, or one of its ``paths`` where it has several.
+        encoder: an encoder of ``load_encoder``, or one of its ``paths`` if it has several.
         grid_thw: [items, 3], the grids that every call will have. None takes items of any number
             and size: Qwen families then take the metadata as an input, too, and attend under a mask
             of [P, P], whose memory grows with the square of P; towers over tiles (InternViT, the
@@ -82,9 +82,9 @@ def export_onnx(
     computes few operators in bfloat16 on the CPU: load the encoder in float32 or float16.
 
     Args:
-        encoder: as ``load_encoder`` returns it.
+        encoder: an encoder of ``load_encoder``.
         path: the ``.onnx`` file to write; the weights go to the same name with ``.data`` added.
-        grid_thw: as for :func:`export_program`.
+        grid_thw: [items, 3], the grids that every call will have; None takes items of any size.
 
     Raises:
         ImportError: ``onnx`` or ``onnxscript`` is not installed.

@@ -62,7 +62,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     """Embeds images: one vector per image, in float32.
 
     Args:
-        encoder: as ``load_encoder`` returns it, or a :class:`GraphedEncoder` around one, which no
+        encoder: an encoder of ``load_encoder``, or a :class:`GraphedEncoder` around one, which no
             pool of processes takes.
         pool: "mean" or "max" over the tokens of an image, "cls" for the class token of InternViT,
             averaged over the tiles, or "head" for the head of SigLIP and SigLIP2.

@@ -57,7 +57,7 @@ class VisionTower(nn.Module):
         spatial_merge_size: patches per side of one output token.
 
     Raises:
-        ValueError: the encoder is of neither, or a :class:`GraphedEncoder` whose
+        ValueError: the encoder is of neither family, or a :class:`GraphedEncoder` whose
             ``outputs`` lack ``pooler_output`` or ``deepstack_features``.
     """
 
@@ -119,8 +119,8 @@ class VisionTower(nn.Module):
             hidden_states: [P, patch_dim], the ``pixel_values`` of the processor.
             grid_thw: [items, 3].
             return_dict: False returns the fields that are not None as a tuple.
-            unused: what models pass on to all of their parts. Metadata made beforehand is made
-                anew, and ``output_hidden_states`` and ``output_attentions`` add nothing.
+            unused: keywords that models pass on to all of their parts. Metadata made beforehand is
+                made anew, and ``output_hidden_states`` and ``output_attentions`` add nothing.
 
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out] and, for Qwen3-VL,
@@ -135,7 +135,7 @@ class VisionTower(nn.Module):
 
 
 def as_vision_tower(encoder: VisionEncoder | GraphedEncoder) -> VisionTower:
-    """A module to assign to ``model.model.visual`` of Qwen2-VL to Qwen3.5 and of the GLM families.
+    """Return a module for ``model.model.visual`` of Qwen2-VL to Qwen3.5 and of the GLM families.
 
     Logits and generated tokens stay what they are, and so do the keys of ``state_dict``:
     ``model.save_pretrained`` writes a checkpoint that transformers loads with its own tower.

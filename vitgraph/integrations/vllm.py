@@ -67,7 +67,7 @@ def multi_modal_data(
 
     Returns:
         ``"image"`` and ``"video"``, as far as there are any, with tensors on the CPU in the shapes
-        of the table above.
+        that the docstring of this module lists.
 
     Raises:
         ValueError: an encoder of another family, what ``preprocess`` raises, videos for InternVL,

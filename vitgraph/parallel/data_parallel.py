@@ -47,7 +47,7 @@ class DataParallelEncoder:
     Args:
         encoder: an encoder on this rank's device, or a :class:`GraphedEncoder` of one. All ranks
             hold equal weights.
-        group: None takes the default group.
+        group: the process group; None is the default one.
         scatter: True if every rank passes the same items. False if each rank passes items of its
             own and wants their results alone: nothing but errors is exchanged.
         outputs: fields of :class:`PartialOutput` to return. The others are None, and no bytes are
@@ -182,9 +182,9 @@ class DataParallelEncoder:
             memory of its own.
 
         Raises:
-            ValueError: what ``preprocess`` refuses on any rank, ``pool`` or ``normalize`` that
-                differ between ranks, and as a call raises it.
-            RuntimeError: as a call raises it.
+            ValueError: bad items on any rank, ``pool`` or ``normalize`` that differ between ranks,
+                or other items than those of the other ranks.
+            RuntimeError: another rank failed, or nothing is heard from it any more.
         """
         wanted = ItemResults(pool, normalize, max_tokens_per_call)
 

@@ -37,7 +37,7 @@ class RowExchange:
     """Gathers the rows of all items on every rank.
 
     Args:
-        group: None for the default group.
+        group: the process group; None is the default one.
         channel: the device through which rows travel, see :func:`find_channel`.
         status: makes the error that is raised when nothing is heard from another rank.
     """

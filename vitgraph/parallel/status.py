@@ -26,7 +26,7 @@ class StatusExchange:
     collective call if the group has no gloo for the CPU.
 
     Args:
-        group: None for the default group.
+        group: the process group; None is the default one.
         backends: name of the group's backend for each type of device.
     """
 

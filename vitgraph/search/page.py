@@ -65,9 +65,9 @@ def write_page(
 
     Args:
         path: the file to write or to replace.
-        photograph: what was searched for.
-        hits: what was found.
-        facts: what the page says of the job and of the search, by name.
+        photograph: path of the photograph that was searched for.
+        hits: the images that were found.
+        facts: facts of the job and of the search by name, which the page lists.
         reader: reads the images of the job. Files that it refuses have no picture, nor have images
             of the web.
 

@@ -35,7 +35,7 @@ class Vectors:
     """The vectors of a finished job.
 
     Args:
-        folder: what ``embed --out`` named; may be on a store.
+        folder: the folder that ``embed --out`` named, local or on a remote store.
         progress: whether a bar shows how many shards are read.
 
     Raises:

@@ -29,7 +29,7 @@ def sealed_header(
 ) -> bytes:
     """Return the beginning of a kept tower's file, of a length that does not depend on ``sums``.
 
-    They are the CRC-32 of each tensor by its name in the tower, None before they are known.
+    These are the CRC-32 of each tensor by its name in the tower; None if they are not known yet.
     """
     known = sums or dict.fromkeys((tensor.local for tensor in tensors), 0)
     checked = {name: crc32(content) for name, content in files.items()}

@@ -104,8 +104,10 @@ class RemoteFile:
     def stream(self, start: int, end: int, stop: Event | None = None) -> Iterator[bytes]:
         """Yield the bytes from ``start`` up to ``end``, fewer if the file ends before.
 
-        Raises RangesUnsupported if the server sends other bytes, Unreachable if the connection
-        broke too often, and Stopped once ``stop`` is set.
+        Raises:
+            RangesUnsupported: the server sends other bytes.
+            Unreachable: the connection broke too often.
+            Stopped: ``stop`` was set.
         """
         position, failures = start, 0
         while position < (end if self.size is None else min(end, self.size)):

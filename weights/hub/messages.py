@@ -16,7 +16,7 @@ SPACE = "free some space or pass a cache_dir on another disk"
 
 
 def explain(error: BaseException, repo_id: str, revision: str, name: str, page: str) -> str:
-    """Say why the file ``name`` could not be fetched; ``page`` is the web page of the repo."""
+    """Return why the file ``name`` was not fetched; ``page`` is the web page of the repo."""
     # The client raises a ValueError that says only "due to the above error"; its cause says more.
     if type(error) is ValueError and error.__cause__ is not None:
         error = error.__cause__

@@ -86,8 +86,8 @@ def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> s
     Args:
         estimate: the estimate of the job.
         source: name of the source of the images.
-        gpus: the only row of the table; None shows some.
-        written: what is written for each image.
+        gpus: number of GPUs in the only row of the table; None shows several rows.
+        written: description of what is written for each image.
     """
     images, sample, rate = estimate.images, estimate.sample, estimate.rate
     tokens = f"{statistics.mean(sample.tokens):,.0f} tokens ({min(sample.tokens):,} to "

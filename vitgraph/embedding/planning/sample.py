@@ -53,7 +53,7 @@ def choose(files: Iterable[File], most: int = SAMPLED) -> tuple[int, list[File]]
 
     Args:
         files: the files of a source, which are read one by one: millions need not fit into memory.
-        most: how many to choose.
+        most: largest number of files to choose.
     """
     chance, chosen, count = Random(0), list[File](), 0
     for file in files:
@@ -77,9 +77,9 @@ def take_sample(
     Args:
         files: the images.
         read: returns the bytes of an image file.
-        encoder: whose preprocessing is measured; it may be on the meta device.
+        encoder: the encoder whose preprocessing is measured; it may be on the meta device.
         limits: keywords of ``preprocess``.
-        written_bytes: what the job writes for an image.
+        written_bytes: bytes that the job writes for an image.
 
     Returns:
         The figures, and the images as uint8 tensors.
@@ -195,7 +195,7 @@ def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
 
 
 def seconds_of(tokens: int, known: Mapping[int, float]) -> float:
-    """Return the seconds of an image: between two measured sizes on a line, above in proportion."""
+    """Return the seconds of an image, from measured sizes; above these, in proportion to tokens."""
     most = max(known)
     between = float(np.interp(tokens, list(known), list(known.values())))
     return between * max(tokens / most, 1)
