@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -80,6 +81,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def id_of(item: pytest.Item) -> str:
     """The id of a parametrised test, nothing for another."""
     return item.name.partition("[")[2].removesuffix("]")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without collecting garbage, and leave out later what was imported for them.
+
+    A full collection looks at each of 850,000 objects, nearly all of them modules, which takes half
+    a second: 25 seconds of CPU per run of the fast tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter free the modules again as it ends: Triton's report what is left."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
