@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
+from checkpoints import Written
 from command_line import Cli, Run
 from encoders import Encoder
 from fetching import point_client_at
@@ -24,7 +26,7 @@ from one_family import family_of
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
-from weights import load_encoder
+from weights import extract_encoder, load_encoder
 from weights.published import family_names
 
 OWN_PROCESS = "VITGRAPH_TEST_IN_OWN_PROCESS"
@@ -145,14 +147,38 @@ def folder(tmp_path: Path) -> Path:
     return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Writes a small checkpoint, by name and depth, once per process; no test changes it."""
+    parent = tmp_path_factory.mktemp("written")
+
+    @functools.cache
+    def write(name: str, depth: int = 2) -> Path:
+        return write_seeded_checkpoint(parent / f"{name}-{depth}", name, width=64, depth=depth)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def extracted(tmp_path_factory: pytest.TempPathFactory, written: Written) -> Written:
+    """Extracts the tower of a checkpoint of ``written`` once per process; no test changes it."""
+    parent = tmp_path_factory.mktemp("extracted")
+
+    @functools.cache
+    def extract(name: str, depth: int = 2) -> Path:
+        return extract_encoder(written(name, depth), parent / f"{name}-{depth}")
+
+    return extract
+
+
+@pytest.fixture(scope="session")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint that no test changes: two shards with the tower, two without."""
     folder = tmp_path_factory.mktemp("checkpoint")
     return write_seeded_checkpoint(folder, "qwen3_vl", width=64, decoy_shards=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint of Qwen3-VL that no test changes."""
     return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
@@ -176,7 +202,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A seeded checkpoint of Qwen3-VL that no test changes."""
     return write_seeded_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3_vl")
@@ -229,6 +255,7 @@ def fused_in_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch, fused_in_interpreter: None) -> None:
     """The same, with torch's own steps in the places of the element-wise kernels."""
-    from accelerated_cases import run_steps_in_torch  # it brings transformers
+    from accelerated_cases import copy_weights_in_numpy, run_steps_in_torch  # with transformers
 
     run_steps_in_torch(monkeypatch)
+    copy_weights_in_numpy(monkeypatch)

@@ -22,6 +22,7 @@ from accelerated_cases import (
     needs_interpreter,
     needs_triton,
     run,
+    run_steps_in_torch,
     run_twice,
 )
 from graphwrap import GraphedEncoder
@@ -41,6 +42,12 @@ pytestmark = [
     needs_interpreter,
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
 ]
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch, fused_in_interpreter: None) -> None:
+    """The steps in torch, with the kernel that finds writes to weights."""
+    run_steps_in_torch(monkeypatch)
 
 
 @pytest.mark.usefixtures("fused")

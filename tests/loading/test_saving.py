@@ -23,7 +23,7 @@ from test_tower_folder import (
 )
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from checkpoints import LAYOUTS, edit_config, same_weights
+from checkpoints import LAYOUTS, Written, edit_config, same_weights
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from hub_server import HubServer
@@ -33,9 +33,8 @@ from weights import extract_encoder, load_encoder
 TOWER = "model.safetensors"
 
 
-def seeded(folder: Path, family: str = "qwen3_vl", depth: int = 2) -> VisionEncoder:
-    path = write_seeded_checkpoint(folder, family, width=64, depth=depth)
-    return load_encoder(path, progress=False)
+def seeded(folder: Path, family: str = "qwen3_vl") -> VisionEncoder:
+    return load_encoder(write_seeded_checkpoint(folder, family, width=64), progress=False)
 
 
 def train(encoder: Encoder) -> None:
@@ -62,10 +61,11 @@ def train(encoder: Encoder) -> None:
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
-def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> None:
-    encoder = seeded(tmp_path / "whole", family)
-    saved = encoder.save_pretrained(tmp_path / "saved")
-    out = extract_encoder(tmp_path / "whole", tmp_path / "extracted")
+def test_a_saved_encoder_is_what_extract_writes(
+    written: Written, extracted: Written, tmp_path: Path, family: str
+) -> None:
+    saved = load_encoder(written(family)).save_pretrained(tmp_path / "saved")
+    out = extracted(family)
     assert saved == tmp_path / "saved"
     assert {path.name for path in saved.iterdir()} == {
         "README.md",
@@ -88,9 +88,9 @@ def test_a_saved_encoder_is_what_extract_writes(tmp_path: Path, family: str) -> 
 )
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_a_fine_tuned_encoder_loads_back_to_the_bit(
-    tmp_path: Path, family: str, dtype: torch.dtype
+    written: Written, tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
-    encoder = seeded(tmp_path / "whole", family)
+    encoder = load_encoder(written(family), progress=False)
     before = {name: weight.clone() for name, weight in encoder.named_parameters()}
     encoder.to(dtype)
     train(encoder)
@@ -106,8 +106,10 @@ def test_a_fine_tuned_encoder_loads_back_to_the_bit(
 
 @pytest.mark.filterwarnings("default")  # of transformers
 @pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
-def test_transformers_reads_a_fine_tuned_encoder(tmp_path: Path, family: str) -> None:
-    encoder = seeded(tmp_path / "whole", family, depth=4).float()
+def test_transformers_reads_a_fine_tuned_encoder(
+    written: Written, tmp_path: Path, family: str
+) -> None:
+    encoder = load_encoder(written(family, 4), progress=False).float()
     train(encoder)
     saved = encoder.save_pretrained(tmp_path / "saved")
     model, info = transformers_class(family).from_pretrained(saved, output_loading_info=True)
@@ -274,8 +276,10 @@ def test_the_model_card_is_one_that_the_hub_reads(tmp_path: Path, hub: HubServer
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
-def test_the_model_card_names_what_reads_the_folder(tmp_path: Path, family: str) -> None:
-    saved = seeded(tmp_path / "whole", family).save_pretrained(tmp_path / "saved")
+def test_the_model_card_names_what_reads_the_folder(
+    written: Written, tmp_path: Path, family: str
+) -> None:
+    saved = load_encoder(written(family)).save_pretrained(tmp_path / "saved")
     card = (saved / "README.md").read_text()
     assert 'vitgraph.load_encoder("saved")' in card
     if family in TRANSFORMERS:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
 
-from checkpoints import INDEX, LAYOUTS, edit_config, first_of_each, read_json, same_weights
+from checkpoints import INDEX, LAYOUTS, Written, edit_config, first_of_each, read_json, same_weights
 from encoders import (
     Llama4Encoder,
     MoonViTEncoder,
@@ -102,9 +102,10 @@ def transformers_class(family: str) -> Any:
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
-def test_extracted_tower_loads_as_the_original(tmp_path: Path, family: str) -> None:
-    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)
-    out = extract_encoder(folder, tmp_path / "tower")
+def test_extracted_tower_loads_as_the_original(
+    written: Written, extracted: Written, tmp_path: Path, family: str
+) -> None:
+    folder, out = written(family), extracted(family)
     whole, tower = load_encoder(folder), load_encoder(out)
     assert same_weights(whole, tower)
     assert whole.preprocessor == tower.preprocessor
@@ -118,10 +119,9 @@ def test_extracted_tower_loads_as_the_original(tmp_path: Path, family: str) -> N
 
 @pytest.mark.filterwarnings("default")  # of transformers
 @pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
-def test_transformers_class_of_the_tower_reads_it_whole(tmp_path: Path, family: str) -> None:
+def test_transformers_class_of_the_tower_reads_it_whole(extracted: Written, family: str) -> None:
     """Under its outer prefix not one name matched, and the class stayed silently random."""
-    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
-    out = extract_encoder(folder, tmp_path / "tower")
+    out = extracted(family, 4)
     model, info = transformers_class(family).from_pretrained(out, output_loading_info=True)
     stored = load_file(out / TOWER)
     assert not any(info.values()), info
@@ -134,10 +134,11 @@ def test_transformers_class_of_the_tower_reads_it_whole(tmp_path: Path, family: 
 
 @pytest.mark.filterwarnings("default")  # of transformers
 @pytest.mark.parametrize("family", LAYOUTS)
-def test_automodel_builds_the_tower_or_refuses(tmp_path: Path, family: str) -> None:
+def test_automodel_builds_the_tower_or_refuses(
+    extracted: Written, tmp_path: Path, family: str
+) -> None:
     """It built the whole model with a random language model: 18 GB for a tower of 0.6."""
-    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
-    out = extract_encoder(folder, tmp_path / "tower")
+    out = extracted(family, 4)
     config = json.loads((out / "config.json").read_text())
     if family in AUTO:
         model, info = AutoModel.from_pretrained(out, output_loading_info=True)
@@ -146,6 +147,7 @@ def test_automodel_builds_the_tower_or_refuses(tmp_path: Path, family: str) -> N
         state, stored = model.state_dict(), load_file(out / TOWER)
         assert all(torch.equal(state[name], value) for name, value in stored.items())
     elif "timm" in family:  # its wrapper needs a number of classes, which published configs have
+        out = Path(shutil.copytree(out, tmp_path / "tower"))
         edit_config(out, lambda config: config.update(num_classes=0, num_features=64))
         model, info = AutoModel.from_pretrained(out, output_loading_info=True)
         assert not any(info.values()), info
@@ -157,9 +159,8 @@ def test_automodel_builds_the_tower_or_refuses(tmp_path: Path, family: str) -> N
 
 @pytest.mark.filterwarnings("default")  # of transformers
 @pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
-def test_transformers_computes_what_the_encoder_does(tmp_path: Path, family: str) -> None:
-    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
-    out = extract_encoder(folder, tmp_path / "tower")
+def test_transformers_computes_what_the_encoder_does(extracted: Written, family: str) -> None:
+    out = extracted(family, 4)
     model = transformers_class(family).from_pretrained(out, dtype=torch.float32).eval()
     encoder = load_encoder(out, dtype=torch.float32)
     image = encoder.paths["image"] if isinstance(encoder, PathsEncoder) else encoder
@@ -214,10 +215,11 @@ def test_timm_reads_a_tower_in_its_layout(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("default")  # of transformers
 @pytest.mark.parametrize("family", TRANSFORMERS_TOWERS)
-def test_a_tower_that_transformers_saved_loads(tmp_path: Path, family: str) -> None:
+def test_a_tower_that_transformers_saved_loads(
+    written: Written, extracted: Written, tmp_path: Path, family: str
+) -> None:
     """The fields around the tower's survive; the projector's file is copied by hand."""
-    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64, depth=4)
-    out, saved = extract_encoder(folder, tmp_path / "tower"), tmp_path / "saved"
+    folder, out, saved = written(family, 4), extracted(family, 4), tmp_path / "saved"
     transformers_class(family).from_pretrained(out).save_pretrained(saved)
     if (out / PROJECTOR).exists():
         with pytest.raises(
@@ -234,10 +236,11 @@ def test_a_tower_that_transformers_saved_loads(tmp_path: Path, family: str) -> N
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
-def test_a_folder_of_the_old_form_loads(tmp_path: Path, family: str) -> None:
+def test_a_folder_of_the_old_form_loads(
+    written: Written, extracted: Written, tmp_path: Path, family: str
+) -> None:
     """Configs as published beside the tower's tensors without their prefix, all in one file."""
-    folder = write_seeded_checkpoint(tmp_path / "whole", family, width=64)
-    out, old = extract_encoder(folder, tmp_path / "tower"), tmp_path / "old"
+    folder, out, old = written(family), extracted(family), tmp_path / "old"
     old.mkdir()
     for path in folder.glob("*.json"):
         if path.name != INDEX:

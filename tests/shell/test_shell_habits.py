@@ -7,11 +7,12 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+
+from source_trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ("encoders", "graphwrap", "weights")
@@ -35,16 +36,11 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def calls(path: Path, *names: str) -> list[int]:
     """Lines where one of the functions ``names`` is called by its bare name."""
     return [
         node.lineno
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
     ]
 
@@ -80,7 +76,7 @@ def handlers(node: ast.AST, function: str = "") -> Iterator[tuple[ast.ExceptHand
 
 def test_weights_are_never_loaded_leniently() -> None:
     for path in sources(*PACKAGES):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) != "zip":
                 arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert arguments.get("strict") != "False", f"{path}: line {node.lineno}"
@@ -103,7 +99,7 @@ def test_public_signatures_have_no_kwargs_and_no_mutable_default() -> None:
 
 
 def public_functions(path: Path) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             yield node
 
@@ -115,7 +111,7 @@ def test_every_module_begins_with_a_docstring() -> None:
 
 def test_no_docstring_begins_with_a_word_for_the_name_before_it() -> None:
     for path in sources(*PACKAGES):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 first = str(node.value.value).split(" ")[0]
                 assert first not in ("Of", "Its", "Their"), f"{path}: line {node.lineno}"

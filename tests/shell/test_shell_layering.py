@@ -8,10 +8,13 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from source_trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
@@ -92,18 +95,19 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names that a file imports, relative ones resolved."""
     names: set[str] = set()
     parts = path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
             module = ".".join(filter(None, (base, node.module)))
             names |= {module} if node.module else {f"{module}.{a.name}" for a in node.names}
-    return names
+    return frozenset(names)
 
 
 def covers(allowed: str, name: str) -> bool:
@@ -134,7 +138,7 @@ def imports_at_the_top(path: Path) -> set[str]:
     """Dotted names that a file imports outside of functions and of blocks for types alone."""
     names: set[str] = set()
     parts = path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.ImportFrom):
             base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
             names.add(".".join(filter(None, (base, node.module))))
@@ -168,10 +172,9 @@ def closure(path: Path) -> set[Path]:
 
 def files_imported(path: Path, in_functions: bool) -> set[Path]:
     """The files of our packages that a file imports; those for types alone only with functions."""
-    tree = ast.parse(path.read_text())
     parts = path.relative_to(ROOT).parts
     found = set()
-    for node in ast.walk(tree) if in_functions else tree.body:
+    for node in nodes_of(path) if in_functions else tree_of(path).body:
         if isinstance(node, ast.ImportFrom):
             base = ROOT.joinpath(*parts[: len(parts) - node.level]) if node.level else ROOT
             module = base.joinpath(*filter(None, (node.module or "").split(".")))
@@ -255,9 +258,7 @@ def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
     assert users <= {"accelerated", "base"}
     importers = [
         function.name
-        for function in ast.walk(
-            ast.parse((ROOT / "encoders" / "base" / "vision_encoder.py").read_text())
-        )
+        for function in nodes_of(ROOT / "encoders" / "base" / "vision_encoder.py")
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.ImportFrom) and node.module == "accelerated"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -274,3 +276,26 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotary, "clear_rows", clear_rows)
     monkeypatch.setattr(activations, "activate", activate)
     monkeypatch.setattr(positions, "add_table_rows", add_table_rows)
+
+
+def copy_weights_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the kernel that follows writes to weights by a copy of every source.
+
+    ``test_accelerated_weights.py``, which is about such writes, runs the kernel.
+    """
+    from encoders.accelerated import compare
+
+    def view(at: int, shape: list[int], strides: tuple[int, int], size: int) -> Any:
+        steps = [size * step for step in strides]
+        last = sum(step * (count - 1) for step, count in zip(steps, shape, strict=True))
+        return np.ndarray(
+            shape, f"i{size}", (ctypes.c_char * (last + size)).from_address(at), 0, steps
+        )
+
+    def copy(table: Tensor, rows: int, size: int) -> None:
+        for source, copy, *shape, stride, down, across, _ in table.tolist():
+            if 0 not in shape:
+                new = view(source, shape, (down, across), size)
+                view(copy, shape, (stride, 1), size)[:] = new
+
+    monkeypatch.setattr(compare, "copy_differences", copy)

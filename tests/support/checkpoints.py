@@ -16,6 +16,9 @@ from vitgraph.seeded import SEEDED
 
 INDEX = "model.safetensors.index.json"
 
+Written = Callable[..., Path]
+"""Gives the folder of a small checkpoint by name and depth, written once per process."""
+
 
 def first_of_each(names: Collection[str], kind: Callable[[str], object]) -> list[Any]:
     """Parameters of a test: the first name of each kind runs in a plain pytest, the others in CI.
