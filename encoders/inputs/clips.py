@@ -14,6 +14,9 @@ from .image_files import naming
 from .intake import Video, is_one_image, is_picture, to_rgb
 from .video_files import VideoFrames
 
+IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
+"""The error of every preprocessor that takes no videos."""
+
 
 class ChooseFrames(Protocol):
     """Chooses the frames of a video to encode."""

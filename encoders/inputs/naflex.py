@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..contract import Grid, Limits
-from .patches import IMAGES_ALONE, PatchPreprocessor
+from .clips import IMAGES_ALONE
+from .patches import PatchPreprocessor
 from .pixel_rules import PixelRules
 from .processor_files import (
     HALF,

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..contract import Grid, Limits
+from .clips import IMAGES_ALONE
 from .images import laid_over, resize
-from .patches import BLACK, IMAGES_ALONE, PatchPreprocessor
+from .patches import BLACK, PatchPreprocessor
 from .pixel_rules import PixelRules, check_sizes
 from .processor_files import (
     CLIP_MEAN,

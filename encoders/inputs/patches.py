@@ -28,7 +28,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..contract import Grid, Limits, VisionInputs
-from .clips import read_videos
+from .clips import IMAGES_ALONE, read_videos
 from .image_files import naming
 from .images import (
     StagedItem,
@@ -65,7 +65,6 @@ from .sizes import (
     smart_resize_video,
 )
 
-IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
 BLACK = (0.0, 0.0, 0.0)
 """The colour of the canvas around frames that do not fill it: black."""
 _STRIP = 1 << 16

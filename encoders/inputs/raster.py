@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..contract import Grid
-from .patches import IMAGES_ALONE, PatchPreprocessor
+from .clips import IMAGES_ALONE
+from .patches import PatchPreprocessor
 from .pixel_rules import PixelRules, patch_image_rules
 from .processor_files import ProcessorFiles
 from .sizes import smart_resize

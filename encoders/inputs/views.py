@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Limits, PathInputs, VisionInputs
+from .clips import IMAGES_ALONE
 from .image_files import naming
 from .images import check_limits, folded_stats, grid_tensor
 from .intake import read_images
@@ -145,9 +146,8 @@ class ViewPreprocessor(ABC):
                 f"max_tiles={max_tiles}: this family's images are cut by their size or not at all; "
                 "leave it out"
             )
-        if count := len(videos):
-            some = f"{count} video{'s' * (count != 1)}"
-            raise ValueError(f"{some}: this family takes images alone; pass frames as images")
+        if len(videos):
+            raise ValueError(IMAGES_ALONE)
         items, decoded = [], read_images(images)
         if len(decoded) > 1 and max_tiles is None and not self.tiles_several:
             max_tiles = 1

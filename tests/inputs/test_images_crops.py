@@ -183,7 +183,7 @@ def test_keywords_that_would_change_the_cut_are_refused(
 
 
 def test_a_video_is_refused_and_the_fix_is_named() -> None:
-    with pytest.raises(ValueError, match="takes images alone; pass frames as images"):
+    with pytest.raises(ValueError, match="images alone: pass the frames of a video as images"):
         OURS(videos=[[blank((100, 100))] * 2])
 
 
