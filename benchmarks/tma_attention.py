@@ -26,7 +26,7 @@ from encoders.accelerated.attention_kernels import AttentionShape
 from encoders.accelerated.triton_attention import LOG2_E
 
 MAIN, REST = 64, 16
-"""The columns of both products. With 72 columns, the last 16 overlap the first 64."""
+"""The columns of both products. Those beyond the head size are zeros."""
 
 
 # Triton would compile the kernel again for one segment, and for multiples of 16.
@@ -63,8 +63,6 @@ def _attention_kernel(
     value_rest,
     out,
     plan,
-    apart,
-    key_apart,
     out_stride,
     scale,
     SIZE: tl.constexpr,
@@ -78,20 +76,18 @@ def _attention_kernel(
 ):
     head, row = tl.program_id(0), plan + tl.program_id(1) * 4
     first, start, end = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-    left, from_column = head * apart, head // GROUP * key_apart
-    column, rest = tl.arange(0, MAIN), SIZE - REST + tl.arange(0, REST)
-    q = query.load([first, left])
-    q_rest = query_rest.load([first, left + SIZE - REST])
-    if SIZE < MAIN + REST:
-        q_rest = tl.where(rest[None, :] >= MAIN, q_rest, 0.0)
+    shared = head // GROUP
+    q = query.load([head, first, 0]).reshape(BLOCK_M, MAIN)
+    q_rest = query_rest.load([head, first, MAIN]).reshape(BLOCK_M, REST)
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, MAIN], tl.float32)
     result_rest = tl.zeros([BLOCK_M, REST], tl.float32)
     for at in tl.range(start, end, BLOCK_N, num_stages=STAGES, warp_specialize=SPECIALISED):
         n = at + tl.arange(0, BLOCK_N)
-        scores = tl.dot(q, key.load([at, from_column]).T)
-        scores = tl.dot(q_rest, key_rest.load([at, from_column + SIZE - REST]).T, scores)
+        k = key.load([shared, at, 0]).reshape(BLOCK_N, MAIN)
+        k_rest = key_rest.load([shared, at, MAIN]).reshape(BLOCK_N, REST)
+        scores = tl.dot(q_rest, k_rest.T, tl.dot(q, k.T))
         if SPECIALISED:  # without a branch, see `Tile`
             scores = tl.where(n[None, :] < end, scores, -float("inf"))
         else:
@@ -103,15 +99,17 @@ def _attention_kernel(
         total = total * fade + tl.sum(p, 1)
         highest = higher
         p = p.to(out.dtype.element_ty)
-        result = tl.dot(p, value.load([at, from_column]), result * fade[:, None])
-        v_rest = value_rest.load([at, from_column + SIZE - REST])
+        v = value.load([shared, at, 0]).reshape(BLOCK_N, MAIN)
+        v_rest = value_rest.load([shared, at, MAIN]).reshape(BLOCK_N, REST)
+        result = tl.dot(p, v, result * fade[:, None])
         result_rest = tl.dot(p, v_rest, result_rest * fade[:, None])
     share = 1.0 / tl.where(total > 0, total, 1.0)[:, None]  # tiles without rows have a sum of 0
     m = first + tl.arange(0, BLOCK_M)[:, None]
     place = out + head * SIZE + m.to(tl.int64) * out_stride
-    tl.store(place + column[None, :], (result * share).to(out.dtype.element_ty), mask=m < end)
-    fresh = (m < end) & (rest[None, :] >= MAIN)
-    tl.store(place + rest[None, :], (result_rest * share).to(out.dtype.element_ty), mask=fresh)
+    column, rest = tl.arange(0, MAIN)[None, :], MAIN + tl.arange(0, REST)[None, :]
+    tl.store(place + column, (result * share).to(out.dtype.element_ty), mask=m < end)
+    own = (m < end) & (rest < SIZE)
+    tl.store(place + rest, (result_rest * share).to(out.dtype.element_ty), mask=own)
 
 
 class Tile(NamedTuple):
@@ -168,8 +166,6 @@ def attend(
         *blocks,
         out,
         plan,
-        q.stride(1),
-        k.stride(1),
         out.stride(0),
         size**-0.5 * LOG2_E,
         SIZE=size,
@@ -205,6 +201,6 @@ def make_plan(offsets: Tensor, rows: int, queries: int) -> Tensor:
 
 
 def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """The rows of all heads [T, H, K] as a table whose blocks are ``rows`` x ``columns``."""
-    wide = (x.shape[1] - 1) * x.stride(1) + x.shape[2]
-    return TensorDescriptor(x, [len(x), wide], [x.stride(0), 1], [rows, columns])
+    """Rows [T, H, K] in blocks of one head; copies put zeros for columns beyond K."""
+    sizes, strides = [x.shape[1], x.shape[0], x.shape[2]], [x.stride(1), x.stride(0), 1]
+    return TensorDescriptor(x, sizes, strides, [1, rows, columns])
