@@ -62,8 +62,9 @@ FLASH4_TILES = (
     (128, 176, True),
 )
 """Query rows, keys, and whether probabilities stay in registers for the second product. None spills
-a register for heads of 72, 80 or 96 columns (flash-attn-4 4.0.0b36, compiled for sm_90a)."""
-FAMILIES = {"flash4": 150, "tma": 90, "specialised": 90}
+a register for heads of 72, 80 or 96 columns, and in none does ptxas wait for every instruction of a
+product, as in 192 x 128 with probabilities in registers (flash-attn-4 4.0.0b36, for sm_90a)."""
+FAMILIES = {"flash4": 200, "tma": 90, "specialised": 90}
 """Families of candidates, and the seconds after which their process is ended."""
 PADDING, SAMPLED = 40, 64
 """Rows of zeros after the last segment, and rows whose result is compared with float64."""
@@ -126,17 +127,19 @@ def windows(h: int, w: int, side: int = 8) -> list[int]:
 
 
 def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator[Candidate]:
-    """The library's kernels for a cell, then the candidates of a family."""
+    """The library's kernels for a cell, then the candidates of a family.
+
+    Candidates in Triton need torch alone: flash-attn-4 is not among the kernels beside them.
+    """
     size = cell.size
     for name, kernel in KERNELS.items():
-        if is_installed(kernel.package) and kernel.takes(cell.shape, torch.bfloat16, capability):
+        asked = is_installed(kernel.package) and (name != "flash4" or family == "flash4")
+        if asked and kernel.takes(cell.shape, torch.bfloat16, capability):
             yield Candidate(f"library, {name}", kernel.attend, size, size)
     if family == "flash4":
-        layouts = (
-            sorted({(size, size), (80, size), (96, 96)}) if is_installed("flash_attn.cute") else ()
-        )
-        for apart, width in layouts:
-            yield from (flash4(cell, apart, width, *tile) for tile in FLASH4_TILES)
+        if is_installed("flash_attn.cute") and cell.shape.longest > 64:  # windows are too short
+            for apart, width in sorted({(size, size), (80, size), (96, 96)}):
+                yield from (flash4(cell, apart, width, *tile) for tile in FLASH4_TILES)
         return
     from benchmarks.tma_attention import TILES, attend  # needs Triton
 
