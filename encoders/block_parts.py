@@ -14,7 +14,7 @@ PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
 
 
 class RelativePositions(NamedTuple):
-    """How a block over views [B, h, w, D] attends by learned relative positions (SAM)."""
+    """The learned relative positions by which a block over views [B, h, w, D] attends (SAM)."""
 
     tables: Callable[[int, int], tuple[Tensor, Tensor]]
     """Takes height and width of what attends to itself; returns the tables [2*height - 1, K] and

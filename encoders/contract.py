@@ -365,7 +365,7 @@ class Accelerator(Protocol):
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """The hidden state after each of the ``blocks`` in ``wanted`` (ascending numbers)."""
+        """Yield the hidden state after each of the ``blocks`` in ``wanted`` (ascending)."""
         ...
 
     def add_weighted_rows(

@@ -208,7 +208,7 @@ class Gemma4Encoder(RasterEncoder):
         return patches + (F.embedding(x, columns) + F.embedding(y, rows))
 
     def _pool(self, hidden: Tensor, index: Tensor) -> Tensor:
-        """The tokens [N, D]: means of patches, times the root of the width, standardised."""
+        """Return the tokens [N, D]: means of patches, times the root of the width, standardised."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
         tokens = hidden[index].mean(1, dtype=wide) * self.config.hidden_size**0.5
         if self.config.standardize:

@@ -185,7 +185,7 @@ class MoonViTEncoder(PatchEncoder):
         ]
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
-        """The segments of the items: metadata are those of items of at most four frames."""
+        """Return the segments of the items: metadata are those of items of at most four frames."""
         grids = super()._read(grid_thw)
         if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # checked before they are listed
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")

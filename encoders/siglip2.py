@@ -158,7 +158,7 @@ class Siglip2Encoder(RasterEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """The taps into the table of positions per patch.
+        """Return the taps into the table of positions per patch.
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
         columns of the table; the weight of an entry is the product of both.

@@ -209,7 +209,7 @@ class Embeddings(nn.Module):
         return torch.cat((prefix, rows + self.positions(h, w)), dim=1)
 
     def positions(self, h: int, w: int) -> Tensor:
-        """The positions of patches [n, D]: the table, or a bicubic resize of it to another grid."""
+        """Return positions of patches [n, D]: the table, or a bicubic resize to another grid."""
         table = self.position_embedding[1:]
         if (h, w) == (self.side, self.side):
             return table

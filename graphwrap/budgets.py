@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, specs: Iterable[EncoderItemSpec]) -> Batch:
-        """Return the totals of the sizes of items, as a batch of all of them has."""
+        """Return the totals of the sizes of items that run together."""
         items = rows = tokens = segments = longest = windows = 0
         for more_rows, more_tokens, more_segments, length, more_windows in specs:
             items += 1

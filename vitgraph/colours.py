@@ -54,7 +54,7 @@ def _resample(colours: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 def principal_components(rows: Tensor, count: int) -> Tensor:
-    """Coordinates of ``rows`` [P, D] along their ``count`` axes of largest variance: [P, count].
+    """Return the coordinates [P, count] of ``rows`` [P, D] along the axes of largest variance.
 
     Every feature is first brought to unit variance, or the few outlier channels that vision
     transformers grow would be all one sees. The sign is fixed (largest loading positive), so the

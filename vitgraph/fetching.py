@@ -63,7 +63,7 @@ def addresses_of(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet, and not to this machine or network."""
+    """Return whether an IP address is of the public internet, not of this machine or network."""
     ip = ip_address(address)
     if any(ip in network for network in _HOLD_IPV4):
         ip = IPv4Address(int(ip) & 0xFFFFFFFF)
@@ -293,7 +293,7 @@ def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[s
 
 
 def is_url(source: object) -> bool:
-    """Whether the value is a text that begins like an address of the web."""
+    """Return whether the value is a text that begins like an address of the web."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 

@@ -69,7 +69,7 @@ class FusedBlocks:
         return (self.fp8 is not None and self.fp8.derived.refresh()) or written
 
     def choices(self) -> dict[str, object]:
-        """The kernels that were chosen, with their times, as plain data for JSON."""
+        """Return the kernels that were chosen, with their times, as plain data for JSON."""
         return {
             **self.attention.to_dict(),
             "products": [] if self.fp8 is None else self.fp8.to_dict(),
@@ -96,7 +96,7 @@ class FusedBlocks:
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """The hidden state after each of the ``blocks`` in ``wanted`` (ascending numbers)."""
+        """Yield the hidden state after each of the ``blocks`` in ``wanted`` (ascending)."""
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
                 return iter(list(self.run_blocks(encoder, hidden, metadata, wanted, blocks)))
@@ -116,7 +116,7 @@ class FusedBlocks:
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor:
-        """Rows plus a weighted sum of rows of a table (interpolated position embeddings)."""
+        """Return rows plus a weighted sum of rows of a table (interpolated position embeddings)."""
         if _is_elsewhere(rows):
             with torch.cuda.device(rows.device):
                 return self.add_weighted_rows(rows, table, index, weight)

@@ -223,7 +223,7 @@ TORCH_KERNELS = ("triton", "flash2", "cudnn")
 
 @cache
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; only its parent package is imported to find out."""
+    """Return whether a package can be imported; only its parent package is imported to find out."""
     try:
         return find_spec(package) is not None
     except ImportError:
@@ -232,7 +232,7 @@ def is_installed(package: str) -> bool:
 
 @cache
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """The errors that say that a kernel cannot run, such as too little shared memory (Triton)."""
+    """Return the errors of kernels that cannot run, such as too little shared memory (Triton)."""
     errors = (RuntimeError, ImportError, AssertionError, TypeError, ValueError)
     if not is_installed("triton"):
         return errors

@@ -105,7 +105,7 @@ class KernelChoices:
             )
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
-        """Whether a kernel agrees with float32 attention.
+        """Return whether a kernel agrees with float32 attention.
 
         It is tried once per heads and dtype for short segments, for longer ones, and for many
         longer ones, because Triton's kernel is compiled in another form for each. The trial has
@@ -122,7 +122,7 @@ class KernelChoices:
         return self._tried[key]
 
     def takes_relative(self, rows: Tensor, shape: RelativeShape) -> bool:
-        """Whether the Triton kernel computes attention with relative positions of this shape.
+        """Return whether the Triton kernel computes relative positions of this shape.
 
         A new shape is tried once, against float32 attention over one view.
 

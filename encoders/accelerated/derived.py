@@ -212,7 +212,7 @@ def _table_of(pairs: Sequence[Pair]) -> tuple[Tensor, int]:
 
 
 def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[int]:
-    """The row of the comparison table that describes a pair; a vector counts as one row.
+    """Return the row of the comparison table that describes a pair; a vector counts as one row.
 
     It has both addresses, rows, columns, the copy's row stride, the source's two strides (a source
     may be transposed, expanded, or every second column of something larger), and the address of

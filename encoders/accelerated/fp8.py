@@ -54,7 +54,7 @@ class Fp8Products:
         """Whether the weight of each layer has no outlier columns, which fp8 would store badly."""
 
     def takes(self, step: str, parts: BlockParts, rows: Tensor, time: Timer) -> bool:
-        """Whether a step of a block is to run in fp8; a new shape is timed.
+        """Return whether a step of a block is to run in fp8; a new shape is timed.
 
         Args:
             step: "qkv", "proj" or "mlp".
@@ -85,7 +85,7 @@ class Fp8Products:
         return taken
 
     def _is_even(self, layer: nn.Linear) -> bool:
-        """Whether no input column of a weight is much larger than the others.
+        """Return whether no input column of a weight is much larger than the others.
 
         Where a few columns carry a product, their rounding errors do not average out: a tower whose
         products all have three columns 50 times the rest is off by 20 % in fp8, and by 2 % in
@@ -109,7 +109,7 @@ class Fp8Products:
         return quantise(rows)
 
     def mlp(self, parts: BlockParts, rows: Rows8, aligned: Aligned) -> Tensor:
-        """The MLP of quantised rows [T, D], bfloat16 [T, D].
+        """Return the MLP of quantised rows [T, D], bfloat16 [T, D].
 
         The kernel of the activation quantises its result in the same pass.
 
@@ -157,7 +157,7 @@ class Fp8Products:
 
 
 def product(rows: Rows8, weight: Rows8, bias: Tensor | None) -> Tensor:
-    """``rows @ weight.T + bias`` of quantised rows [T, K] and weights [N, K], bfloat16 [T, N]."""
+    """Return ``rows @ weight.T + bias``, bfloat16 [T, N], of rows [T, K] and weights [N, K]."""
     out: Tensor = torch._scaled_mm(
         rows.values,
         weight.values.t(),

@@ -68,7 +68,7 @@ class FusedForward:
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
 
     def states(self, stack: nn.ModuleList, wanted: Sequence[int]) -> Iterator[Tensor]:
-        """The hidden state after each block in ``wanted``.
+        """Yield the hidden state after each block in ``wanted``.
 
         A state is complete only after the norm of the next block has read it, so it is yielded
         there.
@@ -302,5 +302,5 @@ class FusedForward:
 
     @staticmethod
     def _is_own(layer: nn.Module) -> bool:
-        """Whether the result of a layer may be overwritten, because no hook can hold it."""
+        """Return whether the result of a layer may be overwritten, because no hook can hold it."""
         return is_plain(layer) or clips(layer)

@@ -176,7 +176,7 @@ class Sum(NamedTuple):
         return self._replace(pending=bias, shifted=shifted)
 
     def as_read(self) -> Sum:
-        """This sum once a kernel has read it: the pending bias has become part of the offset."""
+        """Return this sum as it is once a kernel has read it: the offset has the pending bias."""
         if self.pending is None:
             return self
         return self._replace(offset=self.shifted, pending=None, shifted=None)

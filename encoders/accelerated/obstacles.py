@@ -62,7 +62,7 @@ def names_its_parts(block: nn.Module) -> bool:
 
 
 def fusible(block: nn.Module) -> BlockParts | None:
-    """The parts of a block, or None if one of its containers was hooked or replaced."""
+    """Return the parts of a block, or None if one of its containers was hooked or replaced."""
     parts = block.parts() if isinstance(block, NamesItsParts) else None
     if parts is None or not all(map(is_untouched, parts.containers)):
         return None
@@ -70,7 +70,7 @@ def fusible(block: nn.Module) -> BlockParts | None:
 
 
 def is_norm(norm: nn.Module, weighted: bool = True) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
-    """Whether a fused kernel computes everything that this norm computes.
+    """Return whether a fused kernel computes everything that this norm computes.
 
     Args:
         norm: a norm, or a module that wraps or replaces it.

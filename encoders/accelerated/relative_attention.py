@@ -129,7 +129,7 @@ def attend(
     shape: RelativeShape,
     out: Tensor,
 ) -> Tensor:
-    """Softmax attention inside each window or view, with relative positions.
+    """Compute softmax attention inside each window or view, with relative positions.
 
     Args:
         qkv: [T, 3*H*K], contiguous: the fused projection of T = B*h*w rows.
@@ -194,7 +194,7 @@ def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
 
 
 def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> float:
-    """Relative L2 distance of the kernel's result to float32 attention, on one random view."""
+    """Return the relative L2 distance of the kernel to float32 attention, on a random view."""
     size, h, w = shape[:3]
     tall, wide = shape.segment
     generator = torch.Generator(device).manual_seed(0)

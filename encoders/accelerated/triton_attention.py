@@ -168,7 +168,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(size: int, longest: int) -> Tile:
-    """The tiling for a head size and a longest segment, by measurement on an H200.
+    """Return the tiling for a head size and a longest segment, by measurement on an H200.
 
     Head sizes that are no power of two take key steps of 32 rows: with 64 and the narrow second
     product, Triton 3.6 makes code that is wrong (errors of 7 % and more) or reads out of bounds.
@@ -191,7 +191,7 @@ def attend(
     tile: Tile,
     searched: int,
 ) -> None:
-    """Softmax attention inside each segment, scaled by ``K ** -0.5``.
+    """Compute softmax attention inside each segment, scaled by ``K ** -0.5``.
 
     A graph's capacities allow for many long segments, most of which are empty in a call. Programs
     for every tile of each would take 5 % of a tower's time to find out that they have no rows. So

@@ -180,7 +180,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """This encoder as ``encode`` uses it, with the functions that call its input paths."""
+        """Return this encoder as ``encode`` uses it, with the functions that call its paths."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 
@@ -260,7 +260,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @abstractmethod
     def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
-        """A faster form of this encoder for inference on a GPU, over the same weights.
+        """Return a faster form of this encoder for inference on a GPU, over the same weights.
 
         An encoder of the same class with the same metadata, outputs and bounds, which fuses the
         element-wise steps and takes the fastest attention kernel for each shape. It shares modules,

@@ -136,7 +136,7 @@ class MapsFeatures(nn.Module, ABC):
         indices: int | Sequence[int] | None = None,
         output_fmt: str = "NLC",
     ) -> Any:
-        """Outputs of inner blocks, before any merger, in input order.
+        """Return outputs of inner blocks, before any merger, in input order.
 
         Args:
             pixel_values: the result of ``preprocess``, or the rows of all items of one path.

@@ -77,7 +77,7 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def grid_for(self, tokens: int) -> Grid:
-        """The ``(t, h, w)`` of one item of at least ``tokens`` tokens with the fewest rows."""
+        """Return the grid of one item of at least ``tokens`` tokens with the fewest rows."""
 
     @abstractmethod
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
@@ -146,7 +146,7 @@ class VisionEncoder(Encoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """The metadata of a family besides ``cu_seqlens`` and ``max_seqlen``, on the CPU."""
+        """Return the metadata of a family besides ``cu_seqlens`` and ``max_seqlen``, on the CPU."""
 
     @abstractmethod
     def _block_outputs(
@@ -292,7 +292,7 @@ class VisionEncoder(Encoder):
     def _add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor:
-        """Rows plus a weighted sum of rows of a table: interpolated position embeddings.
+        """Return rows plus a weighted sum of rows of a table: interpolated position embeddings.
 
         Args:
             rows: [P, D].

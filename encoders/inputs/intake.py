@@ -137,7 +137,7 @@ def is_picture(image: object) -> bool:
 
 
 def is_one_item(items: object) -> bool:
-    """Whether the items of a stream are by mistake one image, whose bytes or rows are no items."""
+    """Return whether the items of a stream are by mistake one image, whose rows are no items."""
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)
     return is_one_image(items)
@@ -166,7 +166,7 @@ def _from_pil(image: Image.Image) -> Tensor:
 
 
 def _file_of(image: Image.Image) -> str:
-    """The file that an image is still to be decoded from, with a space, for messages."""
+    """Return the file that an image is still to be decoded from, with a space, for messages."""
     file = image.filename if isinstance(image, ImageFile) else ""
     return f"{file} " if isinstance(file, str) and file else ""
 

@@ -125,7 +125,7 @@ class NavitPreprocessor(PatchPreprocessor):
         return rules, self._side(where, section)
 
     def _sizes(self) -> dict[str, int]:
-        """The sizes of the tower by the names that files give them."""
+        """Return the sizes of the tower by the names that files give them."""
         return {
             "patch_size": self.patch_size,
             "merge_size": self.token_size,

@@ -44,7 +44,7 @@ def attention(
     *,
     segment_rows: int = 0,
 ) -> Tensor:
-    """Softmax attention inside each segment, scaled by ``K ** -0.5``, never causal.
+    """Compute softmax attention inside each segment, scaled by ``K ** -0.5``, never causal.
 
     Args:
         q, k, v: [T, H, K], any strides with a contiguous last dimension.
@@ -341,7 +341,7 @@ def segment_metadata(
 def padded_offsets(
     lengths: Sequence[int], capacity: int | None, name: str, kind: str = "segments"
 ) -> Tensor:
-    """Cumulative offsets int32 [S+1], padded to ``capacity+1`` by repeating the last one.
+    """Return cumulative offsets int32 [S+1], padded to ``capacity+1`` by repeating the last one.
 
     A repeated offset is an empty segment; a zero would give a segment of negative length.
 

@@ -22,8 +22,7 @@ class EncodesItems(Generic[Output]):
     """Gives a class ``encode`` and ``encode_many``, which need only its ``item_encoder``."""
 
     def item_encoder(self) -> ItemEncoder[Output]:
-        """The encoder and the functions that call its paths, as ``encode`` and ``encode_many`` use
-        them."""
+        """Return the encoder and the functions that call its paths, which ``encode`` uses."""
         raise NotImplementedError
 
     @overload
@@ -225,7 +224,7 @@ class AttentionAsked(NamedTuple):
 
 
 def _as_given(results: Generator[ItemResult, None, None]) -> Iterator[Any]:
-    """The values alone, with the key where one was given; an error carries its own key."""
+    """Return the values alone, with the key where one was given; an error carries its own key."""
     from .stream import ItemError
 
     with closing(results):

@@ -129,7 +129,7 @@ class Prefetch(Generic[Given, Prepared]):
             del taken, item, result  # results are freed, because the wait for room may be long
 
     def _take(self) -> tuple[int, Given] | None:
-        """The next item and its number as soon as there is room for it; None at the end."""
+        """Return the next item and its number as soon as there is room for it; None at the end."""
         with self._source:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or self._has_room())

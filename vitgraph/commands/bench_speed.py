@@ -142,7 +142,7 @@ def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) 
 
 
 def describe(stats: GraphStats) -> JsonDict:
-    """The seconds and bytes of the capture, and the attention kernel of each budget."""
+    """Return the seconds and bytes of the capture, and the attention kernel of each budget."""
     return {
         "capture_seconds": stats.capture_seconds,
         "arena_bytes": stats.arena_bytes,

@@ -75,7 +75,7 @@ def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
     """Open a local regular file, and compare its state with ``version`` when the block ends.
 
     Raises:
-        OSError: it cannot be opened, is a pipe, a device or a folder, or has changed.
+        OSError: the file cannot be opened, is a pipe, a device or a folder, or has changed.
     """
     _require_regular(path, os.stat(path))  # a device may act when it is opened
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _NONBLOCK)) as file:
@@ -107,7 +107,7 @@ def require_version(path: str, version: str) -> None:
     """Check that a file is still as it was when the job listed it.
 
     Raises:
-        OSError: it is not, or cannot be looked at.
+        OSError: the file has changed, or cannot be looked at.
     """
     if version and version != version_of(path):
         raise OSError(_changed(path))
@@ -117,7 +117,7 @@ def version_of(path: str) -> str:
     """Return the state of a file, which changes with its content: its size, and its time or ETag.
 
     Raises:
-        OSError: it cannot be looked at, or is a pipe, a device or a folder.
+        OSError: the file cannot be looked at, or is a pipe, a device or a folder.
     """
     if not is_remote(path):
         state = os.stat(path)
@@ -229,7 +229,7 @@ def beside(folder: str, name: str, any_path: bool) -> str:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Whether the real path of a file, with its links resolved, is below the real folder."""
+    """Return whether the real path of a file, with its links resolved, is below the real folder."""
     parent, name = os.path.split(path)
     real = _real_folder(parent)
     if os.path.islink(path) or name in ("", ".", ".."):

@@ -141,7 +141,7 @@ class Job:
         """Check that there is room for what all workers have still to write.
 
         Raises:
-            ValueError: there is not.
+            ValueError: there is less room.
         """
         needed = total * len(self.missing) / len(self.shards)
         free = self.storage.free()
@@ -225,7 +225,7 @@ class Job:
         del self._files_of[number]
 
     def _arrays(self, value: Any) -> dict[str, Array]:
-        """A result as arrays by name, in the dtype that is written.
+        """Return a result as arrays by name, in the dtype that is written.
 
         Raises:
             ValueError: a value that float16 cannot hold.

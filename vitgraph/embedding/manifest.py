@@ -105,7 +105,7 @@ class Manifest(NamedTuple):
         """Return the manifest of a job.
 
         Raises:
-            ValueError: there is none, or it is damaged.
+            ValueError: there is no manifest, or it is damaged.
         """
         try:
             about = json.loads(storage.read(NAME))

@@ -33,7 +33,7 @@ def require_parquet() -> None:
     """Check that pyarrow is installed.
 
     Raises:
-        ValueError: it is not; the message says how to install it.
+        ValueError: pyarrow is not installed; the message says how to install it.
     """
     try:
         import pyarrow  # noqa: F401

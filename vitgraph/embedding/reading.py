@@ -71,7 +71,7 @@ class ImageReader:
         """Return the bytes of an image file.
 
         Raises:
-            OSError, ValueError: they cannot be read, have changed, or must not be read.
+            OSError, ValueError: the bytes cannot be read, have changed, or must not be read.
         """
         content = self._read(file)
         if self.keyed:
@@ -190,7 +190,7 @@ def content_key(content: bytes) -> str:
 
 
 def refuse_url(url: str) -> str:
-    """Return why a URL in a list or a cell is not read, and how it would be."""
+    """Return why a URL in a list or a cell is not read, and which option reads it."""
     return (
         f"{url} is a URL, and nothing is downloaded unless asked for: give --fetch-urls, or "
         "download the images and embed their folder"

@@ -194,10 +194,10 @@ class Shard:
             return list(csv.DictReader(file))
 
     def read_stats(self) -> JsonDict:
-        """The statistics that the shard was written with.
+        """Return the statistics that the shard was written with.
 
         Raises:
-            ValueError: their file is damaged.
+            ValueError: the file of statistics is damaged.
         """
         try:
             stats: Any = json.loads(self.storage.read(self.stats_name))

@@ -309,7 +309,7 @@ def _read_standard_input() -> str:
 
 
 def _named(path: str, folder: str) -> File:
-    """The file of a line; one that is not there is an error of its own when it is read."""
+    """Return the file of a line; one that is not there is an error of its own when it is read."""
     if is_remote(path):
         return File(path.removeprefix(f"{folder}/"), path)
     inside = Path(path).is_relative_to(folder)
@@ -318,7 +318,7 @@ def _named(path: str, folder: str) -> File:
 
 
 def _remote_files(fs: Any, described: Mapping[str, Any], root: str) -> Iterator[File]:
-    """The files that a remote file system has described, sorted by their keys."""
+    """Return the files that a remote file system has described, sorted by their keys."""
     for path in sorted(described):
         about = described[path]
         if about.get("type", "file") == "file":

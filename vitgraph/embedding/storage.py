@@ -96,7 +96,7 @@ class Storage(ABC):
         """Check that there is room for ``count`` bytes more.
 
         Raises:
-            OSError: there is not.
+            OSError: there is less room.
         """
         free = self.free()
         if free is not None and count + SPARE > free:
@@ -243,7 +243,7 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def _is_open_at(file: IO[bytes], path: Path) -> bool:
-    """Whether a path still leads to an open file, and not to another one or nowhere."""
+    """Return whether a path still leads to an open file, and not to another one or nowhere."""
     try:
         return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileNotFoundError:

@@ -31,8 +31,8 @@ class ParquetTable:
         column: holds bytes, paths relative to the file, or {"bytes", "path"} as ``datasets`` has.
 
     Raises:
-        ValueError: it is no parquet file, or has no such column.
-        OSError: it cannot be read, or has changed.
+        ValueError: the file is no parquet file, or has no such column.
+        OSError: the file cannot be read, or has changed.
     """
 
     def __init__(self, path: str, version: str, column: str) -> None:
@@ -64,7 +64,7 @@ class ParquetTable:
         """Return the content of a cell; any thread may call it.
 
         Raises:
-            OSError: it cannot be read, or the file has changed.
+            OSError: the cell cannot be read, or the file has changed.
         """
         group = bisect_right(self._ends, row)
         with self._lock:
@@ -133,7 +133,7 @@ def require_datasets(name: str) -> None:
     """Check that the ``datasets`` package is installed, which reads the data set ``name``.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the package is not installed.
     """
     if find_spec("datasets") is None:
         raise ValueError(f"{DATASET}{name}: is read by the datasets package: pip install datasets")
@@ -212,7 +212,7 @@ def require_column(name: str, column: str, names: Sequence[str]) -> None:
     """Check that a file or data set has a column.
 
     Raises:
-        ValueError: it has not; the message names those that it has.
+        ValueError: there is no such column; the message names those that there are.
     """
     if column not in names:
         raise ValueError(

@@ -45,8 +45,8 @@ def list_members(path: str, version: str = "") -> Listed:
         version: the text of its content's version when it was found; empty checks nothing.
 
     Raises:
-        ValueError: it is no tar file, or is damaged.
-        OSError: it cannot be read, or has changed.
+        ValueError: the file is no tar file, or is damaged.
+        OSError: the file cannot be read, or has changed.
     """
     with open_file(path, version, HEADER_BLOCK) as file:
         try:
@@ -120,7 +120,7 @@ def read_sparse(path: str, version: str, place: int) -> bytes:
         place: offset of the header of the member.
 
     Raises:
-        OSError: it cannot be read, or has changed.
+        OSError: the file cannot be read, or has changed.
     """
     with open_file(path, version) as file:
         file.seek(place)

@@ -202,7 +202,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
         return self._graphed
 
     def _read(self, url: str) -> bytes:
-        """The bytes that a URL holds or names.
+        """Return the bytes that a URL holds or names.
 
         Raises:
             ValueError: it holds or names none that may be read.
@@ -286,6 +286,6 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
 
 
 def _refusal(rule: str, reason: ValueError) -> ValueError:
-    """An error that a client may read; the reason is logged, as it may name addresses."""
+    """Return an error that a client may read; the reason is logged, as it may name addresses."""
     _LOG.info("an image is refused: %s", reason)
     return ValueError(f"the image {rule}")

@@ -120,7 +120,7 @@ def _check_exportable(encoder: object) -> None:
 
 
 def _takes_tiles(encoder: VisionEncoder) -> bool:
-    """Whether a row of ``pixel_values`` is a whole tile [3, H, W], and not one patch."""
+    """Return whether a row of ``pixel_values`` is a whole tile [3, H, W], and not one patch."""
     return len(encoder.row_shape) == 3
 
 
@@ -178,7 +178,7 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[Any, ...
 
 
 def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
-    """Rows of each segment, by the number of offsets.
+    """Return rows of each segment, by the number of offsets.
 
     Segments and windows are as many only where each window is a whole segment.
     """

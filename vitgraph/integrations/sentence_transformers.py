@@ -146,7 +146,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return USAGE.format(name=name, others=others)
 
     def get_embedding_dimension(self) -> int:
-        """Width of a vector: that of the tower for "cls", else that of ``pooler_output``."""
+        """Return the width of a vector: the tower's for "cls", else that of ``pooler_output``."""
         encoder = self.encoder
         return int(encoder.num_features if self.pool == "cls" else encoder.out_features)
 

@@ -237,7 +237,7 @@ def _model_output(
 
 
 def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> Any:
-    """The encoder itself.
+    """Return the encoder itself.
 
     Raises:
         ValueError: a :class:`GraphedEncoder` that leaves out what language models read.

@@ -312,7 +312,7 @@ class DataParallelEncoder:
         return complete(result, self._status) if self._several and self.scatter else result
 
     def _gather(self, result: RankResult) -> list[Tensor]:
-        """The rows of all items in every field, from the parts of all ranks.
+        """Return the rows of all items in every field, from the parts of all ranks.
 
         Raises:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).

@@ -69,7 +69,7 @@ def not_here(name: str, why: str) -> str:
 
 
 def is_absence(error: BaseException) -> bool:
-    """Whether ``error`` says that a repo, known to be there, has no such file.
+    """Return whether ``error`` says that a repo, known to be there, has no such file.
 
     The Hub says so by a header; mirrors and plain servers just answer 404.
     """
@@ -81,7 +81,7 @@ def is_absence(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the disk is full, or the user's share of it."""
+    """Return whether the disk is full, or the user's share of it."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return isinstance(error, OSError) and status(error) is None and error.errno in full
 

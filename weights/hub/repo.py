@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HubOptions:
-    """How to talk to the Hub; the fields are keywords of :func:`~weights.load_encoder`.
+    """The settings of requests to the Hub: keywords of :func:`~weights.load_encoder`.
 
     A ``subfolder`` is kept in its plain spelling, a ``token`` without space around it.
     """

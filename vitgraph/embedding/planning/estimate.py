@@ -76,7 +76,7 @@ class Estimate(NamedTuple):
         return self.per_second * self.sample.decode_seconds
 
     def hours(self, gpus: int) -> float:
-        """The hours of the whole job, without the minute that each worker takes to start."""
+        """Return the hours of the whole job, without the minute that each worker takes to start."""
         return self.images / (gpus * self.per_second) / 3600
 
 
