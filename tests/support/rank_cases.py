@@ -173,6 +173,17 @@ def encode_media(
     return parallel.encode(photographs()[:images], [panning_clip(5)] * clips, pool=pool)
 
 
+def attend_to_media(rank: int, name: str, images: int, clips: int, **asked: Any) -> Any:
+    """Attention maps of photographs and clips."""
+    videos = [panning_clip(5)] * clips
+    return DataParallelEncoder(tower(name)).attention_maps(photographs()[:images], videos, **asked)
+
+
+def attend_with_graphs(rank: int) -> Any:
+    """Attention maps that graphs are asked for."""
+    return DataParallelEncoder(GraphedEncoder(tower("qwen3_vl"))).attention_maps()
+
+
 def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, EncoderOutput]:
     """One rank's encoder raises; what every rank raises, and what the next call returns."""
     parallel = DataParallelEncoder(FailingEncoder(error if rank == where else None))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from encoders.base.attention_maps import attention_maps
+from encoders.base.encoder import Encoder
 from encoders.contract import (
     EncoderItemSpec,
     Grid,
@@ -23,7 +25,7 @@ from encoders.contract import (
 )
 from encoders.grids import read_grid
 from encoders.streams.calls import ItemPath, ItemResults, join_outputs, select_items
-from encoders.streams.items import EncodesItems
+from encoders.streams.items import AttentionAsked, EncodesItems
 from graphwrap import GraphedEncoder
 from graphwrap.forms import with_paths
 from graphwrap.guards import read_outputs, require_choice
@@ -220,6 +222,63 @@ class DataParallelEncoder:
             if pool != "none":
                 return [vector.clone() for rows in gathered for vector in rows]
             return [item.clone() for item in self._split(gathered, result)]
+
+    def attention_maps(
+        self,
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
+        *,
+        blocks: int | Sequence[int] | None = (-1,),
+        queries: Sequence[tuple[int, int, int]] | Literal["cls"] | None = None,
+        heads: Literal["mean", "all"] = "mean",
+        path: str = "image",
+    ) -> list[list[Tensor]]:
+        """Return the weight that attention gives to each patch, as maps of all items on each rank.
+
+        Args:
+            images: as ``preprocess`` takes them.
+            videos: as ``preprocess`` takes them.
+            blocks: as ``attention_maps`` of an encoder takes it.
+            queries: as ``attention_maps`` of an encoder takes it.
+            heads: as ``attention_maps`` of an encoder takes it.
+            path: as ``attention_maps`` of an encoder takes it.
+
+        Returns:
+            For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w].
+
+        Raises:
+            ValueError: what ``attention_maps`` of an encoder refuses on any rank, graphs, and as a
+                call raises it.
+            RuntimeError: as a call raises it.
+        """
+        asked, encoder = AttentionAsked(blocks, queries, heads, path), self.encoder
+
+        def work() -> tuple[Shares, list[list[Tensor]]]:
+            if not isinstance(encoder, Encoder):
+                raise ValueError(
+                    f"{type(encoder).__name__} gives no attention maps: make a DataParallelEncoder "
+                    "of the encoder itself"
+                )
+            inputs = encoder.preprocess(images, videos)
+            costs = costs_of_items(inputs, self._paths)
+            shares = self._assign(inputs.grid_thw.tolist(), [], costs)
+            mine = select_items(inputs, self._paths, shares.mine)
+            return shares, attention_maps(encoder, mine, asked)
+
+        def about(found: tuple[Shares, list[list[Tensor]]]) -> str:
+            return repr((found[0].grids, asked)) if self.scatter else ""
+
+        with self._lock:
+            shares, maps = self._status.attempt(work, about)
+            if not self.scatter:
+                return maps
+            # Maps are small, 16 KiB per block of 4,096 patches: they travel as objects.
+            heard = self._status.gather([[one.cpu() for one in item] for item in maps])
+        found: list[list[Tensor]] = [[] for _ in shares.grids]
+        for share, of_rank in zip(shares.of_ranks, heard, strict=True):
+            for number, item in zip(share, of_rank, strict=True):
+                found[number] = [one.to(self._device) for one in item]
+        return found
 
     def _check_form(self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None) -> None:
         """Raise a ValueError unless a call has one of its two forms, and one that suits."""
