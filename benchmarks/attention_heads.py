@@ -79,13 +79,14 @@ class Cell(NamedTuple):
     size: int
     lengths: list[int]
     heads: int = 16
+    tiles: bool = False
+    """Whether the tower takes tiles of one size, so that all segments are known to be equal."""
 
     @property
     def shape(self) -> AttentionShape:
         """The shape of attention as the library's kernels take it."""
-        equal, longest = len(set(self.lengths)) == 1, max(self.lengths)
-        rows = sum(self.lengths) + (0 if equal else PADDING)
-        shape = (self.heads, self.size, rows, len(self.lengths), longest, equal)
+        rows = sum(self.lengths) + (0 if self.tiles else PADDING)
+        shape = (self.heads, self.size, rows, len(self.lengths), max(self.lengths), self.tiles)
         return AttentionShape(*shape, dtype="torch.bfloat16")
 
 
@@ -112,7 +113,7 @@ def cells() -> Iterator[Cell]:
         yield Cell("mix8, longest first", size, sorted(rows["mix8"], reverse=True))
         if size == 72:
             yield Cell("video 32x640x360", size, [22 * 40] * 32)
-            yield Cell("SigLIP 8x384", size, [27 * 27] * 8)
+            yield Cell("SigLIP 8x384", size, [27 * 27] * 8, tiles=True)
         else:
             for key in ("mix8", "8x448"):
                 yield Cell(

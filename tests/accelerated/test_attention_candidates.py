@@ -56,7 +56,7 @@ def test_one_command_measures_the_candidates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On the CPU flash-2 is a row with its error, and the others are right."""
-    cells = [Cell("ragged", 72, [33, 1, 70], 1), Cell("equal", 80, [40, 40], 1)]
+    cells = [Cell("ragged", 72, [33, 1, 70], 1), Cell("equal", 80, [40, 40], 1, True)]
     monkeypatch.setattr(attention_heads, "cells", lambda: iter(cells))
     path = tmp_path / "rows.json"
     attention_heads.main(["--device", "cpu", "--json", str(path)])
