@@ -204,13 +204,19 @@ def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
     kills = 0
     moments = []
     running: dict[int, Any] = {}
-    deadline = time.monotonic() + 240
+    begun = time.monotonic()
+    first = start([*command, "--shard", "0/3"])
+    while not written(out):
+        time.sleep(0.01)
+    first.kill()
+    first.join()
+    # On a busy machine it takes a worker longer to get to its first shard.
+    longest = max(0.5, (time.monotonic() - begun) / 2)
     while kills < 50:
-        assert time.monotonic() < deadline
         for rank in range(3):
             if rank not in running or not running[rank].is_alive():
                 running[rank] = start([*command, "--shard", f"{rank}/3"])
-        time.sleep(chance.uniform(0, 0.5))
+        time.sleep(chance.uniform(0, longest))
         victim = running.pop(chance.randrange(3))
         if victim.is_alive():
             victim.kill()

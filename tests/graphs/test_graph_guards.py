@@ -159,9 +159,9 @@ def test_checking_thirty_two_blocks_costs_less_than_a_tenth_of_a_millisecond() -
     guard = WeightGuard({"": encoder}, hooks=False)
     best = float("inf")
     for _ in range(300):
-        began = time.perf_counter()
+        began = time.process_time()  # other processes may be busy
         guard.check()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     assert best < 100e-6
 
 

@@ -60,9 +60,9 @@ def test_a_server_that_stalls_is_asked_again(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_no_longer(monkeypatch)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.6)
     hub.push(REPO, folder)
-    hub.fail("/blob/", Fault(stall=0.7), Fault(), Fault(), Fault(stall=0.7))
+    hub.fail("/blob/", Fault(stall=1.5), Fault(), Fault(), Fault(stall=1.5))
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert same_weights(encoder, load_encoder(folder))
 

@@ -134,7 +134,7 @@ def forge(raw: bytes, json_file: bool, changes: Any, hits: list[tuple[int, int]]
 
 def check(folder: Path, family: str, name: str, seconds: float) -> None:
     """Load, and if that succeeds, compare with another reader of the format."""
-    start = time.perf_counter()
+    start = time.process_time()  # other processes may be busy
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of defaults, where a processor file lost its values
@@ -142,7 +142,7 @@ def check(folder: Path, family: str, name: str, seconds: float) -> None:
     except CheckpointError:
         return
     finally:
-        assert time.perf_counter() - start < seconds
+        assert time.process_time() - start < seconds
     prefix = FAMILIES[family]
     if prefix is None:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -190,13 +189,12 @@ def test_a_rank_that_ended_is_an_error_on_the_others(
 
 @pytest.mark.slow  # two more processes
 def test_a_rank_that_is_late_ends_in_the_timeout_of_the_group(tmp_path: Path) -> None:
-    pair = Ranks(2, tmp_path / "store", timeout=1.5)
-    began = time.monotonic()
-    raised, _ = pair(cases.come_too_late, 4.0)
+    # On a busy machine, one process may start seconds after the other.
+    pair = Ranks(2, tmp_path / "store", timeout=5)
+    raised, _ = pair(cases.come_too_late, 12.0)
     pair.close()
     assert isinstance(raised, RuntimeError)
-    assert "took 1.5 seconds longer than this one, the timeout of the group" in str(raised)
-    assert time.monotonic() - began < 30
+    assert "took 5 seconds longer than this one, the timeout of the group" in str(raised)
 
 
 def test_without_a_group_the_error_says_how_to_make_one() -> None:

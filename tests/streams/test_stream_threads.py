@@ -55,7 +55,8 @@ def test_no_more_than_four_batches_are_read_ahead(workers: int) -> None:
         if yielded in (1, 2, 10, 11, 37, 59):
             settle()
         assert items.taken <= yielded + 40
-    assert items.taken > yielded + 20  # it does run ahead
+    while items.taken <= yielded + 20:  # it does run ahead
+        settle()
     stream.close()
 
 
