@@ -135,7 +135,7 @@ def _add_search(commands: object) -> None:
 
 
 def _add_list(commands: object) -> None:
-    from .models import add_list, list_towers
+    from .commands.towers import add_list, list_towers
 
     summary = "List the published towers, with every repo id that has each."
     add_list(_add_command(commands, "list", list_towers, summary))

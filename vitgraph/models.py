@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from itertools import chain, islice, zip_longest
-from textwrap import fill, wrap
 from typing import TYPE_CHECKING
-
-from .terminal import format_table
 
 if TYPE_CHECKING:
     from weights.published import FamilyFacts, PublishedModel
     from weights.tensor_file import JsonDict
-
-TOWERS_HEADER = ("parameters", "projector", "layouts", "repo ids")
-WIDTH = 100
-"""The least columns of a terminal in which the list is printed as a table."""
-_LAYOUTS, _IDS = 23, 52
-"""The columns of the list for the layouts and for the repo ids of a tower."""
-FINE_TUNES = "ColQwen3, Cosmos-Reason, Holo, Intern-S1, jina-reranker-m0, MiMo-VL, OpenCUA"
-"""Models of other publishers whose towers have the config of a known one; each has a test."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +33,6 @@ class PublishedTower:
         """The repo ids of the checkpoints, sorted."""
         return sorted(model.repo_id for model in self.models)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the tower's row in a table with the titles ``TOWERS_HEADER``.
-
-        The row takes several lines where the layouts or the repo ids do not fit into one.
-        """
-        model = self.models[0]
-        counts = (model.parameters, model.projector_parameters)
-        limits = self.family.images_only
-        layouts = [f"{name} (no video)" if name in limits else name for name in self.layouts]
-        first, *others = zip_longest(
-            _wrapped(layouts, _LAYOUTS), _wrapped(self.repo_ids, _IDS), fillvalue=""
-        )
-        numbers = tuple(f"{count / 1e6:.1f}" for count in counts)
-        return [(*numbers, *first), *(("", "", *cells) for cells in others)]
-
     def to_dict(self) -> JsonDict:
         """Return the tower as plain data, for JSON; its config is built, which needs torch."""
         from weights.families import FAMILIES, build_config
@@ -80,10 +50,6 @@ class PublishedTower:
             "repo_ids": self.repo_ids,
             "config": asdict(config),
         }
-
-
-def _wrapped(names: Sequence[str], width: int) -> list[str]:
-    return wrap(", ".join(names), width, break_long_words=False, break_on_hyphens=False)
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -129,76 +95,3 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
         for (family, _, _), models in towers.items()
         if wanted.intersection(model.repo_id for model in models)
     ]
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vitgraph list`` to the parser of the command."""
-    parser.add_argument(
-        "pattern",
-        nargs="?",
-        default="*",
-        metavar="PATTERN",
-        help="towers of repo ids like 'qwen3*' or 'opengvlab/*', case ignored; by default all",
-    )
-    parser.add_argument("--json", action="store_true", help="for programs")
-
-
-def list_towers(options: argparse.Namespace) -> None:
-    """Print one line per tower that the published checkpoints have.
-
-    Raises:
-        ValueError: the pattern matches no repo id; with ``--json`` the list is empty instead.
-    """
-    from weights.published import similar_names
-
-    towers = published_towers(options.pattern)
-    if options.json:
-        print(json.dumps([tower.to_dict() for tower in towers], indent=2))
-        return
-    if not towers:
-        raise ValueError(
-            f"{options.pattern}: no published repo id matches{similar_names(options.pattern)}; a "
-            "pattern is matched with the whole id and with the part after the slash: 'qwen3*'"
-        )
-    print(_towers_text(towers))
-    unverified = sorted({tower.family.title for tower in towers if not tower.family.verified})
-    if unverified:
-        _print(f"{', '.join(unverified)}: not verified against an upstream implementation.")
-    limits = {
-        name: tower.family.images_only[name]
-        for tower in towers
-        for name in tower.layouts
-        if name in tower.family.images_only
-    }
-    for name, why in limits.items():
-        _print(f"Layout {name}: {why}.")
-    _print(
-        "Parameters are in millions. Others load too if config and tensors fit: folders, files, "
-        f"base models, and fine-tunes such as {FINE_TUNES}."
-    )
-
-
-def _print(text: str) -> None:
-    print("\n" + fill(text, WIDTH, break_on_hyphens=False))
-
-
-def _towers_text(towers: Sequence[PublishedTower]) -> str:
-    """One table, with a line before the first tower of each family that says what holds for it."""
-    rows = [tower.rows() for tower in towers]
-    header, rule, *lines = format_table(TOWERS_HEADER, list(chain(*rows))).splitlines()
-    remaining, parts = iter(lines), [header, rule]
-    for number, tower in enumerate(towers):
-        if number == 0 or tower.family.name != towers[number - 1].family.name:
-            parts.append(_heading(tower.family))
-        parts += islice(remaining, len(rows[number]))
-    return "\n".join(parts)
-
-
-def _heading(family: FamilyFacts) -> str:
-    from weights.published import NO_VIDEO
-
-    graphs = f"graphs of images: {family.replays['image']}"
-    if family.video == NO_VIDEO:
-        return f"{family.title}: no video; {graphs}"
-    video = f"of videos: {family.replays['video']}"
-    return f"{family.title}: video as {family.video}; {graphs}; {video}"

@@ -14,7 +14,7 @@ import pytest
 from vitgraph import list_models
 from vitgraph.cli import build_parser, main
 from vitgraph.commands.arguments import EXAMPLES, parse
-from vitgraph.models import FINE_TUNES
+from vitgraph.commands.towers import FINE_TUNES
 from weights import FAMILIES, PUBLISHED
 from weights.published import NO_VIDEO
 
