@@ -42,7 +42,7 @@ notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
 	$(PYTEST) -m "not gpu" tests/shell/test_shell_notebooks.py tests/shell/test_shell_bare.py -k notebook
 
 engines: $(ENGINES)/.installed ## vLLM and Dynamo with our towers, in an environment of their own
-	$(ENGINES)/bin/python -m pytest -m engines --noconftest tests/engines
+	$(ENGINES)/bin/python -m pytest -m "engines and not slow" --noconftest tests/engines
 
 docs: $(VENV)/.test ## build the site of the documentation, with strict links, into build/site
 	$(PY) -m mkdocs build --strict

@@ -5,8 +5,11 @@
     python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
     python -m benchmarks.engines --write      (draws the table of docs/engines.md)
 
-Every engine is a process of its own, and every cell is written when it is measured. Weights are
-drawn by vLLM (``load_format="dummy"``), every request has new random images and asks for one token.
+Every engine is a process of its own with its share of the GPU, and answers while the others wait.
+The engines of a model get the same requests, one engine after the other in a new random order per
+request, so that nothing that changes on the host between two requests is taken for a difference
+between engines. Every cell is written when it is measured. Weights are drawn by vLLM
+(``load_format="dummy"``), every request has new random images and asks for one token.
 ``benchmarks/engine_check.py`` compares tokens, KV blocks and memory.
 """
 
@@ -15,13 +18,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -115,43 +122,112 @@ def request_of(cell: str, dice: np.random.Generator) -> dict[str, Any]:
     return {"prompt": IMAGE * count + "What is this?", "multi_modal_data": {"image": images}}
 
 
-def measure_cell(engine: Engine, cell: str) -> dict[str, float]:
-    """Medians in milliseconds over the timed requests of a cell, which come one by one."""
-    dice, rows = np.random.default_rng(0), []
-    for _ in range(WARM + RUNS):
-        request = request_of(cell, dice)
-        began = time.perf_counter()
-        (output,) = engine.answer([request], tokens=1)
-        seconds = {"wall": time.perf_counter() - began}
-        seconds["first_token"] = output.metrics.first_token_latency
-        rows.append({**seconds, **engine.stages()})
-    timed = rows[WARM:]
-    result = {f"{name}_ms": 1e3 * statistics.median(row[name] for row in timed) for name in rows[0]}
-    result["first_token_iqr_ms"] = 1e3 * float(
-        np.subtract(*np.percentile([row["first_token"] for row in timed], [75, 25]))
-    )
+def time_request(engine: Engine, cell: str, number: int) -> dict[str, float]:
+    """Seconds of one request to its first token, and of its stages."""
+    request = request_of(cell, np.random.default_rng(number))
+    began = time.perf_counter()
+    (output,) = engine.answer([request], tokens=1)
+    seconds = {"wall": time.perf_counter() - began}
+    seconds["first_token"] = output.metrics.first_token_latency
+    return {**seconds, **engine.stages()}
+
+
+def serve(pipe: Connection, start: Callable[..., Engine], *about: Any, **more: Any) -> None:
+    """Start an engine, say how many seconds that took, and time requests until the pipe ends."""
+    began = time.perf_counter()
+    engine = start(*about, **more)
+    pipe.send(round(time.perf_counter() - began, 1))
+    with suppress(EOFError):
+        while True:
+            pipe.send(time_request(engine, *pipe.recv()))
+
+
+class Apart:
+    """An engine in a process of its own; calls raise EOFError once that process has ended.
+
+    Attributes:
+        start_seconds: how long the engine took to start.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        mode: str,
+        *,
+        compiled: bool,
+        share: float,
+        start: Callable[..., Engine] = Engine,
+    ) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        more = {"compiled": compiled, "gpu_memory_utilization": share}
+        self._process = context.Process(
+            target=serve, args=(theirs, start, folder, mode), kwargs=more
+        )
+        self._process.start()
+        theirs.close()
+        self.start_seconds: float = self._pipe.recv()
+
+    def ask(self, cell: str, number: int) -> dict[str, float]:
+        """Seconds of a request; its images are those of every engine with the same number."""
+        self._pipe.send((cell, number))
+        return dict(self._pipe.recv())
+
+    def end(self) -> None:
+        """End the process, and wait until it has given the GPU back."""
+        self._pipe.close()
+        self._process.join()
+
+
+def measure_cell(engines: dict[str, Apart], cell: str) -> dict[str, dict[str, float]]:
+    """Medians and quartile distances in milliseconds by mode; an engine that ends is taken out."""
+    order = random.Random(0)
+    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in engines}
+    for number in range(WARM + RUNS):
+        for mode in order.sample(list(engines), len(engines)):
+            try:
+                rows[mode].append(engines[mode].ask(cell, number))
+            except (EOFError, BrokenPipeError):
+                print(f"# the engine {mode} has ended at {cell}", flush=True)
+                engines.pop(mode).end()
+    return {mode: summarise(rows[mode][WARM:]) for mode in engines}
+
+
+def summarise(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Medians in milliseconds, and the distance of the quartiles where the host matters most."""
+    result = {f"{name}_ms": 1e3 * statistics.median(row[name] for row in rows) for name in rows[0]}
+    for name in ("first_token", "preprocess"):
+        low, high = np.percentile([row[name] for row in rows], [25, 75])
+        result[f"{name}_iqr_ms"] = 1e3 * float(high - low)
     return {name: round(value, 3) for name, value in result.items()}
 
 
 def measure(
     model: str,
-    mode: str,
+    modes: Sequence[str],
     cells: Sequence[str],
     layers: int | None,
     record: Callable[[dict[str, Any]], None],
     *,
     compiled: bool,
-    start: Callable[..., Engine] = Engine,
+    start: Callable[..., Apart] = Apart,
 ) -> None:
-    """Measure the cells of one engine; every row is recorded as it is done."""
+    """Measure the cells of the engines of a model; every row is recorded as it is done."""
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        engine = start(write_model(Path(folder), model, layers), mode, compiled=compiled)
-        seconds = round(time.perf_counter() - began, 1)
-        common = {"model": model, "layers": layers or "all", "mode": mode, "compiled": compiled}
+        place = write_model(Path(folder), model, layers)
+        engines: dict[str, Apart] = {}
+        for mode in modes:  # one after the other, since each looks how much memory is free
+            try:
+                engines[mode] = start(place, mode, compiled=compiled, share=0.9 / len(modes))
+            except EOFError:
+                print(f"# the engine {mode} did not start", flush=True)
+        common = {"model": model, "layers": layers or "all", "compiled": compiled}
         for cell in cells:
-            row = measure_cell(engine, cell)
-            record({**common, "cell": cell, **row, "start_seconds": seconds})
+            for mode, row in measure_cell(engines, cell).items():
+                seconds = engines[mode].start_seconds
+                record({**common, "mode": mode, "cell": cell, **row, "start_seconds": seconds})
+        for engine in engines.values():
+            engine.end()
 
 
 def recorder(path: Path | None, about: Callable[[], dict[str, Any]]) -> Callable[[Any], None]:
@@ -184,11 +260,18 @@ def describe() -> dict[str, Any]:
         import vllm
 
         engine = str(vllm.__version__)
-    return {**describe_machine(), "vllm": engine, "warm": WARM, "runs": RUNS, "dtype": "bfloat16"}
+    return {
+        **describe_machine(),
+        "vllm": engine,
+        "warm": WARM,
+        "runs": RUNS,
+        "dtype": "bfloat16",
+        "order": "engines in turn",
+    }
 
 
 def run_apart(options: argparse.Namespace, module: str, given: dict[str, Any]) -> None:
-    """Run one engine in a process of its own, so that the next one finds an empty GPU."""
+    """Run a measurement in a process of its own, so that the next one finds an empty GPU."""
     print(f"# {given}", flush=True)
     command = [sys.executable, "-m", module, "--one", json.dumps(given)]
     command += ["--json", str(options.json)] if options.json else []
@@ -234,11 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     run_apart(options, "benchmarks.engine_check", given)
         return None
     compiled = not options.eager_language_model
+    modes, cells = options.modes.split(","), options.cells.split(",")
     for model in models:
-        for mode in options.modes.split(","):
-            cells = options.cells.split(",")
-            given = {"model": model, "mode": mode, "cells": cells, "layers": layers}
-            run_apart(options, "benchmarks.engines", {**given, "compiled": compiled})
+        given = {"model": model, "modes": modes, "cells": cells, "layers": layers}
+        run_apart(options, "benchmarks.engines", {**given, "compiled": compiled})
     return None
 
 

@@ -22,13 +22,13 @@ QWEN = (
     "<|vision_start|><|image_pad|><|vision_end|>",
     "<|vision_start|><|video_pad|><|vision_end|>",
 )
-MARKS = {"qwen": QWEN, "internvl": ("<image>", "<video>")}
-"""What stands for an image and for a clip in a prompt."""
+MARKS = {"internvl": ("<image>", "<video>")}
+"""What stands for an image and for a clip in the prompts of a family, if not as in Qwen's."""
 FRAMES = 6
 
 
-def prompts(family: str, wanted: list[str]) -> list[dict[str, Any]]:
-    """Requests by name: text alone, one image, two images, a clip."""
+def prompts(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Requests of a job by name: text alone, one image, two images, a clip."""
     dice = np.random.default_rng(0)
 
     def image(width: int, height: int) -> Image.Image:
@@ -43,7 +43,7 @@ def prompts(family: str, wanted: list[str]) -> list[dict[str, Any]]:
         "video_backend": "opencv",
         "do_sample_frames": False,
     }
-    one, video = MARKS["internvl" if family == "internvl" else "qwen"]
+    one, video = job.get("marks") or MARKS.get(job["family"], QWEN)
     images = [image(64, 96), image(160, 128)]
     known: dict[str, dict[str, Any]] = {
         "text": {"prompt": "What is a graph?"},
@@ -51,7 +51,7 @@ def prompts(family: str, wanted: list[str]) -> list[dict[str, Any]]:
         "images": {"prompt": f"{one}{one}Compare.", "multi_modal_data": {"image": images}},
         "clip": {"prompt": f"{video}Tell.", "multi_modal_data": {"video": [(frames, clip)]}},
     }
-    return [known[name] for name in wanted]
+    return [known[name] for name in job["prompts"]]
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     )
     try:
         engine = LLM(**job["engine"])
-        requests = prompts(job["family"], job["prompts"])
+        requests = prompts(job)
         outputs = engine.generate(requests, sampling, use_tqdm=False)
         del engine
     except (ValueError, RuntimeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -51,6 +51,26 @@ class FakeEngine:
         return {"encoder": 0.001, "preprocess": 0.0005}
 
 
+class FakeApart:
+    """An engine that would have a process of its own; the one with encoder graphs ends early."""
+
+    start_seconds = 1.5
+    asked: ClassVar[list[tuple[str, str, int]]] = []
+
+    def __init__(self, folder: Path, mode: str, *, compiled: bool, share: float) -> None:
+        self.mode, self.share = mode, share
+        self.engine = FakeEngine(folder, mode, compiled=compiled)
+
+    def ask(self, cell: str, number: int) -> dict[str, float]:
+        if self.mode == "graphs" and cell == "8x448":
+            raise EOFError
+        self.asked.append((self.mode, cell, number))
+        return engines.time_request(self.engine, cell, number)
+
+    def end(self) -> None:
+        self.asked.append((self.mode, "end", 0))
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "WARM", 1)
@@ -69,15 +89,48 @@ def test_every_cell_is_written_when_it_is_measured(tmp_path: Path) -> None:
         write(row)
         seen.append(len(json.loads(file.read_text())["rows"]))
 
-    for mode in ("ours", "ours", "stock"):
+    for modes in (["ours"], ["ours", "stock"]):
         engines.measure(
-            "Qwen3-VL-8B", mode, ["1x224", "8x448"], 4, record, compiled=True, start=FakeEngine
+            "Qwen3-VL-8B", modes, ["1x224", "8x448"], 4, record, compiled=True, start=FakeApart
         )
-    assert seen == [1, 2, 2, 2, 3, 4]  # a row that is measured again takes the place of the old one
+    # A row that is measured again takes the place of the old one.
+    assert seen == [1, 2, 2, 3, 3, 4]
     row = json.loads(file.read_text())["rows"][0]
     assert (row["mode"], row["cell"], row["layers"]) == ("ours", "1x224", 4)
     assert row["encoder_ms"] == 1.0
     assert row["first_token_ms"] == 6.0  # the median of 4, 6 and 8; the first one warms up
+    assert row["preprocess_iqr_ms"] == 0.0
+
+
+def test_engines_get_the_same_requests_in_turn() -> None:
+    rows: list[dict[str, Any]] = []
+    FakeApart.asked.clear()
+    modes, cells = list(engines.MODES), ["1x224", "8x448"]
+    engines.measure("Qwen3-VL-8B", modes, cells, 4, rows.append, compiled=True, start=FakeApart)
+    asked = [one for one in FakeApart.asked if one[1] == "1x224"]
+    turns = [asked[start : start + 3] for start in range(0, len(asked), 3)]
+    assert [sorted(turn) for turn in turns] == [
+        sorted((mode, "1x224", number) for mode in modes) for number in range(4)
+    ]
+    assert len({tuple(mode for mode, _, _ in turn) for turn in turns}) > 1  # in varying orders
+    # The engine that ends in the second cell is missing there, and the others go on.
+    assert [(row["cell"], row["mode"]) for row in rows] == [
+        *((cells[0], mode) for mode in modes),
+        *((cells[1], mode) for mode in modes if mode != "graphs"),
+    ]
+    assert sum(cell == "end" for _, cell, _ in FakeApart.asked) == 3
+
+
+@pytest.mark.slow
+def test_an_engine_of_its_own_process_answers_and_ends(tmp_path: Path) -> None:
+    write_model(tmp_path, "Qwen3-VL-8B", 2)
+    engine = engines.Apart(tmp_path, "ours", compiled=True, share=0.3, start=FakeEngine)
+    assert engine.start_seconds >= 0
+    found = engine.ask("1x224", 0)
+    assert found["first_token"] == 0.002
+    with pytest.raises(EOFError):
+        engine.ask("no such cell", 0)
+    engine.end()
 
 
 def test_the_check_compares_tokens_with_the_reference(tmp_path: Path) -> None:
@@ -129,7 +182,7 @@ def test_parts_of_a_measurement_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -
         "benchmarks.engines",
         {
             "model": "Qwen3-VL-8B",
-            "mode": "ours",
+            "modes": ["ours"],
             "cells": ["1x224"],
             "layers": None,
             "compiled": True,
@@ -143,8 +196,8 @@ def test_the_page_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(engine_table, "CHECKS", tmp_path / "none.json")
     assert engine_table.drawn() == engine_table.NOT_RUN
     record = engines.recorder(tmp_path / "rows.json", lambda: ABOUT)
-    for mode in engines.MODES:
-        engines.measure("Qwen3-VL-8B", mode, ["1x224"], 4, record, compiled=False, start=FakeEngine)
+    modes = list(engines.MODES)
+    engines.measure("Qwen3-VL-8B", modes, ["1x224"], 4, record, compiled=False, start=FakeApart)
     text = engine_table.drawn()
     assert (
         "| Qwen3-VL-8B, 4, not compiled | 1x224 | 0.5 | 1.0 | 1.0 | 1.0 | 6.0 | 6.0 | 6.0 |" in text

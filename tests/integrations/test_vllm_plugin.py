@@ -6,23 +6,28 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fake_vllm import LinearBase, StageMissingLayer, UnquantizedLinearMethod, fake_vllm
 from vitgraph.integrations import vllm_plugin
+from vitgraph.integrations.vllm_plugin.records import MODELS, Record
 
 ROOT = Path(__file__).parents[2]
 FAKE = """
 import os
 __version__ = os.environ["FAKE_VLLM"]
 class ModelRegistry:
+    @staticmethod
+    def get_supported_archs():
+        return {SUPPORTED}
     @staticmethod
     def register_model(name, path):
         print(name, path)
@@ -37,9 +42,11 @@ print("modules", *sorted(name for name in sys.modules if name.startswith("vitgra
 """
 
 
-def run_register(folder: Path, wanted: str, version: str = "0.32.0") -> list[str]:
+def run_register(
+    folder: Path, wanted: str, version: str = "0.32.0", supported: Iterable[str] = MODELS
+) -> list[str]:
     """What a process prints that calls ``register`` beside a fake vLLM."""
-    (folder / "vllm.py").write_text(FAKE)
+    (folder / "vllm.py").write_text(FAKE.replace("SUPPORTED", ", ".join(map(repr, supported))))
     environment = os.environ | {
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
         "VITGRAPH_VLLM": wanted,
@@ -62,13 +69,14 @@ def test_without_the_variable_nothing_is_imported(tmp_path: Path) -> None:
 def test_models_are_registered_by_name_and_imported_later(tmp_path: Path) -> None:
     *registered, imported, _ = run_register(tmp_path, "1")
     places = dict(line.split() for line in registered)
-    assert set(places) == set(vllm_plugin.MODELS)
     assert imported == "imported vllm"
-    for name, place in places.items():
-        module, _, attribute = place.partition(":")
-        file = ROOT / Path(*module.split(".")).with_suffix(".py")
-        assert f"class {name}(" in file.read_text()
-        assert attribute == name
+    assert places == {name: f"{vllm_plugin.__name__}.models:{name}" for name in MODELS}
+
+
+def test_models_that_a_version_of_vllm_lacks_are_not_registered(tmp_path: Path) -> None:
+    known = ["Qwen3VLForConditionalGeneration", "OtherModel"]
+    (registered, _, _) = run_register(tmp_path, "1", supported=known)
+    assert registered.split()[0] == "Qwen3VLForConditionalGeneration"
 
 
 def test_an_unknown_version_keeps_vllms_towers_and_says_so(tmp_path: Path) -> None:
@@ -96,22 +104,6 @@ VISION = {
 }
 
 
-class LinearBase(nn.Linear):
-    """vLLM's linear layer, which knows how it is quantised."""
-
-    def __init__(self, quant_method: object) -> None:
-        super().__init__(4, 4)
-        self.quant_method = quant_method
-
-
-class UnquantizedLinearMethod:
-    """vLLM's method of a layer that is not quantised."""
-
-
-class StageMissingLayer(nn.Module):
-    """What vLLM puts in place of a tower that is not needed."""
-
-
 class TheirModel(nn.Module):
     """vLLM's model class: a tower, and a forward pass over nothing."""
 
@@ -129,27 +121,6 @@ class TheirModel(nn.Module):
 
     def load_weights(self, weights: Any) -> set[str]:
         return {f"visual.{name}" for name in self.visual.load_weights(weights)}
-
-
-def fake_vllm(version: str) -> dict[str, ModuleType]:
-    """The modules of vLLM that the plug-in imports."""
-    ranks = SimpleNamespace(rank_in_group=0, barrier=lambda: None)
-    contents: dict[str, dict[str, Any]] = {
-        "vllm": {"__version__": version},
-        "vllm.distributed": {"get_tp_group": lambda: ranks},
-        "vllm.model_executor": {},
-        "vllm.model_executor.layers": {},
-        "vllm.model_executor.layers.linear": {
-            "LinearBase": LinearBase,
-            "UnquantizedLinearMethod": UnquantizedLinearMethod,
-        },
-        "vllm.model_executor.models": {},
-        "vllm.model_executor.models.utils": {"StageMissingLayer": StageMissingLayer},
-    }
-    modules = {name: ModuleType(name) for name in contents}
-    for name, module in modules.items():
-        module.__dict__.update(contents[name])
-    return modules
 
 
 @pytest.fixture
@@ -182,7 +153,7 @@ def config_for(tower: nn.Module, vision: dict[str, Any] = VISION, **more: Any) -
 
 def build(replacing: Any, config: Any) -> Any:
     class Model(replacing.ReplacesTower, TheirModel):  # type: ignore[misc,name-defined]
-        family = "qwen3_vl"
+        record = Record("qwen3_vl", "qwen3_vl")
 
     return Model(vllm_config=config)
 

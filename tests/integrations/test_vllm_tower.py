@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from oracles import draw_pixels
 from vitgraph.integrations.vllm_plugin.options import VARIABLE, Options, read_options
 from vitgraph.integrations.vllm_plugin.tower import TileTower, Tower, build_encoder
-from vitgraph.integrations.vllm_plugin.versions import counts_pools, has_input_norm, refusal
+from vitgraph.integrations.vllm_plugin.versions import counts_pools, refusal
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import FAMILIES, load_encoder
 
@@ -225,4 +225,3 @@ def test_only_versions_that_were_read_are_taken() -> None:
     for version in ("0.25.1", "0.34.0", "1.0.0", "dev"):
         assert f"vLLM {version}, and vitgraph knows 0.26 to 0.33" in refusal(version)
     assert [counts_pools(version) for version in taken] == [False, True, True, True]
-    assert [has_input_norm(version) for version in taken] == [False, False, True, True]

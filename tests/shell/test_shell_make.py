@@ -38,7 +38,7 @@ def test_make_test_sets_up_lints_checks_types_and_runs_both_tiers() -> None:
         "-m mypy",
         'pytest -m "not gpu and not engines"',
         "pip install --quiet --no-deps --no-compile --requirement tests/engines/requirements.txt",
-        "pytest -m engines --noconftest tests/engines",
+        'pytest -m "engines and not slow" --noconftest tests/engines',
     ]
     places = [commands.find(step) for step in steps]
     assert -1 not in places

@@ -27,7 +27,8 @@ from encoders.inputs.stretched import StretchPreprocessor
 from encoders.inputs.tiled_views import CandidatePreprocessor, OcrPreprocessor
 from encoders.inputs.tiles import TilePreprocessor
 from vitgraph.embedding import feature_store
-from vitgraph.integrations import transformers, vllm_plugin
+from vitgraph.integrations import transformers
+from vitgraph.integrations.vllm_plugin.records import MODELS
 from weights import FAMILIES
 from weights.families import build_config
 from weights.families.family import Family
@@ -101,7 +102,7 @@ def overview() -> Iterator[str]:
                 *(link(family), f"`{encoder_class(family).__name__}`", family.video),
                 *(family.replays["image"], family.replays["video"]),
                 yes(issubclass(encoder_class(family), transformers.TOWERS)),
-                yes(any(family is family_of(name) for name in vllm_plugin.MODELS)),
+                yes(any(record.family == family.name for record in MODELS.values())),
                 yes(issubclass(encoder_class(family), feature_store.TOWERS)),
                 yes(encoder_class(family) is Qwen3VLEncoder),
             )
@@ -249,7 +250,7 @@ def engines() -> Iterator[str]:
         (
             f"`{name}`",
             link(here[name]) if name in here else f"not here: {absence(kind)}",
-            yes(name in vllm_plugin.MODELS),
+            yes(name in MODELS),
         )
         for name, kind in known["architectures"].items()
     ]

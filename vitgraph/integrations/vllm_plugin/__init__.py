@@ -16,16 +16,6 @@ __all__ = ["register"]
 
 LOGGER = logging.getLogger("vllm.vitgraph")
 """A logger below vLLM's own, so that its handlers print what this plug-in says."""
-MODELS = {
-    "Qwen2VLForConditionalGeneration": "qwen2_vl",
-    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
-    "Qwen3VLForConditionalGeneration": "qwen3_vl",
-    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5",
-    "InternVLChatModel": "internvl",
-}
-"""Architecture of a checkpoint -> the module of ``models`` with the class of that name."""
 
 
 def register() -> None:
@@ -41,10 +31,11 @@ def register() -> None:
         return
     import vllm
 
+    from .records import MODELS
     from .versions import refusal
 
     if reason := refusal(vllm.__version__):
         LOGGER.warning("vitgraph: vLLM keeps its own vision towers: %s", reason)
         return
-    for name, module in MODELS.items():
-        vllm.ModelRegistry.register_model(name, f"{__name__}.models.{module}:{name}")
+    for name in MODELS.keys() & vllm.ModelRegistry.get_supported_archs():
+        vllm.ModelRegistry.register_model(name, f"{__name__}.models:{name}")

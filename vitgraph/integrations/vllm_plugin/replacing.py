@@ -25,6 +25,7 @@ from weights import FAMILIES
 
 from . import LOGGER, versions
 from .options import read_options
+from .records import Record
 from .tower import TileTower, Tower, build_encoder
 
 
@@ -32,19 +33,15 @@ class ReplacesTower(nn.Module):
     """Put before a model class of vLLM, it makes that class run one of our towers.
 
     Attributes:
-        family: name of the tower's family.
-        at: name of the attribute that holds the tower.
+        record: the tower of ours, and the places where the class holds its own.
     """
 
-    family: ClassVar[str]
-    at: ClassVar[str] = "visual"
+    record: ClassVar[Record]
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vision_tower_ours = False
-        theirs = self.get_submodule(self.at)
-        reason = find_obstacle(theirs, vllm_config) or self._replace(theirs, vllm_config)
-        if reason:
+        if reason := self._find_obstacle(vllm_config) or self._replace(vllm_config):
             LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
             return
         self.vision_tower_ours = True
@@ -53,32 +50,46 @@ class ReplacesTower(nn.Module):
         self._forward_calls = 0
         self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)
 
-    def _replace(self, theirs: nn.Module, vllm_config: Any) -> str:
+    def _find_obstacle(self, vllm_config: Any) -> str:
+        """Return why tower or projector of vLLM cannot be replaced, empty if they can be."""
+        names = filter(None, (self.record.tower, self.record.projector))
+        found = (find_obstacle(self.get_submodule(name), vllm_config) for name in names)
+        return next(filter(None, found), "")
+
+    def _replace(self, vllm_config: Any) -> str:
         """Build our tower in place of vLLM's; return why that cannot be, empty if it is done."""
-        model, family = vllm_config.model_config, FAMILIES[self.family]
+        model, family = vllm_config.model_config, FAMILIES[self.record.family]
         options = read_options(vllm_config.additional_config, os.environ)
+        theirs = self.get_submodule(self.record.tower)
         place = next(theirs.parameters())
         try:
             meta = build_encoder(family, model.hf_config.to_dict(), model.model)
         except ValueError as error:
             return str(error)
-        norm = None
-        if self.at == "visual" and versions.has_input_norm(vllm.__version__):
-            norm = theirs.get_submodule("input_norm")
+        norm = dict(theirs.named_children()).get("input_norm")  # vLLM 0.32 and later
         dtype, device = place.dtype, place.device
-        delattr(self, self.at)
+        self._put(self.record.tower, nn.Identity())
+        if self.record.projector:
+            self._put(self.record.projector, nn.Identity())
         del theirs, place  # frees the weights of vLLM's tower before ours are made
         encoder = meta.to(dtype).to_empty(device=device)
-        kind = TileTower if self.family == "intern_vit" else Tower
+        kind = TileTower if family.name == "intern_vit" else Tower
         eager = bool(model.enforce_eager)
         tower = kind(encoder, family, options, enforce_eager=eager, input_norm=norm)
-        self.add_module(self.at, tower)
+        self._put(self.record.tower, tower)
+        if self.record.projector:
+            self._put(self.record.projector, PassesWeights(tower, self.record.projector))
         return ""
+
+    def _put(self, path: str, module: nn.Module) -> None:
+        """Put a module where the path says, in place of the one that is there."""
+        holder, _, name = path.rpartition(".")
+        setattr(self.get_submodule(holder), name, module)
 
     @property
     def our_tower(self) -> Tower:
         """The tower of this library, if it has replaced vLLM's, else None."""
-        tower = self.get_submodule(self.at)
+        tower = self.get_submodule(self.record.tower)
         assert isinstance(tower, Tower)
         return tower
 
@@ -117,7 +128,23 @@ class ReplacesTower(nn.Module):
         loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]
         if self.vision_tower_ours:
             self.our_tower.check_filled()
+            filled = dict(self.our_tower.named_parameters())
+            loaded |= {f"{self.record.tower}.{name}" for name in filled}
         return loaded
+
+
+class PassesWeights(nn.Module):
+    """Stands where vLLM had a projector, and passes the tensors of that name to our tower."""
+
+    def __init__(self, tower: Tower, path: str) -> None:
+        super().__init__()
+        self._fill = tower.load_weights  # a method, since a module would be a part of this one
+        self._name = path.rpartition(".")[2]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Fill the projector inside our tower; its tensors are published under this name."""
+        self._fill((f"{self._name}.{name}", tensor) for name, tensor in weights)
+        return set()
 
 
 def find_obstacle(theirs: nn.Module, vllm_config: Any) -> str:

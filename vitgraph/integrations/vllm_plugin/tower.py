@@ -9,7 +9,7 @@ Shapes: P patches, N tokens, L DeepStack layers, D width of the language model, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -24,12 +24,17 @@ from encoders.contract import GridLike, PartialOutput
 from graphwrap import GraphedEncoder
 from weights import Family
 from weights.families import build_config
+from weights.layouts import Layout, Slot
 from weights.match import STORED_DTYPES
 from weights.tensor_file import JsonObject
 
+from .inputs import Packed, tokens_per_item
 from .options import Options
 
-LAYOUTS = ("qwen", "internvl")
+LAYOUTS = (
+    *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
+    *("paddleocr-vl", "gemma4"),
+)
 """The layouts of the checkpoints that vLLM's own classes read."""
 LISTED = 20
 """The most tensor names that an error lists."""
@@ -51,7 +56,7 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
 
 
 class Tower(nn.Module):
-    """The tower of a Qwen model: packed patches to tokens, DeepStack layers side by side.
+    """A tower over packed patches or tiles: rows to tokens, DeepStack layers side by side.
 
     Args:
         encoder: the encoder that :func:`build_encoder` returns, with memory for its weights.
@@ -79,6 +84,7 @@ class Tower(nn.Module):
         self.encoder = encoder
         self.input_norm = input_norm
         self._family, self._options = family, options
+        self._layouts = [one for one in family.layouts if not (one.refused or one.rotary_halves)]
         self._backend = options.backend_for(enforce_eager=enforce_eager)
         self._graphed: GraphedEncoder | None = None
         self._reserved: Tensor | None = None
@@ -104,10 +110,10 @@ class Tower(nn.Module):
         return next(self.encoder.parameters()).device
 
     def forward(self, x: Tensor, grid_thw: GridLike, *, encoder_metadata: object = None) -> Tensor:
-        """Encode packed patches.
+        """Encode packed patches, or tiles with a grid each.
 
         Args:
-            x: [P, patch_dim]; of type uint8 if vLLM normalises pixels on the device.
+            x: [P, patch_dim] or tiles; of type uint8 if vLLM normalises pixels on the device.
             grid_thw: [items, 3], on the host.
             encoder_metadata: not read, because vLLM passes it for its own graphs alone.
 
@@ -121,6 +127,11 @@ class Tower(nn.Module):
         if not output.deepstack_features:
             return output.pooler_output.clone()
         return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
+
+    def encode_items(self, packed: Packed) -> list[Tensor]:
+        """Encode a batch to a tensor [tokens, D] per item, each a part of one of the caller's."""
+        tokens = self(packed.pixel_values, packed.grids)
+        return list(tokens.split(tokens_per_item(packed, self.encoder)))
 
     @property
     def captured(self) -> bool:
@@ -197,29 +208,41 @@ class Tower(nn.Module):
         Raises:
             ValueError: tensors whose name, shape or dtype does not fit, all of them.
         """
-        parameters = dict(self.encoder.named_parameters())
+        tensors = self.encoder.state_dict()
         filled: set[str] = set()
         problems: list[str] = []
         for name, tensor in weights:
-            if any(layout.is_ignored(name) for layout in self._family.layouts):
+            if any(layout.is_ignored(name) for layout in self._layouts):
                 continue
-            slots = [layout.to_ours(name) for layout in self._family.layouts]
-            slot = next((slot for slot in slots if slot and slot.name in parameters), None)
-            if slot is None:
+            found = self._slot_of(name, tensors)
+            if found is None:
                 problems.append(f"{name}: the tower has no such tensor")
                 continue
-            rows = parameters[slot.name].chunk(slot.chunks)[slot.chunk]
+            layout, slot = found
+            rows = tensors[slot.name]
+            if slot.chunks > 1:
+                rows = rows.chunk(slot.chunks)[slot.chunk]
+            shape = layout.published_shape(slot.name, tuple(rows.shape))
             if tensor.dtype not in STORED_DTYPES.values():
                 problems.append(f"{name}: is of {tensor.dtype}, which is quantised")
-            elif tensor.shape != rows.shape:
-                problems.append(f"{name}: is {[*tensor.shape]}, the config makes {[*rows.shape]}")
+            elif tensor.shape != shape:
+                problems.append(f"{name}: is {[*tensor.shape]}, the config makes {[*shape]}")
             else:
-                rows.copy_(tensor)
+                rows.copy_(tensor.reshape(rows.shape))
                 self._filled.setdefault(slot.name, {*range(slot.chunks)}).discard(slot.chunk)
                 filled.add(f"encoder.{slot.name}")
         if problems:
             raise ValueError(_listed("tensors that do not fit", problems))
         return filled
+
+    def _slot_of(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Slot] | None:
+        """Return where a published tensor belongs, None if it is none of the encoder's."""
+        for local in (name, name.removeprefix("vision_model.")):  # the tower of Gemma 3 has both
+            for layout in self._layouts:
+                slot = layout.to_ours(local)
+                if slot is not None and slot.name in tensors:
+                    return layout, slot
+        return None
 
     def check_filled(self) -> None:
         """Check that :meth:`load_weights` has filled every parameter.
@@ -228,7 +251,7 @@ class Tower(nn.Module):
             ValueError: the names of tensors that the checkpoint lacks.
         """
         layout = next(one for one in self._family.layouts if one.name in LAYOUTS)
-        names = [name for name, _ in self.encoder.named_parameters() if self._filled.get(name, {0})]
+        names = [name for name in self.encoder.state_dict() if self._filled.get(name, {0})]
         if names:
             missing = [part for name in names for part in layout.to_published(name)]
             raise ValueError(_listed("no tensors for", missing))

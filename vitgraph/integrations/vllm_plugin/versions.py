@@ -11,8 +11,6 @@ import re
 OLDEST, NEWEST = (0, 26), (0, 33)
 COUNTS_POOLS = (0, 27)
 """The first release whose memory profile counts memory that torch reserved and does not use."""
-NORMALISES_ON_DEVICE = (0, 32)
-"""The first release whose Qwen towers have ``input_norm``, which reads pixels of type uint8."""
 
 
 def read_version(version: str) -> tuple[int, int]:
@@ -32,8 +30,3 @@ def refusal(version: str) -> str:
 def counts_pools(version: str) -> bool:
     """Return whether vLLM's memory profile counts the pool of captured graphs by itself."""
     return read_version(version) >= COUNTS_POOLS
-
-
-def has_input_norm(version: str) -> bool:
-    """Return whether a Qwen tower of vLLM has a module ``input_norm`` that reads its pixels."""
-    return read_version(version) >= NORMALISES_ON_DEVICE

@@ -1,0 +1,246 @@
+"""Model classes of vLLM made from records, beside fakes: batches in vLLM's form, and weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from encoders.base.vision_encoder import VisionEncoder
+from fake_vllm import LinearBase, UnquantizedLinearMethod, fake_vllm
+from vitgraph.integrations import vllm_plugin
+from vitgraph.integrations.vllm_plugin.records import MODELS
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
+
+Batch = dict[str, Any]
+Case = tuple[Tensor, list[tuple[int, int, int]], list[int], Batch]
+"""Rows and grids of our encoder, the number of grids of each item, and the same batch of vLLM."""
+dice = torch.Generator().manual_seed(0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=dice)
+
+
+def tiles(encoder: VisionEncoder) -> Case:
+    pixels = draw(3, *encoder.row_shape)
+    batch = {"pixel_values": pixels, "num_patches": torch.tensor([1, 2])}
+    return pixels, [encoder.grid_for(1)] * 3, [1, 2], batch
+
+
+def images(encoder: Any) -> Case:
+    """Images whose patches are taken out one by one, block by block."""
+    patch, merge = encoder.config.patch_size, encoder.config.spatial_merge_size
+    grids = [(1, 4, 6), (1, 2, 4)]
+    pictures = [draw(3, h * patch, w * patch) for _, h, w in grids]
+    rows = []
+    for picture, (_, h, w) in zip(pictures, grids, strict=True):
+        for top in range(0, h, merge):
+            for left in range(0, w, merge):
+                for y in range(top, top + merge):
+                    for x in range(left, left + merge):
+                        cell = picture[:, y * patch :, x * patch :][:, :patch, :patch]
+                        rows.append(cell.flatten())
+    return torch.stack(rows), grids, [1, 1], {"pixel_values": pictures}
+
+
+def patches(encoder: Any) -> tuple[Tensor, list[tuple[int, int, int]], Tensor]:
+    grids = [(1, 4, 6), (1, 2, 4)]
+    rows = draw(32, encoder.config.patch_dim)
+    side = encoder.config.patch_size
+    return rows, grids, rearrange(rows, "n (c p q) -> n c p q", p=side, q=side)
+
+
+def grids(encoder: Any) -> Case:
+    rows, found, cells = patches(encoder)
+    batch = {"pixel_values": cells, "image_grid_hws": torch.tensor(found)[:, 1:]}
+    return rows, found, [1, 1], batch
+
+
+def lists(encoder: Any) -> Case:
+    rows, found, cells = patches(encoder)
+    batch = {"pixel_values": cells.split([24, 8]), "image_grid_thw": torch.tensor(found)}
+    return rows, found, [1, 1], batch
+
+
+def flat(encoder: Any) -> Case:
+    rows, found, counts, batch = lists(encoder)
+    return rows, found, counts, {**batch, "pixel_values": torch.cat(batch["pixel_values"])}
+
+
+def stacked(encoder: Any) -> Case:
+    rows, _, cells = patches(encoder)
+    found = [(1, 4, 4), (1, 4, 4)]
+    batch = {"pixel_values": cells.unflatten(0, (2, 16)), "image_grid_thw": torch.tensor(found)}
+    return rows, found, [1, 1], batch
+
+
+def positions(encoder: Any) -> Case:
+    """Images of 36 and 18 patches, the second with padding, at values of 0 to 1."""
+    found = [(1, 6, 6), (1, 3, 6)]
+    raw = torch.rand(54, encoder.config.patch_dim, generator=dice)
+    images, places = [], []
+    for rows, (_, h, w) in zip(raw.split([36, 18]), found, strict=True):
+        missing = 36 - h * w
+        images.append(F.pad(rows, (0, 0, 0, missing)))
+        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w)).flip(1)
+        places.append(F.pad(cells, (0, 0, 0, missing), value=-1))
+    batch = {"pixel_values": torch.stack(images), "pixel_position_ids": torch.stack(places)}
+    return 2 * (raw - 0.5), found, [1, 1], batch
+
+
+CASES = [
+    ("Gemma3ForConditionalGeneration", "gemma3", tiles),
+    ("Idefics3ForConditionalGeneration", "idefics3", tiles),
+    ("SmolVLMForConditionalGeneration", "smolvlm", tiles),
+    ("Mistral3ForConditionalGeneration", "pixtral", images),
+    ("KimiVLForConditionalGeneration", "kimi_vl", grids),
+    ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", lists),
+    ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", flat),
+    ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", stacked),
+    ("Gemma4ForConditionalGeneration", "gemma4", positions),
+    ("Gemma4ForConditionalGeneration", "gemma4_e2b", positions),
+]
+
+
+class TheirModel(nn.Module):
+    """A model class of vLLM: a tower and a projector, and weights that go to children by name."""
+
+    paths: tuple[str, ...] = ()
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self.model = nn.Module()
+        for path in self.paths:
+            holder, _, name = path.rpartition(".")
+            self.get_submodule(holder).add_module(
+                name, nn.Sequential(LinearBase(UnquantizedLinearMethod()))
+            )
+
+    def _process_image_input(self, image_input: Batch) -> Any:
+        return "theirs"
+
+    _process_video_input = _process_image_input
+
+    def load_weights(self, weights: Any) -> set[str]:
+        loaded = set()
+        for name, tensor in weights:
+            child, path = next(
+                (self.get_submodule(path), path) for path in self.paths if name.startswith(path)
+            )
+            one = [(name.removeprefix(f"{path}."), tensor)]
+            loaded |= {f"{path}.{local}" for local in child.load_weights(one)}
+        return loaded
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of classes, imported beside a fake vLLM with a class for each record."""
+    fakes = fake_vllm("0.32.0")
+    vision = ModuleType("vllm.model_executor.models.vision")
+    vision.run_dp_sharded_vision_model = None  # type: ignore[attr-defined]
+    fakes[vision.__name__] = vision
+    for name, record in MODELS.items():
+        module = fakes.setdefault(
+            f"vllm.model_executor.models.{record.module}", ModuleType(record.module)
+        )
+        facts = {"paths": tuple(filter(None, (record.tower, record.projector)))}
+        vars(module)[record.name or name] = type(name, (TheirModel,), facts)
+    for name, module in fakes.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    ours = [f"{vllm_plugin.__name__}.{name}" for name in ("models", "replacing")]
+    yield import_module(ours[0])
+    for name in ours:
+        del sys.modules[name]  # they have read the fakes
+
+
+def build(models: Any, architecture: str, config: Any) -> Any:
+    model = SimpleNamespace(
+        model="a-model", enforce_eager=True, hf_config=SimpleNamespace(to_dict=lambda: config)
+    )
+    settings = SimpleNamespace(
+        model_config=model,
+        additional_config={},
+        lora_config=None,
+        compilation_config=SimpleNamespace(cudagraph_mm_encoder=True),
+    )
+    return models.__getattr__(architecture)(vllm_config=settings)
+
+
+def named_as_in_vllm(folder: Path, record: Any) -> dict[str, Tensor]:
+    """The tensors of tower and projector as vLLM's mapper names them."""
+    found = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        short = name if record.tower.startswith("model.") else name.removeprefix("model.")
+        if short.startswith((f"{record.tower}.", f"{record.projector}.")):
+            found[short] = tensor
+    return found
+
+
+@pytest.mark.parametrize(("architecture", "kind", "make"), CASES)
+def test_batches_of_vllm_become_the_tokens_of_the_loaded_encoder(
+    models: Any, tmp_path: Path, architecture: str, kind: str, make: Any
+) -> None:
+    write_seeded_checkpoint(tmp_path, kind, width=64, dtype=torch.float32, shards=1)
+    model = build(models, architecture, json.loads((tmp_path / "config.json").read_text()))
+    weights = named_as_in_vllm(tmp_path, MODELS[architecture])
+    assert model.load_weights(weights.items()) >= {name for name, _ in model.named_parameters()}
+    encoder = load_encoder(tmp_path)
+    rows, found, counts, batch = make(encoder)
+    wanted = encoder(rows, found).pooler_output
+    items = model._process_image_input({"type": "pixel_values", **batch})
+    assert len(items) == len(counts)
+    torch.testing.assert_close(torch.cat(items), wanted, rtol=1e-4, atol=1e-5)
+    tokens = iter(encoder.item_specs(found))
+    assert [len(item) for item in items] == [
+        sum(next(tokens).output_tokens for _ in range(count)) for count in counts
+    ]
+    assert model._process_image_input({"type": "image_embeds"}) == "theirs"
+
+
+def test_frames_of_a_clip_of_gemma_4_are_one_item(models: Any, tmp_path: Path) -> None:
+    write_seeded_checkpoint(tmp_path, "gemma4", width=64, dtype=torch.float32, shards=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model = build(models, "Gemma4ForConditionalGeneration", config)
+    weights = named_as_in_vllm(tmp_path, model.record)
+    model.load_weights(weights.items())
+    encoder = load_encoder(tmp_path)
+    rows, found, _, batch = positions(encoder)
+    video = {f"{name}_videos": tensor for name, tensor in batch.items()}
+    (clip,) = model._process_video_input({**video, "video_frame_counts": torch.tensor([2])})
+    torch.testing.assert_close(clip, encoder(rows, found).pooler_output, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_every_record_names_a_tower_that_reads_its_batches(models: Any, architecture: str) -> None:
+    made = models.__getattr__(architecture)
+    record = MODELS[architecture]
+    reads = {"extract_feature"} if record.module == "internvl" else set()
+    assert issubclass(made, models.ReadsInputs) == bool(record.reader)
+    assert reads <= vars(models.InternVL).keys()
+    assert made.__name__ == architecture
+    assert made is vars(models)[architecture]
+
+
+def test_a_projector_that_the_checkpoint_lacks_is_named(models: Any, tmp_path: Path) -> None:
+    write_seeded_checkpoint(tmp_path, "gemma3", width=64, dtype=torch.float32, shards=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model = build(models, "Gemma3ForConditionalGeneration", config)
+    weights = named_as_in_vllm(tmp_path, model.record)
+    del weights["multi_modal_projector.mm_soft_emb_norm.weight"]
+    with pytest.raises(ValueError, match=r"multi_modal_projector\.mm_soft_emb_norm\.weight"):
+        model.load_weights(weights.items())
+    with pytest.raises(AttributeError, match="OtherModel"):
+        models.__getattr__("OtherModel")

@@ -1,0 +1,112 @@
+"""Batches of images as vLLM's model classes hold them, read as packed rows with a grid.
+
+vLLM is not imported here. Every function takes the inputs of a batch, by their names in vLLM, and
+the encoder that they are for. Source: the classes ``*PixelInputs`` of vLLM 0.26.0, 0.32.0
+and 0.33.0.
+
+Shapes: P patches, B tiles, C channels, I images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from encoders.base.patch_encoder import PatchEncoder
+from encoders.base.vision_encoder import VisionEncoder
+from encoders.contract import Grid
+
+
+class Batch(Protocol):
+    """The inputs of a batch by name, each a tensor or, for images of several sizes, a list."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+class Packed(NamedTuple):
+    """What an encoder takes of a batch, and the number of grids of each item."""
+
+    pixel_values: Tensor
+    grids: list[Grid]
+    counts: list[int]
+    """Grids per item: the tiles of an image, the frames of a clip, or 1."""
+
+
+def read_tiles(batch: Batch, encoder: VisionEncoder) -> Packed:
+    """Read tiles [B, C, H, W] of Gemma 3, Idefics3 and SmolVLM, ``num_patches`` of them per image.
+
+    vLLM pads no batch with tiles, and the tiles of these models have no padded edges.
+    """
+    tiles = batch["pixel_values"]
+    return Packed(tiles, [encoder.grid_for(1)] * len(tiles), batch["num_patches"].tolist())
+
+
+def read_images(batch: Batch, encoder: VisionEncoder) -> Packed:
+    """Read images [C, H, W] of Pixtral and Mistral 3, each of its own size in whole tokens."""
+    assert isinstance(encoder, PatchEncoder)
+    images = list(batch["pixel_values"])
+    merge, patch = encoder.config.spatial_merge_size, encoder.config.patch_size
+    rows, grids = [], []
+    for image in images:
+        h, w = (side // patch for side in image.shape[1:])
+        cells = image.view(-1, h // merge, merge, patch, w // merge, merge, patch)
+        rows.append(cells.permute(1, 4, 2, 5, 0, 3, 6).reshape(h * w, -1))
+        grids.append((1, h, w))
+    return Packed(torch.cat(rows), grids, [1] * len(grids))
+
+
+def read_grids(batch: Batch, encoder: VisionEncoder) -> Packed:
+    """Read patches [P, C, p, p] of Kimi-VL, whose grids [I, 2] are rows and columns."""
+    grids = [(1, h, w) for h, w in batch["image_grid_hws"].tolist()]
+    return Packed(batch["pixel_values"].flatten(1), grids, [1] * len(grids))
+
+
+def read_patches(batch: Batch, encoder: VisionEncoder) -> Packed:
+    """Read patches of PaddleOCR-VL, whose images vLLM encodes one after the other.
+
+    They are [P, C, p, p] of all images in vLLM 0.33, and a list of such tensors or [I, P, C, p, p]
+    before.
+    """
+    cells = batch["pixel_values"]
+    if not isinstance(cells, Tensor):
+        cells = torch.cat(list(cells))
+    grids = [(t, h, w) for t, h, w in batch["image_grid_thw"].tolist()]
+    return Packed(cells.flatten(0, -4).flatten(1), grids, [1] * len(grids))
+
+
+def read_positions(batch: Batch, encoder: VisionEncoder) -> Packed:
+    """Read images or frames of Gemma 4, padded patches with positions (column, row), -1 in padding.
+
+    The positions are on the device, so that reading the grids waits for it; vLLM's code waits, too.
+    """
+    images, places = list(batch["pixel_values"]), list(batch["pixel_position_ids"])
+    ends = torch.stack([place.amax(0) for place in places]).tolist()
+    grids = [(1, rows + 1, columns + 1) for columns, rows in ends]
+    rows = [image[: h * w] for image, (_, h, w) in zip(images, grids, strict=True)]
+    return Packed(2 * (torch.cat(rows) - 0.5), grids, [1] * len(grids))
+
+
+def read_frames(batch: Batch, encoder: VisionEncoder) -> Packed:
+    """Read clips of Gemma 4, frame by frame as :func:`read_positions` does."""
+    names = ("pixel_values", "pixel_position_ids")
+    packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
+    return packed._replace(counts=[int(count) for count in batch["video_frame_counts"]])
+
+
+READERS: Mapping[str, Callable[[Batch, VisionEncoder], Packed]] = {
+    "tiles": read_tiles,
+    "images": read_images,
+    "grids": read_grids,
+    "patches": read_patches,
+    "positions": read_positions,
+}
+"""The functions for images, by the names that records have."""
+
+
+def tokens_per_item(packed: Packed, encoder: VisionEncoder) -> Sequence[int]:
+    """Return how many tokens each item of a batch has."""
+    specs = iter(encoder.item_specs(packed.grids))
+    return [sum(next(specs).output_tokens for _ in range(count)) for count in packed.counts]

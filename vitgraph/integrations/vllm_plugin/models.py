@@ -1,0 +1,70 @@
+"""vLLM's model classes with the vision towers of this library, made when vLLM asks for them.
+
+``models.Qwen3VLForConditionalGeneration`` is the class of that name in vLLM, with a base class of
+:mod:`.replacing` before it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import new_class
+from typing import Any
+
+from torch import Tensor
+from vllm.model_executor.models.vision import run_dp_sharded_vision_model
+
+from .inputs import READERS, Batch, Packed, read_frames
+from .records import MODELS
+from .replacing import ReplacesTower
+
+
+class ReadsInputs(ReplacesTower):
+    """For classes that give a tower one image after the other, or project what it returns."""
+
+    def _process_image_input(self, image_input: Batch) -> Any:
+        """Encode the images of a batch to a tensor [tokens, width] each."""
+        if not self.vision_tower_ours or image_input["type"] == "image_embeds":
+            return super()._process_image_input(image_input)  # type: ignore[misc]
+        return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
+
+    def _process_video_input(self, video_input: Batch) -> Any:
+        """Encode the clips of a batch, of Gemma 4 alone, to a tensor [tokens, width] each."""
+        if not self.vision_tower_ours:
+            return super()._process_video_input(video_input)  # type: ignore[misc]
+        return self._encode(read_frames(video_input, self.our_tower.encoder))
+
+    def _encode(self, packed: Packed) -> list[Tensor]:
+        return self.our_tower.encode_items(packed)
+
+
+class InternVL(ReplacesTower):
+    """For InternVL, whose class gives its tower the tiles of all images and splits the tokens."""
+
+    def extract_feature(self, pixel_values: Tensor) -> Tensor:
+        """Encode tiles [B, 3, side, side] to [B, tokens per tile, width of the language model]."""
+        if not self.vision_tower_ours:
+            return super().extract_feature(pixel_values)  # type: ignore[misc]
+        if self.use_data_parallel:
+            return run_dp_sharded_vision_model(pixel_values, self.our_tower)
+        return self.our_tower(pixel_values)
+
+
+def __getattr__(name: str) -> type:
+    """Make the class of an architecture (PEP 562).
+
+    Raises:
+        AttributeError: no model of this name is in the table.
+    """
+    if name not in MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    record = MODELS[name]
+    module = import_module(f"vllm.model_executor.models.{record.module}")
+    theirs = vars(module)[record.name or name]
+    ours = ReadsInputs if record.reader else ReplacesTower
+    if record.module == "internvl":
+        ours = InternVL
+    text = f"The class of vLLM with a vision tower of the family {record.family}."
+    facts = {"record": record, "__module__": __name__, "__doc__": text}
+    made = new_class(name, (ours, theirs), exec_body=lambda body: body.update(facts))
+    globals()[name] = made
+    return made

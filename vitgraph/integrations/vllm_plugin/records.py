@@ -1,0 +1,67 @@
+"""The model classes of vLLM whose vision tower is replaced, and how each uses its tower.
+
+Source: ``model_executor/models`` of vLLM 0.26.0, 0.32.0 and 0.33.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Record(NamedTuple):
+    """One model class of vLLM, and the tower of this library that it gets."""
+
+    module: str
+    """The module of ``vllm.model_executor.models`` that has the class."""
+    family: str
+    """The name of the tower's family in :data:`weights.FAMILIES`."""
+    tower: str = "visual"
+    """The attribute of the class that holds the tower."""
+    projector: str = ""
+    """The attribute that holds the projector, where it lies beside the tower; ours is inside."""
+    reader: str = ""
+    """The function of :mod:`.inputs` that reads a batch; empty if vLLM calls our tower itself."""
+    name: str = ""
+    """The name of the class, where it is not the architecture's."""
+
+
+_VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
+_COLQWEN3 = Record("colqwen3", "qwen3_vl", name="ColQwen3Model")
+_IDEFICS3 = ("idefics3", "model.vision_model", "model.connector", "tiles")
+_PIXTRAL = ("pixtral", _VISION, _PROJECTOR, "images")
+
+MODELS: Mapping[str, Record] = {
+    "Qwen2VLForConditionalGeneration": Record("qwen2_vl", "qwen2_vl"),
+    "Qwen2_5_VLForConditionalGeneration": Record("qwen2_5_vl", "qwen2_5_vl"),
+    "Exaone4_5_ForConditionalGeneration": Record("exaone4_5", "qwen2_5_vl"),
+    "OpenCUAForConditionalGeneration": Record("opencua", "qwen2_5_vl"),
+    "Qwen3VLForConditionalGeneration": Record("qwen3_vl", "qwen3_vl"),
+    "Qwen3VLMoeForConditionalGeneration": Record("qwen3_vl_moe", "qwen3_vl"),
+    "Qwen3_5ForConditionalGeneration": Record("qwen3_5", "qwen3_vl"),
+    "Qwen3_5MoeForConditionalGeneration": Record("qwen3_5", "qwen3_vl"),
+    "ColQwen3": _COLQWEN3,
+    "OpsColQwen3Model": _COLQWEN3,
+    "Qwen3VLNemotronEmbedModel": _COLQWEN3,
+    "ColQwen3_5": Record("colqwen3_5", "qwen3_vl", name="ColQwen3_5Model"),
+    "InternS2PreviewForConditionalGeneration": Record("interns2_preview", "qwen3_vl"),
+    "InternS2MobiusForConditionalGeneration": Record("interns2_mobius", "qwen3_vl"),
+    "InternVLChatModel": Record("internvl", "intern_vit", "vision_model", "mlp1"),
+    "Glm4vForConditionalGeneration": Record("glm4_1v", "glm4v"),
+    "Glm4vMoeForConditionalGeneration": Record("glm4_1v", "glm4v"),
+    "GlmOcrForConditionalGeneration": Record("glm_ocr", "glm_ocr"),
+    "Gemma3ForConditionalGeneration": Record("gemma3_mm", "gemma3", _VISION, _PROJECTOR, "tiles"),
+    "Mistral3ForConditionalGeneration": Record("mistral3", *_PIXTRAL),
+    "LightOnOCRForConditionalGeneration": Record("lightonocr", *_PIXTRAL),
+    "LlavaForConditionalGeneration": Record("llava", *_PIXTRAL),
+    "Idefics3ForConditionalGeneration": Record("idefics3", *_IDEFICS3),
+    "SmolVLMForConditionalGeneration": Record("smolvlm", *_IDEFICS3),
+    "KimiVLForConditionalGeneration": Record("kimi_vl", "moonvit", _VISION, _PROJECTOR, "grids"),
+    "PaddleOCRVLForConditionalGeneration": Record(
+        "paddleocr_vl", "paddleocr_vl", "visual", "mlp_AR", "patches"
+    ),
+    "Gemma4ForConditionalGeneration": Record(
+        "gemma4_mm", "gemma4", _VISION, "embed_vision", "positions"
+    ),
+}
+"""Architecture of a checkpoint -> its record."""
