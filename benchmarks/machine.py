@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from datetime import datetime, timezone
 from importlib import import_module
@@ -41,6 +42,14 @@ def describe_machine() -> dict[str, Any]:
         "commit": read_commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
+
+
+def cpu_name() -> str:
+    """The name of this CPU."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def query_gpu() -> dict[str, Any]:

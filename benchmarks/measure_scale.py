@@ -45,7 +45,7 @@ def measure_host(images: int, listed: int) -> dict[str, Any]:
         images: JPEG files of each size.
         listed: files, and members of a tar file, that are listed.
     """
-    from benchmarks.preprocess_cpu import cpu_name
+    from benchmarks.machine import cpu_name
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
