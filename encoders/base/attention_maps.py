@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockTower
 from ..contract import Accelerator, GridLike, Metadata, VisionInputs
-from ..grids import plain_values
+from ..grids import plain_values, stitch_tiles
 from ..layers.attention import AttentionCall, observed_calls
-from ..layers.sam import SamBlock, in_windows
+from ..layers.sam import Sam, SamBlock, in_windows
 from ..streams.items import AttentionAsked
 from .intermediates import block_indices
 
@@ -42,6 +42,10 @@ class ObservedTower(BlockTower, Protocol):
 
     @property
     def blocks(self) -> nn.ModuleList: ...
+
+    def _admit_tiles(
+        self, pixel_values: Tensor, weight: Tensor, grid_thw: GridLike | None
+    ) -> Tensor: ...
 
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
@@ -80,22 +84,30 @@ def attention_maps(
     """
     if asked.heads not in ("mean", "all"):
         raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
-    path = asked.path if len(encoder.paths) > 1 else "image"
-    if path not in encoder.paths:
-        raise _no_path(asked.path, encoder.paths)
+    path, _, inner = asked.path.partition(".")
+    path = path if len(encoder.paths) > 1 or inner else "image"
+    sams = {name: _sam_inside(tower) for name, tower in encoder.paths.items()}
+    if path not in sams or (inner and (inner != "sam" or sams[path] is None)):
+        inside = [f"{name}.sam" for name, sam in sams.items() if sam is not None]
+        raise _no_path(asked.path, [*sams, *inside])
     tower: ObservedTower = encoder.paths[path]
+    sam = sams[path] if inner else None
     if tower.accelerator is not None:
         raise ValueError(
             "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
             "call attention_maps of the encoder that accelerated() was called on"
         )
-    wanted = block_indices(asked.blocks, tower.config.depth)
+    wanted = block_indices(asked.blocks, tower.config.depth if sam is None else len(sam.blocks))
     if not inputs.paths[path].items or not wanted:
         return [[] for _ in inputs.grid_thw]
     observer, view = AttentionObserver(), copy.copy(tower)
-    view._observer = observer.run_blocks
-    numbers = sorted(set(wanted))
-    states = view._block_outputs(*inputs.paths[path][:2], numbers)
+    observer.blocks, view._observer = (tower if sam is None else sam).blocks, observer.run_blocks
+    numbers, (pixels, grid_thw, _) = sorted(set(wanted)), inputs.paths[path]
+    if sam is None:
+        states = view._block_outputs(pixels, grid_thw, numbers)
+    else:
+        patches = sam.embed(tower._admit_tiles(pixels, sam.pos_embed, grid_thw))
+        states = observer.run_blocks(tower, patches, {}, numbers, sam.blocks)
     rows = _maps_of_path(encoder, inputs, asked.path, next(states))
     observer.share = _shares(rows, asked.queries, observer.shape)
     kept = {}
@@ -109,8 +121,10 @@ def attention_maps(
 
 
 class AttentionObserver:
-    """Runs the blocks of a tower and yields the weights that its queries give, not the states."""
+    """Runs some blocks of a tower and yields the weights that queries give, not the states."""
 
+    blocks: nn.ModuleList
+    """The blocks that are observed."""
     share: Tensor
     """The weight of each row as a query in the mean over queries; set before the blocks run."""
     shape: torch.Size
@@ -126,9 +140,9 @@ class AttentionObserver:
     ) -> Iterator[Tensor]:
         """Yield the number of each row [.., 1], then the attention weights [.., H] of each block.
 
-        Blocks other than those of ``tower.blocks`` run as usual, and their states are yielded.
+        Other blocks than ``self.blocks`` run as usual, and their states are yielded.
         """
-        if blocks is not tower.blocks:
+        if blocks is not self.blocks:
             yield from tower._reference_blocks(hidden, metadata, wanted, blocks)
             return
         context = tower._block_context(hidden, metadata)
@@ -243,7 +257,8 @@ def _maps_of_path(
     encoder: AnyEncoder, inputs: VisionInputs, path: str, rows: Tensor
 ) -> dict[int, Tensor]:
     """Return the maps [t, h, w, C] of rows [.., C] by item, of the items that have the path."""
-    if len(encoder.paths) == 1:
+    path, _, inner = path.partition(".")
+    if len(encoder.paths) == 1 and not inner:
         named = encoder._maps_of_items(rows, inputs)
         if path not in named[0]:
             raise _no_path(path, named[0])
@@ -251,8 +266,19 @@ def _maps_of_path(
     _, grid_thw, items = inputs.paths[path]
     tilings = inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)
     tiles = [(*tilings[item][:2], False) for item in items] if path == "tiles" else None
-    maps = encoder.paths[path]._maps_of_grids(rows, grid_thw, tiles)
+    if inner:  # SAM's rows lie in space, [views, h, w, C]
+        views = rows.split(grid_thw[:, 0].tolist())
+        whole = [(1, 1, False)] * len(views)
+        maps = [stitch_tiles(*pair) for pair in zip(views, tiles or whole, strict=True)]
+    else:
+        maps = encoder.paths[path]._maps_of_grids(rows, grid_thw, tiles)
     return dict(zip(items, maps, strict=True))
+
+
+def _sam_inside(tower: nn.Module) -> Sam | None:
+    """Return SAM in front of the blocks of a tower, or None if there is none (or no other)."""
+    parts = (part for part in tower.children() if isinstance(part, Sam))
+    return next((part for part in parts if part.blocks is not tower.blocks), None)
 
 
 def _no_path(path: str, names: object) -> ValueError:

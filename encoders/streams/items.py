@@ -191,7 +191,8 @@ class EncodesItems(Generic[Output]):
             queries: the rows whose attention is shown: None for all patches of the map, "cls" for
                 the class token of each tile, or points (frame, row, column) of the map.
             heads: "mean" over the heads, or "all" of them.
-            path: "image", or another name that ``paths`` or ``feature_maps`` gives, as "tiles".
+            path: "image", or another name that ``paths`` or ``feature_maps`` gives, as "tiles";
+                "image.sam" and "tiles.sam" are the blocks of SAM in DeepSeek-OCR.
 
         Returns:
             For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w]; tiles

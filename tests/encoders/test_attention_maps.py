@@ -14,7 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSdpaAttention
+from transformers.models.sam.modeling_sam import SamVisionSdpaAttention
+from transformers.models.unlimited_ocr.modeling_unlimited_ocr import (
+    UnlimitedOcrSamVisionSdpaAttention,
+)
 
 from deepseek_cases import build, build_reference
 from encoders import Encoder, VisionInputs
@@ -61,8 +64,8 @@ def eager(reference: nn.Module) -> Iterator[list[Tensor]]:
         config = getattr(part, "config", None)
         if config is not None:
             config._attn_implementation = "eager"
-        if isinstance(part, SamVisionSdpaAttention):  # which attention it is, is its class
-            part.__class__ = SamVisionAttention
+        if type(part) in (SamVisionSdpaAttention, UnlimitedOcrSamVisionSdpaAttention):
+            part.__class__ = type(part).__base__  # which attention it is, is its class
     with Softmax() as mode, torch.no_grad():
         yield mode.kept
 
@@ -133,16 +136,24 @@ def order_of(name: str, grids: Any, rows: int) -> list[Tensor]:
     return order
 
 
+@pytest.mark.parametrize("name", ["deepseek_vl_hybrid", "deepseek_ocr"])
 @pytest.mark.parametrize("points", [None, [(0, 3, 2), (0, 7, 7)]])
-def test_maps_of_windows_with_relative_positions_equal_eager_attention(points: Any) -> None:
+def test_maps_of_windows_with_relative_positions_equal_eager_attention(
+    name: str, points: Any
+) -> None:
     """SAM: blocks 0 and 2 attend in windows of 5x5 patches, block 1 over the view of 8x8."""
-    encoder = build("deepseek_vl_hybrid")
-    reference = build_reference("deepseek_vl_hybrid", encoder)
+    encoder, path = build(name), "high" if name == "deepseek_vl_hybrid" else "image.sam"
+    reference = build_reference(name, encoder)
     inputs = encoder.preprocess([china(), hopper()])
-    pixels = inputs.paths["high"].pixel_values
+    pixels = inputs.paths[path.partition(".")[0]].pixel_values
     with eager(reference) as kept:
-        reference.get_high_res_image_features(pixels)
-    found = attention_maps(encoder, inputs, AttentionAsked(None, points, "all", "high"))
+        if path == "high":
+            reference.get_high_res_image_features(pixels)
+        else:
+            reference.vision_tower(pixels)
+    kept = [weights for weights in kept if weights.ndim == 3]  # those of CLIP have four axes
+    assert len(kept) == 3
+    found = attention_maps(encoder, inputs, AttentionAsked(None, points, "all", path))
     asked = points or [(0, row, column) for row in range(8) for column in range(8)]
     for block, weights in enumerate(kept):
         side = 8 if block == 1 else 5
@@ -202,6 +213,20 @@ def test_a_point_of_stitched_tiles_is_seen_by_its_own_tile() -> None:
     inside[:, 6:12, 12:18] = True  # tiles of 6x6 patches
     assert whole[0][inside].sum() == pytest.approx(1, abs=1e-5)
     assert not whole[0][~inside].any()
+
+
+@pytest.mark.parametrize("name", ["image.sam", "tiles.sam"])
+def test_sam_inside_of_a_tower_has_maps_of_its_own(name: str) -> None:
+    encoder, (path, _, _) = encoder_of("deepseek_ocr"), name.partition(".")
+    inputs = encoder.preprocess(RANDOM_IMAGES[:2])
+    patches = inputs.paths[path].pixel_values[0, 0].numel() // 16**2
+    for item in encoder.attention_maps(RANDOM_IMAGES[:2], blocks=[0, 1, 2], path=name):
+        assert len(item) == 3 * bool(item)
+        assert all(one.numel() % patches == 0 and one.sum() <= 1.0001 for one in item)
+    with pytest.raises(
+        ValueError, match=r"path='low.sam': .* 'image', 'tiles', 'image.sam', 'tiles.sam'"
+    ):
+        encoder.attention_maps(RANDOM_IMAGES[:1], path="low.sam")
 
 
 def test_class_token_asks_each_tile_and_is_left_out_of_the_map() -> None:
