@@ -1,7 +1,7 @@
 """Attention over packed segments for head sizes that are no power of two (Triton).
 
 Query, key and value rows are read in place from the fused projection. A head of 72 is computed as
-products of 64 and 16 columns (the last eight are zeros) where other kernels compute 96 or 128.
+products of 64 and 16 columns (the last eight are zeros) where flash-2 computes 96.
 Rows beyond a segment's end are never read, so that padding cannot leak; rows at or beyond the
 last offset are not written.
 
