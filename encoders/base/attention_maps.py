@@ -12,62 +12,32 @@ size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..block_parts import BlockTower
-from ..contract import Accelerator, GridLike, Metadata, VisionInputs
+from ..contract import Metadata, VisionInputs
 from ..grids import plain_values, stitch_tiles
 from ..layers.attention import AttentionCall, observed_calls
 from ..layers.sam import Sam, SamBlock, in_windows
 from ..streams.items import AttentionAsked
+from .encoder import Encoder
 from .intermediates import block_indices
+from .tile_encoder import TileEncoder
+from .vision_encoder import VisionEncoder
 
 SCORES_AT_ONCE = 1 << 24
 """Scores of queries and keys that are held at a time: 64 MiB of float32."""
 
 
-class ObservedTower(BlockTower, Protocol):
-    """The members of an encoder of one path that attention maps are computed with."""
-
-    config: Any
-    accelerator: Accelerator | None
-    _observer: Callable[..., Iterator[Tensor]] | None
-
-    @property
-    def blocks(self) -> nn.ModuleList: ...
-
-    def _admit_tiles(
-        self, pixel_values: Tensor, weight: Tensor, grid_thw: GridLike | None
-    ) -> Tensor: ...
-
-    def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
-    ) -> Iterator[Tensor]: ...
-
-    def _maps_of_grids(
-        self, features: Tensor, grid_thw: GridLike, tiles: object = None
-    ) -> list[Tensor]: ...
-
-
-class AnyEncoder(Protocol):
-    """The members of an encoder of one path or several that attention maps are computed with."""
-
-    @property
-    def paths(self) -> Mapping[str, Any]: ...
-
-    def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
-
-
 @torch.no_grad()
 def attention_maps(
-    encoder: AnyEncoder, inputs: VisionInputs, asked: AttentionAsked
+    encoder: Encoder, inputs: VisionInputs, asked: AttentionAsked
 ) -> list[list[Tensor]]:
     """Return one list per item with one map per block.
 
@@ -84,19 +54,7 @@ def attention_maps(
     """
     if asked.heads not in ("mean", "all"):
         raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
-    path, _, inner = asked.path.partition(".")
-    path = path if len(encoder.paths) > 1 or inner else "image"
-    sams = {name: _sam_inside(tower) for name, tower in encoder.paths.items()}
-    if path not in sams or (inner and (inner != "sam" or sams[path] is None)):
-        inside = [f"{name}.sam" for name, sam in sams.items() if sam is not None]
-        raise _no_path(asked.path, [*sams, *inside])
-    tower: ObservedTower = encoder.paths[path]
-    sam = sams[path] if inner else None
-    if tower.accelerator is not None:
-        raise ValueError(
-            "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
-            "call attention_maps of the encoder that accelerated() was called on"
-        )
+    path, tower, sam = _read_path(encoder, asked.path)
     wanted = block_indices(asked.blocks, tower.config.depth if sam is None else len(sam.blocks))
     if not inputs.paths[path].items or not wanted:
         return [[] for _ in inputs.grid_thw]
@@ -106,18 +64,42 @@ def attention_maps(
     if sam is None:
         states = view._block_outputs(pixels, grid_thw, numbers)
     else:
+        assert isinstance(tower, TileEncoder)
         patches = sam.embed(tower._admit_tiles(pixels, sam.pos_embed, grid_thw))
         states = observer.run_blocks(tower, patches, {}, numbers, sam.blocks)
     rows = _maps_of_path(encoder, inputs, asked.path, next(states))
     observer.share = _shares(rows, asked.queries, observer.shape)
     kept = {}
+    one = asked.heads == "mean"
     for number, weights in zip(numbers, states, strict=True):
-        shown = weights.mean(-1, keepdim=True) if asked.heads == "mean" else weights
-        kept[number] = _maps_of_path(encoder, inputs, asked.path, shown)
+        shown = weights.mean(-1, keepdim=True) if one else weights
+        maps = _maps_of_path(encoder, inputs, asked.path, shown).items()
+        kept[number] = {item: x.squeeze(-1) if one else x.movedim(-1, 0) for item, x in maps}
     return [
-        [_heads_first(kept[number][item], asked.heads) for number in wanted if item in rows]
+        [kept[number][item] for number in wanted if item in rows]
         for item in range(len(inputs.grid_thw))
     ]
+
+
+def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, Sam | None]:
+    """Return a path and its tower; with ".sam" behind the path, SAM in front of the tower's blocks.
+
+    Raises:
+        ValueError: there is no such path, or the encoder is accelerated.
+    """
+    path, _, inner = asked.partition(".")
+    path = path if len(encoder.paths) > 1 or inner else "image"
+    sams = {name: _sam_inside(tower) for name, tower in encoder.paths.items()}
+    if path not in sams or (inner and (inner != "sam" or sams[path] is None)):
+        inside = [f"{name}.sam" for name, sam in sams.items() if sam is not None]
+        raise _no_path(asked, [*sams, *inside])
+    tower = cast(VisionEncoder, encoder.paths[path])
+    if tower.accelerator is not None:
+        raise ValueError(
+            "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
+            "call attention_maps of the encoder that accelerated() was called on"
+        )
+    return path, tower, sams[path] if inner else None
 
 
 class AttentionObserver:
@@ -132,7 +114,7 @@ class AttentionObserver:
 
     def run_blocks(
         self,
-        tower: ObservedTower,
+        tower: VisionEncoder,
         hidden: Tensor,
         metadata: Metadata,
         wanted: Sequence[int],
@@ -254,7 +236,7 @@ def _rows_of_points(numbers: Tensor, queries: Any) -> Tensor:
 
 
 def _maps_of_path(
-    encoder: AnyEncoder, inputs: VisionInputs, path: str, rows: Tensor
+    encoder: Encoder, inputs: VisionInputs, path: str, rows: Tensor
 ) -> dict[int, Tensor]:
     """Return the maps [t, h, w, C] of rows [.., C] by item, of the items that have the path."""
     path, _, inner = path.partition(".")
@@ -284,7 +266,3 @@ def _sam_inside(tower: nn.Module) -> Sam | None:
 def _no_path(path: str, names: object) -> ValueError:
     found = ", ".join(map(repr, list(names)))  # type: ignore[call-overload]
     return ValueError(f"path={path!r}: this encoder has attention maps of {found}")
-
-
-def _heads_first(maps: Tensor, heads: str) -> Tensor:
-    return maps.movedim(-1, 0) if heads == "all" else maps.squeeze(-1)

@@ -103,9 +103,7 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     group = parser.add_argument_group("checkpoint")
     group.add_argument("--revision", help="branch, tag or commit")
     group.add_argument("--subfolder", help="folder inside the repo that holds the checkpoint")
-    group.add_argument("--cache-dir", type=Path, help="where downloads are kept")
-    group.add_argument("--token", help="access token; by default the one you are logged in with")
-    group.add_argument("--local-files-only", action="store_true", help="never touch the network")
+    add_download(group)
     group.add_argument(
         "--fetch",
         choices=("auto", "ranges", "shards"),
@@ -122,7 +120,16 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     )
 
 
-LIMITS = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens", "fps", "num_frames")
+def add_download(group: argparse._ActionsContainer) -> None:
+    """Add the options that say how a checkpoint is downloaded, and where to."""
+    group.add_argument("--cache-dir", type=Path, help="where downloads are kept")
+    group.add_argument("--token", help="access token; by default the one you are logged in with")
+    group.add_argument("--local-files-only", action="store_true", help="never touch the network")
+
+
+SIZES = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
+"""The keywords of ``preprocess`` that bound the size of an image."""
+LIMITS = (*SIZES, "fps", "num_frames")
 """The options of commands that are passed on as keywords of ``preprocess``."""
 
 

@@ -193,6 +193,20 @@ class Shard:
         ):
             return list(csv.DictReader(file))
 
+    def read_keys(self, vectors: int) -> list[str]:
+        """Return the keys of the shard, one per vector.
+
+        Raises:
+            ValueError: the table has another number of keys.
+        """
+        keys = [line["key"] for line in self.read_table()]
+        if len(keys) != vectors:
+            raise ValueError(
+                f"{self.storage.name}: shard {self.number} has {len(keys)} keys and {vectors} "
+                f"vectors; delete {self.stats_name} and run the command of the job again"
+            )
+        return keys
+
     def read_stats(self) -> JsonDict:
         """Return the statistics that the shard was written with.
 
@@ -306,6 +320,21 @@ def missing_of(shards: Sequence[Shard]) -> list[int]:
     return [shard.number for shard in shards if shard.stats_name not in names]
 
 
+def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
+    """Return all shards of a job that is finished.
+
+    Raises:
+        ValueError: some shards are missing.
+    """
+    shards = shards_of(storage, manifest)
+    if missing := missing_of(shards):
+        raise ValueError(
+            f"{storage.name}: {len(missing)} of {len(shards)} shards are missing, the first is "
+            f"{missing[0]}; run the command of the job again, it goes on where it was"
+        )
+    return shards
+
+
 def read_all_stats(shards: Sequence[Shard]) -> list[JsonDict]:
     """Return the statistics of shards that are done, read by several threads.
 
@@ -331,26 +360,14 @@ def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
             f"field={field!r}: {folder} was made with --pool {pool} and holds one vector per item; "
             "leave field out"
         )
-    shards = shards_of(storage, manifest)
-    missing = missing_of(shards)
-    if missing:
-        raise ValueError(
-            f"{folder}: {len(missing)} of {len(shards)} shards are missing, the first is "
-            f"{missing[0]}; run the same command again, it goes on where it was"
-        )
+    shards = finished_shards(storage, manifest)
     if field is not None:
         return _read_items(shards, field)
     keys: list[str] = []
     matrices = []
     for shard in shards:
-        table, matrix = shard.read_table(), shard.read_arrays()[VECTORS]
-        if len(table) != len(matrix):
-            raise ValueError(
-                f"{folder}: shard {shard.number} has {len(table)} keys and {len(matrix)} vectors; "
-                f"delete {shard.stats_name} and run the same command again"
-            )
-        keys += [line["key"] for line in table]
-        matrices.append(matrix)
+        matrices.append(shard.read_arrays()[VECTORS])
+        keys += shard.read_keys(len(matrices[-1]))
     return keys, np.concatenate(matrices)
 
 

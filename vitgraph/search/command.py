@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..commands.arguments import SIZES, add_download, check_names
 from ..terminal import counted, format_table, printable
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("encoder")
     group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
-    group.add_argument("--cache-dir", type=Path, help="where downloads are kept")
-    group.add_argument("--token", help="access token; by default the one you are logged in with")
-    group.add_argument("--local-files-only", action="store_true", help="never touch the network")
+    add_download(group)
     group.add_argument("--no-progress", action="store_true", help="no progress bars")
 
 
@@ -51,11 +50,7 @@ def search(options: argparse.Namespace) -> None:
     if not vectors.manifest.items:
         raise ValueError(f"{options.vectors}: holds no vectors")
     settings = vectors.settings
-    limits = {
-        name: settings[name]
-        for name in ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
-        if settings.get(name) is not None
-    }
+    limits = {name: settings[name] for name in SIZES if settings.get(name) is not None}
     encoder = _load(options, settings)
     pooled = encoder.encode(
         images=[options.photograph],
@@ -79,32 +74,27 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ValueError: a mistake in the arguments, or a file that is none of the right kind.
     """
-    from ..commands.arguments import check_names
     from ..commands.encode_checks import check_media
 
     if options.top < 1:
         raise ValueError(f"--top {options.top}: must be at least 1")
     check_names(None, options.device)
     if options.html:
-        _check_page(options.html, options.photograph)
+        _check_page(options.html)
     names = {"images": [options.photograph], "video": [], "repo": "REPO_OR_FOLDER", "out": "OUT"}
     check_media(argparse.Namespace(**names))
 
 
-def _check_page(page: Path, photograph: Path) -> None:
+def _check_page(page: Path) -> None:
     if page.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--html {page}: the page is HTML; let its name end in .html")
     if page.is_dir() or not page.parent.is_dir():
         raise ValueError(f"--html {page}: must be a file in a folder that exists")
     if page.exists() and page.stat().st_size:
-        _check_is_page(page)
+        from .page import is_page
 
-
-def _check_is_page(page: Path) -> None:
-    from .page import is_page
-
-    if not is_page(page):
-        raise ValueError(f"--html {page}: exists and is no page of a search; give another name")
+        if not is_page(page):
+            raise ValueError(f"--html {page}: exists and is no page of a search; give another name")
 
 
 def _load(options: argparse.Namespace, settings: dict[str, Any]) -> Encoder:

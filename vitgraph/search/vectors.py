@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ..embedding.manifest import FileList, Manifest
 from ..embedding.parquet_files import VECTORS
 from ..embedding.reading import File
-from ..embedding.shards import Array, Shard, missing_of, shards_of
+from ..embedding.shards import Array, Shard, finished_shards
 from ..embedding.storage import open_storage
 
 ROWS_AT_ONCE = 1 << 14
@@ -51,12 +51,7 @@ class Vectors:
                 f"{folder}: holds all tokens of every image, and a search compares one vector per "
                 "image; embed the images with --pool mean into another folder"
             )
-        self.shards = shards_of(self.storage, self.manifest)
-        if missing := missing_of(self.shards):
-            raise ValueError(
-                f"{folder}: {len(missing)} of {len(self.shards)} shards are missing, the first is "
-                f"{missing[0]}; run the command of the job again, it goes on where it was"
-            )
+        self.shards = finished_shards(self.storage, self.manifest)
         self.count = 0
         """The number of vectors of the job, known after a search."""
 
@@ -117,14 +112,7 @@ class Vectors:
         return hits
 
     def _keys_and_files(self, number: int, starts: Array) -> tuple[list[str], dict[str, File]]:
-        shard = self.shards[number]
-        keys = [line["key"] for line in shard.read_table()]
-        if len(keys) != starts[number + 1] - starts[number]:
-            raise ValueError(
-                f"{self.storage.name}: shard {number} has {len(keys)} keys and "
-                f"{starts[number + 1] - starts[number]} vectors; delete {shard.stats_name} and run "
-                "the command of the job again"
-            )
+        keys = self.shards[number].read_keys(starts[number + 1] - starts[number])
         if not self.manifest.files:
             return keys, {}
         files = FileList(self.storage, self.manifest).shard(number)
