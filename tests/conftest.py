@@ -108,23 +108,32 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test of a third-party package in a process of its own.
+    """Run a test of a third-party package in a process of its own, with all of its parameters.
 
     What such a package patches, starts or leaves behind then reaches no other test.
     """
     if not pyfuncitem.get_closest_marker("integrations") or OWN_PROCESS in os.environ:
         return None
-    command = [sys.executable, "-m", "pytest", "-m", "integrations", "-rs", pyfuncitem.nodeid]
+    function = pyfuncitem.nodeid.partition("[")[0]
+    items = [item.nodeid for item in pyfuncitem.session.items]
+    ids = tuple(name for name in items if name.partition("[")[0] == function)
+    said = in_own_process(pyfuncitem.config.rootpath, ids)
+    lines = said.splitlines()
+    if f"PASSED {pyfuncitem.nodeid}" in lines:
+        return True
+    skipped = [line for line in lines if line.startswith("SKIPPED")]
+    if skipped and not any(line.startswith(("FAILED", "ERROR")) for line in lines):
+        pytest.skip("; ".join(skipped))
+    pytest.fail(said, pytrace=False)
+
+
+@functools.cache
+def in_own_process(root: Path, ids: tuple[str, ...]) -> str:
+    """Run tests in a process of their own, and return what it said, with a line per test."""
+    command = [sys.executable, "-m", "pytest", "-m", "integrations", "-rA", *ids]
     environment = {**os.environ, OWN_PROCESS: "1"}
-    run = subprocess.run(
-        command, cwd=pyfuncitem.config.rootpath, env=environment, capture_output=True, text=True
-    )
-    if run.returncode:
-        pytest.fail(run.stdout + run.stderr, pytrace=False)
-    for line in run.stdout.splitlines():
-        if line.startswith("SKIPPED"):
-            pytest.skip(line)
-    return True
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    return run.stdout + run.stderr
 
 
 @pytest.fixture
