@@ -1,8 +1,8 @@
 """Every output of every tower against transformers (and timm), same weights, float32 and float64.
 
-The fast tests run three small grids per tower at the published widths. The slow tests run 22 grids
-at the published widths with one to three blocks, and the same grids at the published depth with
-small widths.
+The fast tests run up to three small grids per tower in float64 with small widths. The slow tests
+run 22 grids in float32 at the published widths with one to three blocks, and the same grids at the
+published depth with small widths.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ INTERN_SLOW: list[Grids] = [
     [[5, 4, 4], [4, 4, 4]],
 ]
 INTERN_NARROW_ONLY: list[Grids] = [[[1, 34, 40]], [[1, 40, 2]]]
-INTERN_6B_FAST: list[Grids] = [[[1, 4, 4]], [[1, 6, 4]]]
 
 
 def test_the_slow_tier_has_twenty_grids_a_family() -> None:
@@ -90,8 +89,6 @@ def test_the_slow_tier_has_twenty_grids_a_family() -> None:
 
 
 def grids_of(family: Family, tier: str) -> list[Grids]:
-    if family.name == "intern_vit_6b" and tier == "fast":
-        return INTERN_6B_FAST
     if family.twin and not family.tiled and tier == "fast":
         return QWEN_FAST[:2]
     lists = {
@@ -129,13 +126,6 @@ def worst_distances(
 
 def assert_within(worst: dict[str, float], bound: float) -> None:
     assert max(worst.values()) <= bound, worst
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_published_widths_match_transformers(family: Family) -> None:
-    worst = worst_distances(family, family.shallow, grids_of(family, "fast"))
-    assert_within(worst, FLOAT32)
 
 
 @pytest.mark.slow
