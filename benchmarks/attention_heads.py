@@ -10,8 +10,9 @@ installed; on a machine without a network, unpack its wheels and put their folde
 - flash-attn-4 with other tiles than its own, 192 x 144. Segments of 784 rows need 74 % of 5 x 6
   such tiles, and segments of 1,024 rows 79 % of 6 x 8, but all of 8 x 8 tiles of 128 x 128.
 - Heads that begin every 80 columns instead of every 72, as the qkv product writes them if its
-  weight has rows of zeros. flash-attn-4 copies heads of both sizes 32 bytes at a time; with 144 bytes
-  from head to head, copies of every second head lie across two of the memory's sectors of 32 bytes.
+  weight has rows of zeros. flash-attn-4 copies heads of both sizes 32 bytes at a time; with 144
+  bytes from head to head, copies of every second head lie across two of the memory's sectors of 32
+  bytes.
 - Heads that the products around attention pad to 96: copies of 64 bytes for 20 % more work.
 - Triton with tensor descriptors, without and with warps of their own for the copies
   (``tma_attention.py``).
