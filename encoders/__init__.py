@@ -34,6 +34,7 @@ from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .idefics3 import Idefics3Config, Idefics3Encoder
 from .intern_vit import InternViT, InternViTConfig
+from .lfm2_vl import Lfm2VLConfig, Lfm2VLEncoder
 from .llama4 import Llama4Config, Llama4Encoder
 from .moonvit import MoonViTConfig, MoonViTEncoder
 from .paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
@@ -77,6 +78,8 @@ __all__ = [
     "InternViT",
     "InternViTConfig",
     "ItemError",
+    "Lfm2VLConfig",
+    "Lfm2VLEncoder",
     "Llama4Config",
     "Llama4Encoder",
     "MoonViTConfig",

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
+from .base.patch_encoder import RasterEncoder, merge_order_positions
 from .block_parts import BlockParts
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
@@ -110,7 +110,7 @@ class PaddleOCRVLConfig:
         )
 
 
-class PaddleOCRVLEncoder(PatchEncoder):
+class PaddleOCRVLEncoder(RasterEncoder):
     """Encodes patches and a grid to hidden states and merged tokens."""
 
     def __init__(self, config: PaddleOCRVLConfig, preprocessor: Preprocessor | None = None) -> None:
@@ -181,17 +181,6 @@ class PaddleOCRVLEncoder(PatchEncoder):
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
-
-    def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        """Arrange patches, which lie row by row, or tokens in space."""
-        grids = self._read(grid_thw)
-        per_patch = len(features) == sum(t * h * w for t, h, w in grids)
-        return raster_maps(features, grids, 1 if per_patch else self.config.spatial_merge_size)
 
 
 class Context(NamedTuple):

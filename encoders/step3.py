@@ -34,7 +34,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .base.paths_encoder import TilesThenImage
-from .base.tile_encoder import TileEncoder
+from .base.tile_encoder import LARGEST_BATCH, TileEncoder
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
@@ -110,7 +110,9 @@ class Step3Encoder(TilesThenImage):
     config: Step3Config
 
     def __init__(self, config: Step3Config, preprocessor: Preprocessor | None = None) -> None:
-        super().__init__(Step3Tower(config), config.image_size, preprocessor)
+        tower = Step3Tower(config)
+        image = tower.at(config.image_size, LARGEST_BATCH["image"])
+        super().__init__(image, tower.at(tower.side, LARGEST_BATCH["tiles"]), preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.crops import CropPreprocessor

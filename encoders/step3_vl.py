@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from .base.checks import check_input_size, check_rows
 from .base.paths_encoder import TilesThenImage
-from .base.tile_encoder import TileEncoder
+from .base.tile_encoder import LARGEST_BATCH, TileEncoder
 from .block_parts import BlockParts
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
@@ -124,7 +124,9 @@ class Step3VLEncoder(TilesThenImage):
     config: Step3VLConfig
 
     def __init__(self, config: Step3VLConfig, preprocessor: Preprocessor | None = None) -> None:
-        super().__init__(Step3VLTower(config), config.image_size, preprocessor)
+        tower = Step3VLTower(config)
+        image = tower.at(config.image_size, LARGEST_BATCH["image"])
+        super().__init__(image, tower.at(tower.side, LARGEST_BATCH["tiles"]), preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.crops import CropPreprocessor

@@ -57,7 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--family", metavar="NAME", help="run the tests of one family alone")
 
 
-SLOW_TOWERS = frozenset(("gemma4", "glm5_next", "llama4", "moonvit", "paddleocr_vl", "pixtral"))
+SLOW_TOWERS = frozenset(
+    ("gemma4", "glm5_next", "lfm2_vl", "llama4", "moonvit", "paddleocr_vl", "pixtral")
+)
 """Towers that are like others of the table: tests of all towers run them with the slow tests."""
 
 

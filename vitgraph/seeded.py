@@ -167,6 +167,8 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     # The language model of PaddleOCR-VL has its sizes at the top.
     if section is not config and "hidden_size" in config:
         config["hidden_size"] = TEXT_WIDTH
+    if "projector_hidden_size" in config:  # LFM2-VL
+        config["projector_hidden_size"] = 2 * width
     for name in ("aligner_config", "projector_config"):
         part = config.get(name, {})
         if part:

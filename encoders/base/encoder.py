@@ -244,7 +244,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
             max_pixels: largest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
             max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
-                DeepSeek-OCR, DeepSeek-VL2).
+                DeepSeek-OCR, DeepSeek-VL2, LFM2-VL).
             max_soft_tokens: most tokens per image or frame: 70, 140, 280, 560 or 1120 (Gemma 4).
             fps: sample videos at this many frames per second; by default every frame is used.
             num_frames: sample videos to this many frames.

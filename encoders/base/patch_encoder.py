@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..contract import EncoderItemSpec, Grid, GridLike, Metadata
-from ..grids import read_grid
+from ..grids import read_grid, stitch_tiles
 from .checks import check_rows
 from .vision_encoder import VisionEncoder
 
@@ -96,7 +96,10 @@ class RasterEncoder(PatchEncoder):
     ) -> list[Tensor]:
         grids = self._read(grid_thw)
         whole = len(features) == sum(t * h * w for t, h, w in grids)
-        return raster_maps(features, grids, 1 if whole else self.config.spatial_merge_size)
+        maps = raster_maps(features, grids, 1 if whole else self.config.spatial_merge_size)
+        if tiles is None:
+            return maps
+        return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
 
 
 def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Tensor]:

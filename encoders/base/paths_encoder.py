@@ -28,7 +28,6 @@ from ..contract import (
     output_like,
 )
 from .encoder import Encoder
-from .tile_encoder import TileEncoder
 from .vision_encoder import VisionEncoder
 
 Self = TypeVar("Self", bound="PathsEncoder")
@@ -110,64 +109,59 @@ class PathsEncoder(Encoder):
             path.gradient_checkpointing_disable()
 
 
-def tilings_of(inputs: VisionInputs) -> list[tuple[int, int]]:
-    """Return how the views of the path "tiles" lie, as (columns, rows) of each item.
+def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[int, int]]:
+    """Return how the tiles of each item lie, as (columns, rows).
 
-    The path "image" has one view of every item.
+    Args:
+        inputs: the path "image" has one view of every item, the path "tiles" the tiles of some.
+        tiles_alone: whether the path "image" has the tiles of an item without a whole view.
 
     Raises:
-        ValueError: ``tiles`` says something else of an item than the path "tiles" holds of it, or
-            the path "image" has several views of an item.
+        ValueError: ``tiles`` says something else of an item than the paths hold of it.
     """
-    if any(count != 1 for count in inputs.grid_thw[:, 0].tolist()):
-        raise ValueError(
-            f"grid_thw {inputs.grid_thw.tolist()} has items of several views in path 'image', "
-            "which takes one view of each: pass what preprocess returned"
-        )
-    counts = [0] * len(inputs.grid_thw)
+    tilings = [tuple(tiling) for tiling in inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)]
+    views = inputs.grid_thw[:, 0].tolist()
+    counts = [0] * len(views)
     if "tiles" in inputs.paths:
         _, grid_thw, items = inputs.paths["tiles"]
         for item, (count, _, _) in zip(items, grid_thw.tolist(), strict=True):
             counts[item] = count
-    tilings = [tuple(tiling) for tiling in inputs.tiles or [(1, 1, False)] * len(counts)]
-    for item, (count, (columns, rows, tiled)) in enumerate(zip(counts, tilings, strict=True)):
-        if count != (columns * rows if tiled else 0):
-            expected = f"{columns}x{rows}" if tiled else "none"
+    items_found = zip(counts, views, tilings, strict=True)
+    for item, (*found, (columns, rows, tiled)) in enumerate(items_found):
+        alone = columns * rows if tiles_alone else 1
+        expected = [columns * rows, 1] if tiled else [0, alone]
+        if found != expected:
             raise ValueError(
-                f"item {item} has {count} view{'s' * (count != 1)} in path 'tiles', and by tiles "
-                f"its number is {expected}: pass what preprocess returned, in its order"
+                f"item {item} has {found[0]} view{'s' * (found[0] != 1)} in path 'tiles' and "
+                f"{found[1]} in path 'image', and by tiles {expected[0]} and {expected[1]}: pass "
+                "what preprocess returned, in its order"
             )
     return [(columns, rows) for columns, rows, _ in tilings]
-
-
-LARGEST_BATCH = {"image": 8, "tiles": 36}
-"""Views of the largest default graph. One whole image of Step3-VL is 10 TFLOP of work: 2,704
-patches through 1.8 billion parameters. Only a long and narrow item has more than 36 tiles."""
 
 
 class TilesThenImage(PathsEncoder):
     """An encoder of whole images and their tiles by one tower: an item's tiles come first.
 
-    The path "image" has one entry per item, of one tile that is the whole image. The path "tiles"
-    has one entry per item that has tiles, row by row.
+    The path "image" has one entry per item, the whole image. The path "tiles" has one entry per
+    item that has tiles, row by row.
 
     Args:
-        tower: the tower for the tiles, which has all parameters and modules.
-        image_size: side of the whole image in pixels.
+        image: the tower as whole images enter it.
+        tiles: the same tower, with the same parameters and modules, as tiles enter it.
         preprocessor: makes the inputs of both paths; None for that of the family.
     """
 
+    _tiles_alone = False
+    """Whether an item may have tiles without a whole image, which then are in the path "image"."""
+
     def __init__(
-        self, tower: TileEncoder, image_size: int, preprocessor: Preprocessor | None
+        self, image: VisionEncoder, tiles: VisionEncoder, preprocessor: Preprocessor | None
     ) -> None:
         super().__init__()
-        self.config, self._preprocessor = tower.config, preprocessor
-        self._parameters, self._buffers = tower._parameters, tower._buffers
-        self._modules = tower._modules  # so each weight stands once in the state_dict
-        self.paths = {
-            "image": tower.at(image_size, LARGEST_BATCH["image"]),
-            "tiles": tower.at(tower.side, LARGEST_BATCH["tiles"]),
-        }
+        self.config, self._preprocessor = image.config, preprocessor
+        self._parameters, self._buffers = image._parameters, image._buffers
+        self._modules = image._modules  # so each weight stands once in the state_dict
+        self.paths = {"image": image, "tiles": tiles}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Return one output per item: the rows of its tiles, then those of the whole image.
@@ -183,21 +177,21 @@ class TilesThenImage(PathsEncoder):
         Raises:
             ValueError: entries that cannot be assigned to items.
         """
-        tilings_of(inputs)
+        tilings_of(inputs, self._tiles_alone)
         joined = []
         for parts in self.split_paths(outputs, inputs):
             ordered = [parts[name] for name in ("tiles", "image") if name in parts]
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
-            first = self.paths["image"]._rows_before
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
-            rows = torch.cat([x[:, first:].flatten(0, 1) for x in hidden]) if hidden else None
+            first = self.paths["image"]._rows_before
+            rows = torch.cat([x[:, first:].flatten(0, -2) for x in hidden]) if hidden else None
             tokens = torch.cat(pooled) if pooled else None
             joined.append(output_like(ordered[0], rows, tokens, ordered[0].deepstack_features))
         return joined
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
         super()._check_inputs(inputs)
-        tilings_of(inputs)
+        tilings_of(inputs, self._tiles_alone)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Maps "image" [1, h, w, D] and, of items with tiles, "tiles" [1, rows*h, columns*w, D]."""
@@ -213,15 +207,16 @@ class TilesThenImage(PathsEncoder):
         maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
         parts = features.split(patches if by_patch else tokens)
         for rows, (item, name, grid, tiling) in zip(parts, views, strict=True):
-            part = rows.unflatten(0, (grid[0], -1)) if by_patch else rows
+            views_alone = by_patch and len(self.paths[name].row_shape) > 1
+            part = rows.unflatten(0, (grid[0], -1)) if views_alone else rows
             (maps[item][name],) = self.paths[name].feature_maps(part, [grid], [tiling])
         return maps
 
     def _views(self, inputs: VisionInputs) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
         """Return item, path, grid and tiling of all views, as ``join`` orders their rows."""
-        tilings, views = tilings_of(inputs), []
+        tilings, views = tilings_of(inputs, self._tiles_alone), []
         for name, (_, grid_thw, items) in inputs.paths.items():
             for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):
-                columns, rows = (1, 1) if name == "image" else tilings[item]
+                columns, rows = (1, 1) if name == "image" and t == 1 else tilings[item]
                 views.append((item, name, (t, h, w), (columns, rows, False)))
         return sorted(views, key=lambda view: (view[0], view[1] == "image"))

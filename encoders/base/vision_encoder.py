@@ -59,6 +59,8 @@ class VisionEncoder(Encoder):
     _observer: Callable[..., Iterator[Tensor]] | None = None
     """The function that runs the blocks in place of the reference while attention maps are made."""
     _last_metadata: tuple[object, Metadata] | None = None
+    _rows_before: int = 0
+    """The number of rows per tile that come before its patches, such as a class token."""
 
     @property
     def paths(self) -> Mapping[str, VisionEncoder]:

@@ -32,6 +32,7 @@ OFFERED = {
     "glm_ocr": ONE_PATH,
     "pixtral": ONE_PATH,
     "kimi_k25": ONE_PATH,
+    "lfm2_5_vl": SEVERAL_PATHS,
     "intern_vit": ONE_PATH | {"at", "side"},
     "paddleocr_vl": ONE_PATH,
     "idefics3": ONE_PATH | {"at", "side"},

@@ -168,7 +168,7 @@ def blocks_of(name: str, reference: Any) -> Any:
     return reference.vision_tower.encoder.layer if name.startswith("intern") else reference.blocks
 
 
-@pytest.mark.parametrize("name", [name for name in TOWERS if name != "siglip2"])
+@pytest.mark.parametrize("name", [name for name in TOWERS if name not in ("siglip2", "lfm2_vl")])
 def test_every_intermediate_matches_the_references_block(name: str) -> None:
     """Hooks read the reference's blocks; window order is undone before the comparison."""
     family = BY_NAME[name]

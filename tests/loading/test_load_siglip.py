@@ -88,6 +88,10 @@ def test_a_tower_without_a_head_has_none(tmp_path: Path) -> None:
 
     edit_tensors(folder, behead)
     assert load_encoder(folder).pooling_head is None
+    lone = write_seeded_checkpoint(tmp_path / "lone", "siglip2", width=64, prefix="", shards=1)
+    edit_tensors(lone, lambda tensors: [tensors.pop(n) for n in [*tensors] if "head." in n])
+    edit_config(lone, lambda config: config.update(config.pop("vision_config")))
+    assert load_encoder(lone).pooling_head is None
     edit_config(folder, lambda config: config["vision_config"].update(vision_use_head=True))
     with pytest.raises(CheckpointError, match=r"missing \(\d+\): vision_model.head"):
         load_encoder(folder)

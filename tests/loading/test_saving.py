@@ -46,7 +46,7 @@ def train(encoder: Encoder) -> None:
         small = isinstance(encoder, PathsEncoder)  # its views have up to 1024x1024 pixels
         grid = [(1, 8, 8) if small else path.grid_for(64)]
         side = 8 * path.config.patch_size
-        shape = (3, side, side) if small else path.row_shape
+        shape = (3, side, side) if small and len(path.row_shape) > 1 else path.row_shape
         rows = sum(spec.input_size for spec in path.item_specs(grid))
         output = path(torch.randn(rows, *shape, dtype=dtype), grid)
         tokens = output.pooler_output

@@ -55,6 +55,8 @@ TRANSFORMERS = {
     "smolvlm": ("smolvlm", "SmolVLMVisionTransformer"),
     "siglip": ("siglip", "SiglipVisionModel"),
     "siglip2": ("siglip2", "Siglip2VisionModel"),
+    "lfm2_vl": ("siglip2", "Siglip2VisionModel"),
+    "lfm2_5_vl": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
     "pixtral": ("pixtral", "PixtralVisionModel"),
     "ministral3": ("pixtral", "PixtralVisionModel"),
@@ -77,7 +79,7 @@ AUTO = {
     *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
-    *("siglip", "siglip2", "gemma3", "idefics3", "smolvlm"),
+    *("siglip", "siglip2", "lfm2_vl", "lfm2_5_vl", "gemma3", "idefics3", "smolvlm"),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
     "kimi_k25_hf",
 }
@@ -169,9 +171,10 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
     rows = sum(spec.input_size for spec in image.item_specs(grid))
     pixels = torch.randn(rows, *image.row_shape, generator=torch.Generator().manual_seed(0))
     hidden, pooled, _ = image(pixels, grid)
+    naflex = family in ("siglip2", "lfm2_vl", "lfm2_5_vl")
     with torch.no_grad():
-        if family in ("siglip", "siglip2", "gemma3", "idefics3", "smolvlm"):
-            inputs = siglip2_inputs(pixels, torch.tensor(grid)) if family == "siglip2" else {}
+        if family in ("siglip", "gemma3", "idefics3", "smolvlm") or naflex:
+            inputs = siglip2_inputs(pixels, torch.tensor(grid)) if naflex else {}
             out = model(**(inputs or {"pixel_values": pixels}), output_hidden_states=True)
             found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)
             if (head := image.pooling_head) is not None:

@@ -32,6 +32,7 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from encoders.deepseek_ocr import DeepseekOCRTower
 from encoders.deepseek_vl import DeepseekVLEncoder
 from encoders.deepseek_vl2 import DeepseekVL2Tower
+from encoders.lfm2_vl import Lfm2VLTower
 from encoders.step3 import Step3Tower
 from encoders.step3_vl import Step3VLTower
 
@@ -57,6 +58,7 @@ from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
 from .idefics import idefics3_keys, idefics3_output, idefics3_reference
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .lfm import lfm2_keys, lfm2_output, lfm2_reference
 from .llama import LLAMA4_NARROW, llama4_keys, llama4_output, llama4_reference
 from .moonvit import KIMI_K25, KIMI_VL, MoonViTReference, moonvit_keys, moonvit_output
 from .paddle import paddle_keys, paddle_output, paddle_reference
@@ -362,5 +364,20 @@ FAMILIES = [
         narrow={**SIZES, "llm_width": 48},
         tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48},
         twin=True,
+    ),
+    make_row(
+        "lfm2_vl", "LiquidAI/LFM2-VL-450M", lfm2_reference, lfm2_keys, lfm2_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
+        tower=Lfm2VLTower,
+    ),
+    make_row(
+        "lfm2_5_vl", "LiquidAI/LFM2.5-VL-1.6B", lfm2_reference, lfm2_keys, lfm2_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
+        twin=True,
+        tower=Lfm2VLTower,
     ),
 ]  # fmt: skip

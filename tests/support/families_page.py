@@ -18,6 +18,7 @@ from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
 from encoders.inputs.canvases import CanvasPreprocessor
 from encoders.inputs.crops import CropPreprocessor
+from encoders.inputs.patch_tiles import PatchTilesPreprocessor
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
 from encoders.inputs.soft_tokens import SoftTokenPreprocessor
@@ -169,6 +170,11 @@ def image_sizes(rules: Any) -> str:
             return (
                 f"up to {rules.max_tiles} tiles of {square(rules.image_size)} and, if there are "
                 "several, the whole image"
+            )
+        case PatchTilesPreprocessor():
+            return (
+                f"any size, {rules.min_pixels:,} to {rules.max_pixels:,} pixels, and tiles of "
+                f"{square(rules.tile_size)} of larger ones; one token per {square(rules.factor)}"
             )
         case CropPreprocessor():
             return (

@@ -18,6 +18,7 @@ from .glm import GLM4V, GLM_OCR
 from .idefics import IDEFICS3
 from .intern_vit import INTERN_VIT
 from .kimi import MOONVIT
+from .lfm import LFM2_VL
 from .llama import LLAMA4
 from .paddle import PADDLEOCR_VL
 from .pixtral import PIXTRAL
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, Family] = {
         IDEFICS3,
         MOONVIT,
         LLAMA4,
+        LFM2_VL,
     )
 }
 """Every family by name."""
@@ -95,7 +97,11 @@ def find_family(
         what = "a config.json without model_type"
     if len(candidates) > 1:  # the tensors say more than a type that several families have
         what = f"{what}, with tensors of no known tower,"
-        candidates = [family for family in candidates if _has_signs(family, [*names])]
+        outer = {other for other in types if isinstance(other, str) and other != kind}
+        named = [family for family in candidates if outer.intersection(family.model_types)]
+        signed = [family for family in named or candidates if _has_signs(family, [*names])]
+        alone = [family for family in candidates if not outer and fits(family)]
+        candidates = signed or (named if len(named) == 1 else alone)
     if len(candidates) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
         candidates = [family for family in candidates if fits(family)] or candidates
     if candidates and wanted not in (None, candidates[0].name):

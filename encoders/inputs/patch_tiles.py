@@ -1,0 +1,238 @@
+"""Images to the patches of LFM2-VL: of the whole image and, of large images, of square tiles.
+
+Source: ``Lfm2VlImageProcessor`` of transformers 5.23.0, without its padding.
+
+The rule, for an image of ``height`` x ``width`` pixels and tokens of 32x32 pixels:
+
+1. The whole image is resized to whole tokens, within bounds on its area, in about its shape.
+2. An image over twice the largest area is also resized to a grid of 512x512 tiles in about its
+   shape and cut. The tiles come row by row, and the whole image after them.
+3. If that grid has one tile, the image is this tile alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..contract import Limits, PathInputs
+from .images import folded_stats, grid_tensor, resize
+from .pixel_rules import PixelRules
+from .processor_files import (
+    HALF,
+    ProcessorFiles,
+    Section,
+    Settings,
+    read_positive,
+    read_resample,
+    read_stats,
+    require_supported,
+)
+from .sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
+from .views import ViewPreprocessor, Views
+
+
+@dataclass(frozen=True)
+class PatchTilesPreprocessor(ViewPreprocessor):
+    """Resizes an image to whole tokens, and cuts a large one into tiles, too.
+
+    A row of ``pixel_values`` is one patch, row by row, in the order row, column, channel. The path
+    "image" has the whole image of each item, or the tiles of an item without one; the path "tiles"
+    has the other tiles.
+    """
+
+    patch_size: int = 16
+    token_size: int = 2
+    """Side of a token in patches."""
+    min_pixels: int = 64 * 32**2
+    max_pixels: int = 256 * 32**2
+    """The largest area of a whole image, except that each side has at least one token."""
+    tolerance: float = 2.0
+    """An image over this many times ``max_pixels`` is cut into tiles."""
+    tile_size: int = 512
+    min_tiles: int = 2
+    max_tiles: int = 10
+    """The largest number of tiles; 1 leaves images whole."""
+    use_thumbnail: bool = True
+    """Whether the whole image follows its tiles."""
+    resample: str = "bilinear"
+    """The kind of resampling when images are resized: "bilinear", "bicubic" or "lanczos"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_area(self.max_tiles, self.tile_size)
+        if self.tile_size % self.factor:
+            raise ValueError(
+                f"tile_size={self.tile_size} must be a multiple of {self.factor}, the side of a "
+                "token in pixels"
+            )
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side in pixels of a tile, by path; a whole image has any size."""
+        return {"image": self.tile_size, "tiles": self.tile_size}
+
+    @property
+    def pads(self) -> bool:
+        """Return False: an image is stretched to whole tokens, and never padded."""
+        return False
+
+    @property
+    def factor(self) -> int:
+        """The side of a token in pixels."""
+        return self.patch_size * self.token_size
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return a text of the defaults that no file sets, and the keyword for some of them."""
+        sizes = f"max_pixels={self.max_pixels}, max_tiles={self.max_tiles}"
+        return f"{sizes}, mean={self.mean}, std={self.std}", "max_pixels"
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> PatchTilesPreprocessor:
+        """Return a copy with the defaults of a repo's processor files.
+
+        The first repos have the sizes of tiles at the top of ``processor_config.json`` and the rest
+        in ``preprocessor_config.json``.
+
+        Args:
+            files: parsed JSON per file name without ``.json``.
+            error: makes the exception of a bad value from its message.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
+        top = files.get("processor_config", {})
+        if "tile_size" in top and "preprocessor_config" in files:
+            files = {"preprocessor_config": {**files["preprocessor_config"], **top}}
+        return super().with_files(files, error)
+
+    def rules(self, where: str, section: Section) -> Settings:
+        """Return the settings in a section of a processor file."""
+        sizes = {
+            "do_resize": section.get("do_resize"),  # the source resizes in any case
+            "resample": section.get("resample"),
+            "encoder_patch_size": self.patch_size,
+            "downsample_factor": self.token_size,
+        }
+        require_supported(where, section, sizes)
+        mean, std = read_stats(where, section, HALF, HALF)
+        token, split = self.factor**2, section.get("do_image_splitting") is not False
+
+        def read(name: str, default: int, most: int) -> int:
+            return read_positive(where, name, section.get(name), default, most)
+
+        bounds = PixelRules(
+            read("min_image_tokens", 64, MOST_PIXELS // token) * token,
+            read("max_image_tokens", 256, MOST_PIXELS // token) * token,
+        ).bounded(None, None)
+        return {
+            "mean": mean,
+            "std": std,
+            "resample": read_resample(where, section, "bilinear"),
+            "min_pixels": bounds.min_pixels,
+            "max_pixels": bounds.max_pixels,
+            "tolerance": _tolerance(where, section.get("max_pixels_tolerance")),
+            "tile_size": read("tile_size", 512, math.isqrt(MOST_PIXELS)),
+            "min_tiles": read("min_tiles", 2, MOST_TILES),
+            "max_tiles": read("max_tiles", 10, MOST_TILES) if split else 1,
+            "use_thumbnail": section.get("use_thumbnail") is not False,
+        }
+
+    def read(
+        self, images: Sequence[object], videos: Sequence[object], limits: Limits
+    ) -> list[Views]:
+        """Return the views of each image, within the bounds that a call gives."""
+        own = PixelRules(self.min_pixels, self.max_pixels)
+        bounds = own.bounded(limits.min_pixels, limits.max_pixels)
+        bounded = replace(self, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
+        return ViewPreprocessor.read(
+            bounded, images, videos, limits._replace(min_pixels=None, max_pixels=None)
+        )
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the tiles of an image row by row, and the whole image, all uint8."""
+        height, width = image.shape[1:]
+        most = self.max_tiles if max_tiles is None else max_tiles
+        whole = whole_size(height, width, self.factor, self.min_pixels, self.max_pixels)
+        if most == 1 or self._fits(height, width):
+            return Views({"image": [resize(image, *whole, self.resample)]})
+        side = self.tile_size
+        columns, rows = best_tiling(width, height, self.min_tiles, most, side)
+        check_area(columns * rows, side)
+        sized = resize(image, rows * side, columns * side, self.resample)
+        tiles = list(rearrange(sized, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
+        if columns * rows == 1 or not self.use_thumbnail:
+            return Views({"image": tiles}, (columns, rows, False))
+        paths = {"image": [resize(image, *whole, self.resample)], "tiles": tiles}
+        return Views(paths, (columns, rows, True))
+
+    def _fits(self, height: int, width: int) -> bool:
+        """Return whether an image is small enough to be left whole."""
+        tall, wide = (
+            max(self.patch_size, round(side / self.factor) * self.factor)
+            for side in (height, width)
+        )
+        return tall * wide <= self.max_pixels * self.tolerance
+
+    def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
+        """Normalise the views of one path and cut them into patches."""
+        low, scale = folded_stats(*self.stats(name))
+        patch, grids, parts, users = self.patch_size, [], [], []
+        for item, views in enumerate(items):
+            found = views.paths.get(name, [])
+            for view in found:
+                pixels = view.to(torch.float32).sub_(low).div_(scale)
+                form = "c (h p) (w q) -> (h w) (p q c)"
+                parts.append(rearrange(pixels, form, p=patch, q=patch))
+            if found:
+                height, width = found[0].shape[1:]
+                grids.append((len(found), height // patch, width // patch))
+                users.append(item)
+        rows = torch.cat(parts) if parts else torch.empty(0, 3 * patch**2, device="cpu")
+        return PathInputs(rows, grid_tensor(grids), tuple(users))
+
+
+def whole_size(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Return the size that a whole image is resized to.
+
+    Args:
+        height: height of the image in pixels.
+        width: width of the image in pixels.
+        factor: height and width of the result are multiples of it.
+        min_pixels: smallest area of the result.
+        max_pixels: largest area of the result, except that each side has at least ``factor``.
+
+    Returns:
+        Height and width in about the shape of the image; an image that is a thin line is stretched.
+    """
+    tall, wide = (max(factor, round(side / factor) * factor) for side in (height, width))
+    if tall * wide > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        tall, wide = (
+            max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)
+        )
+    elif tall * wide < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        tall, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    if tall * wide > MOST_PIXELS:
+        raise ValueError(
+            f"is {width}x{height} pixels, which makes {wide}x{tall}: at most {MOST_PIXELS} pixels; "
+            "crop it"
+        )
+    return tall, wide
+
+
+def _tolerance(where: str, value: object) -> float:
+    if value is None:
+        return 2.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise ValueError(f"{where}: max_pixels_tolerance={value!r} must be a positive number")
+    return float(value)
