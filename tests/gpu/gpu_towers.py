@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from encoders import (
+    Gemma4Config,
+    Gemma4Encoder,
     Glm4VConfig,
     Glm4VEncoder,
     GlmOCRConfig,
@@ -109,6 +111,13 @@ STEP3 = {
 }
 GLM5 = {"model_type": "glm5_next_vision", "depth": 2, "out_hidden_size": 4096}
 PADDLE = {"hidden_size": 1024, "vision_config": {"num_hidden_layers": 2}}
+GEMMA4_E2B = {
+    "model_type": "gemma4_vision",
+    "use_clipped_linears": True,
+    "num_hidden_layers": 2,
+    "pooling_kernel_size": 2,
+}
+"""Clipped layers; published are 3x3 patches per token, which the grids here are no multiples of."""
 MISTRAL3 = {
     "model_type": "mistral3",
     "text_config": {"hidden_size": 5120},
@@ -127,6 +136,7 @@ BUILD: dict[str, Callable[[], VisionEncoder]] = {
     "glm5_next": lambda: GlmOCREncoder(GlmOCRConfig.from_hf(GLM5)),
     "paddleocr_vl": lambda: PaddleOCRVLEncoder(PaddleOCRVLConfig.from_hf(PADDLE)),
     "pixtral": lambda: PixtralEncoder(PixtralConfig.from_hf(MISTRAL3)),
+    "gemma4_e2b": lambda: Gemma4Encoder(Gemma4Config.from_hf(GEMMA4_E2B)),
     "step3_vl": lambda: Step3VLTower(Step3VLConfig.from_hf(STEP3)),
 }
 
@@ -138,6 +148,9 @@ def new_tower(name: str, dtype: torch.dtype = torch.bfloat16) -> VisionEncoder:
     for key, weight in encoder.named_parameters():
         if weight.ndim > 1 and "pos" not in key:
             weight.mul_(2.5 if "qkv" in key else 1.7)  # a Linear's own are 1 / sqrt(3 * inputs)
+    for number, bound in enumerate(encoder.buffers()):
+        if bound.ndim == 0:  # of a layer that clips
+            bound.copy_(bound.sign() * (0.8 + 0.01 * number))
     return encoder.to("cuda", dtype)
 
 

@@ -83,6 +83,22 @@ def test_other_dtypes_are_accelerated_and_as_exact(name: str, dtype: torch.dtype
     assert fast.kernel_choices()["reference_because"] is None
 
 
+def test_layers_that_clip_are_as_exact_and_a_graph_gives_their_bits() -> None:
+    encoder = new_tower("gemma4_e2b")
+    fast = encoder.accelerated()
+    for seed, grids in enumerate(calls_of("gemma4_e2b").values()):
+        pixels = on_gpu(encoder, grids, seed)
+        assert_as_exact(fast, encoder, pixels, grids)
+        metadata = fast.prepare_encoder_metadata(grids)
+        first = copy_of(fast(pixels, encoder_metadata=metadata))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            held = fast(pixels, encoder_metadata=metadata)
+        graph.replay()
+        assert_same_bits(held, first)
+    assert fast.kernel_choices()["layers_called"] == 0
+
+
 def test_float64_runs_the_reference_and_warns_once() -> None:
     encoder = new_tower("qwen3_vl", torch.float64)
     with pytest.warns(UserWarning, match="float64") as warned:
