@@ -160,9 +160,10 @@ def test_every_tower_stays_near_bfloat16_in_fp8(name: str) -> None:
     assert same_bits(run(fast, name), run(fast, name))
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize("write", ["counted", pytest.param("data", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("write", ["counted", "data"])
 @pytest.mark.parametrize("name", FIT)
 def test_weights_written_in_place_are_quantised_anew(name: str, write: str) -> None:
     encoder = fresh(name, torch.bfloat16)

@@ -25,6 +25,7 @@ from vitgraph.embedding.sources import find_files
 from vitgraph.embedding.storage import open_storage
 from vitgraph.features import load_embeddings
 
+pytestmark = pytest.mark.slow  # the server and its client take seconds to import
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 ENVIRONMENT = {
@@ -86,10 +87,7 @@ def write_tar(path: Path, count: int, padding: int = 0) -> None:
 # --- S3 -------------------------------------------------------------------------------------------
 
 
-SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ("safetensors mean", "npy none")]
-
-
-@pytest.mark.parametrize("chosen", ["npy mean", "parquet none", *SLOW])
+@pytest.mark.parametrize("chosen", ["npy mean", "parquet none", "safetensors mean", "npy none"])
 def test_a_job_from_and_to_a_bucket_has_the_vectors_of_files(
     repo: Path, photos: Path, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:
@@ -148,7 +146,6 @@ def test_a_manifest_in_a_bucket_is_created_once(s3: Any) -> None:
     assert storages[1].read("manifest.json") == b"0"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_job_to_a_bucket_goes_on_after_a_kill(
     repo: Path, s3: Any, endpoint: str, tmp_path: Path

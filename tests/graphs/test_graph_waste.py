@@ -87,6 +87,7 @@ def test_no_image_within_range_runs_eagerly_for_its_shape(family: str) -> None:
                 assert ladder_waste.padded(budgets, spec) is not None, f"{name}: {spec}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_budgets_fitted_to_the_list_pad_least_of_all(family: str) -> None:
     sets = report()[family]
@@ -94,6 +95,7 @@ def test_budgets_fitted_to_the_list_pad_least_of_all(family: str) -> None:
     assert all(fitted <= one["fixed"]["padding"] for one in sets.values())
 
 
+@pytest.mark.slow
 def test_the_results_and_the_docs_are_what_the_script_prints() -> None:
     root = Path(__file__).parents[2]
     saved = json.loads((root / "benchmarks" / "results" / "ladder_waste.json").read_text())

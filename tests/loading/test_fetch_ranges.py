@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import LAYOUTS, same_weights
+from checkpoints import LAYOUTS, Written, same_weights
 from fetching import REPO, sparse_around
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
@@ -18,11 +18,10 @@ from weights.tensor_file import Header, TensorEntry
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
-@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_layout_comes_as_ranges_as_it_is_in_the_folder(
-    hub: HubServer, tmp_path: Path, cache: Path, family: str, shards: int
+    hub: HubServer, written: Written, cache: Path, family: str
 ) -> None:
-    folder = write_seeded_checkpoint(tmp_path / "repo", family, width=64, shards=shards)
+    folder = written(family)
     hub.push(REPO, folder)
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     whole = load_encoder(folder)

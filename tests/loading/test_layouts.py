@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from weights import (
     load_encoder,
 )
 from weights.errors import CheckpointError
-from weights.families import build_config, find_family
+from weights.families import FamilyConfig, build_config, find_family
 from weights.layouts import Layout, Prefix
 
 
@@ -212,12 +213,18 @@ def test_remote_code_names_are_the_published_ones(tmp_path: Path) -> None:
     assert f"{layer}norm1.bias" not in large
 
 
+@cache
+def sizes_of(family: str, config: FamilyConfig) -> dict[str, int]:
+    """Count the entries of every tensor; many published models share a config."""
+    state = FAMILIES[family].on_meta(config).state_dict()
+    return {name: value.numel() for name, value in state.items()}
+
+
 def parameters(model: PublishedModel) -> tuple[int, int]:
     """Count the parameters of the tower and of the projector that a config makes."""
-    family = FAMILIES[model.family]
-    encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
+    config = build_config(FAMILIES[model.family], model.config, None, model.repo_id)
     layout = find_layout(model.family, model.layout)
-    sizes = {name: value.numel() for name, value in encoder.state_dict().items()}
+    sizes = sizes_of(model.family, config)
     beside = {name for name in sizes if layout.to_published(name)[0].startswith(layout.projector)}
     projector = sum(sizes[name] for name in beside) if model.projector_parameters else 0
     return sum(sizes.values()) - projector, projector

@@ -48,6 +48,7 @@ def test_accuracy_refuses_a_missing_photo(cli: Cli, checkpoint: Path) -> None:
     assert "nowhere.jpg" in refusal(cli("bench", "accuracy", checkpoint, "nowhere.jpg"))
 
 
+@pytest.mark.slow
 def test_rounded_products_show_their_error(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tile_tower()
     grids = grids_for("intern_vit_300m")
