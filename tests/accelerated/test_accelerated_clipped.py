@@ -133,6 +133,15 @@ def test_a_wrapped_or_hooked_layer_that_clips_is_called_and_counted() -> None:
 
 
 @pytest.mark.usefixtures("fused")
+def test_layers_that_clip_stay_out_of_fp8() -> None:
+    encoder = tight().bfloat16()
+    fast = encoder.accelerated(precision="fp8")
+    run(fast, NAME)
+    assert_fused(fast)
+    assert fast.kernel_choices()["products"] == []
+
+
+@pytest.mark.usefixtures("fused")
 @torch.no_grad()
 def test_graphs_of_a_clipped_tower_replay_its_fused_blocks() -> None:
     encoder, grids = tight(), [[1, 4, 6], [1, 2, 4]]
