@@ -36,6 +36,7 @@ from .idefics3 import Idefics3Config, Idefics3Encoder
 from .intern_vit import InternViT, InternViTConfig
 from .lfm2_vl import Lfm2VLConfig, Lfm2VLEncoder
 from .llama4 import Llama4Config, Llama4Encoder
+from .minimax_m3 import MiniMaxM3Config, MiniMaxM3Encoder
 from .moonvit import MoonViTConfig, MoonViTEncoder
 from .paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
 from .pixtral import PixtralConfig, PixtralEncoder
@@ -82,6 +83,8 @@ __all__ = [
     "Lfm2VLEncoder",
     "Llama4Config",
     "Llama4Encoder",
+    "MiniMaxM3Config",
+    "MiniMaxM3Encoder",
     "MoonViTConfig",
     "MoonViTEncoder",
     "PaddleOCRVLConfig",

@@ -66,7 +66,8 @@ class BlockParts(NamedTuple):
     windowed: bool = False
     """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
     rotary_pair_distance: int | None = None
-    """Columns from one of a rotary pair to the other, inside groups of twice as many; None: K/2."""
+    """Columns from one of a rotary pair to the other, inside groups of twice as many; None: as many
+    as a row has angles, which is K/2 unless the last columns of a head pass as they are."""
     relative: RelativePositions | None = None
     """The relative positions of a block in which each view attends to itself alone, or None."""
 

@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 SLOW_TOWERS = frozenset(
-    ("gemma4", "glm5_next", "lfm2_vl", "llama4", "moonvit", "paddleocr_vl", "pixtral")
+    ("gemma4", "glm5_next", "lfm2_vl", "llama4", "minimax_m3", "moonvit", "paddleocr_vl", "pixtral")
 )
 """Towers that are like others of the table: tests of all towers run them with the slow tests."""
 

@@ -167,7 +167,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     # The language model of PaddleOCR-VL has its sizes at the top.
     if section is not config and "hidden_size" in config:
         config["hidden_size"] = TEXT_WIDTH
-    if "projector_hidden_size" in config:  # LFM2-VL
+    if "projector_hidden_size" in config:  # the width inside the projector of LFM2-VL, MiniMax-M3
         config["projector_hidden_size"] = 2 * width
     for name in ("aligner_config", "projector_config"):
         part = config.get(name, {})

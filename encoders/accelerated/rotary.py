@@ -24,6 +24,7 @@ def _rotate_kernel(
     QUERIES: tl.constexpr,
     TURNED: tl.constexpr,
     VALUES: tl.constexpr,
+    SIZE: tl.constexpr,
     HALF: tl.constexpr,
     APART: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -32,18 +33,17 @@ def _rotate_kernel(
     row = tl.program_id(0).to(tl.int64)
     # Heads of queries, then heads of keys.
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
-    pair = tl.arange(0, BLOCK)[None, :]
-    inside = (head < TURNED) & (pair < HALF)
-    first_of_pair = pair // APART * (2 * APART) + pair % APART
-    place = qkv + row * row_stride + head * (2 * HALF) + first_of_pair
+    start = qkv + row * row_stride + head * SIZE
     if row >= tl.load(offsets + segments):
-        zero = tl.zeros([BLOCK_H, BLOCK], qkv.dtype.element_ty)
-        tl.store(place, zero, mask=inside)
-        tl.store(place + APART, zero, mask=inside)
-        value = place + TURNED * (2 * HALF)
-        tl.store(value, zero, mask=inside & (head < VALUES))
-        tl.store(value + APART, zero, mask=inside & (head < VALUES))
+        column = tl.arange(0, 2 * BLOCK)[None, :]
+        zero = tl.zeros([BLOCK_H, 2 * BLOCK], qkv.dtype.element_ty)
+        tl.store(start + column, zero, mask=(head < TURNED) & (column < SIZE))
+        value = start + TURNED * SIZE + column
+        tl.store(value, zero, mask=(head < VALUES) & (column < SIZE))
     else:
+        pair = tl.arange(0, BLOCK)[None, :]
+        inside = (head < TURNED) & (pair < HALF)
+        place = start + pair // APART * (2 * APART) + pair % APART
         angle = (row % period) * HALF + pair
         c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
         s = tl.load(sin + angle, mask=pair < HALF, other=0.0)
@@ -74,14 +74,17 @@ def rotate_in_place(
     Args:
         qkv: [T, heads, K] with contiguous rows, the heads of queries first, then those of keys,
             then those of values; overwritten.
-        cos, sin: float32 [T, K/2], or [n, K/2] for tiles of n rows that share their angles.
+        cos, sin: float32 [T, R], or [n, R] for tiles of n rows that share their angles. R is the
+            number of pairs, K/2 unless the last columns of a head pass as they are.
         offsets: int32 [S+1].
         turned: number of heads of queries and keys; there are at most as many of values.
-        apart: columns between the two of a pair, which stand in groups of twice as many; None: K/2.
+        apart: columns between the two of a pair, which stand in groups of twice as many; None: R.
         queries: number of heads that are multiplied by ``factor``, too.
         factor: number that these heads are multiplied by before they are rounded.
     """
-    rows, heads, size = qkv.shape
+    (rows, heads, size), pairs = qkv.shape, cos.shape[1]
+    if queries and 2 * pairs < size:
+        raise ValueError(f"{2 * pairs} of {size} columns are rotated: a factor would need all")
     _rotate_kernel[(rows, triton.cdiv(turned, HEADS_PER_PROGRAM))](
         qkv,
         cos,
@@ -94,10 +97,11 @@ def rotate_in_place(
         QUERIES=queries,
         TURNED=turned,
         VALUES=heads - turned,
-        HALF=size // 2,
-        APART=apart or size // 2,
+        SIZE=size,
+        HALF=pairs,
+        APART=apart or pairs,
         BLOCK_H=HEADS_PER_PROGRAM,
-        BLOCK=triton.next_power_of_2(size // 2),
+        BLOCK=triton.next_power_of_2((size + 1) // 2),
         num_warps=WARPS,
     )
 

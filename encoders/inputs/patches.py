@@ -1,8 +1,8 @@
 """Images and videos to the patches of a tower that takes any size: Qwen, GLM and Pixtral.
 
 Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``, and the
-image and video processors of GLM-4.1V, GLM-4.6V and GLM-5, and ``PixtralImageProcessor`` of
-transformers 5.23.0.
+image and video processors of GLM-4.1V, GLM-4.6V, GLM-5 and MiniMax-M3, and
+``PixtralImageProcessor`` of transformers 5.23.0.
 
 Shapes: T frames per patch, p patch size, m merge size, P patches.
 
@@ -44,6 +44,8 @@ from .intake import read_images
 from .pixel_rules import (
     GLM_IMAGES,
     GLM_VIDEOS,
+    MINIMAX_M3_IMAGES,
+    MINIMAX_M3_VIDEOS,
     QWEN2_IMAGES,
     QWEN2_VIDEOS,
     QWEN3_PUBLISHED_IMAGES,
@@ -116,6 +118,14 @@ class PatchPreprocessor:
         at most half of ``max_pixels``.
         """
         return cls(patch_size, temporal_patch_size, merge_size, GLM_IMAGES[rule], GLM_VIDEOS[rule])
+
+    @classmethod
+    def minimax_m3(
+        cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
+    ) -> PatchPreprocessor:
+        """Return transformers' class defaults of MiniMax-M3; areas are per frame."""
+        images, videos = MINIMAX_M3_IMAGES, MINIMAX_M3_VIDEOS
+        return cls(patch_size, temporal_patch_size, merge_size, images, videos)
 
     @classmethod
     def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:

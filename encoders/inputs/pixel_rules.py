@@ -96,13 +96,18 @@ GLM_VIDEOS: Mapping[GlmRule, PixelRules] = {
     "glm46v": replace(_GLM4V, max_pixels=30_000 * _TOKEN, sampling="glm46v"),
     "glm5_next": replace(_GLM5, max_pixels=240_000 * _TOKEN, max_frames=2048),
 }
+# Class defaults of the MiniMax-M3 processors of transformers 5.23.0.
+MINIMAX_M3_IMAGES = PixelRules(4 * 28**2, 672**2, sampling="uniform")
+MINIMAX_M3_VIDEOS = replace(MINIMAX_M3_IMAGES, max_pixels=768 * 28**2)
 _IMAGE_CLASSES = {
+    "MiniMaxM3VLImageProcessor": MINIMAX_M3_IMAGES,
     "Qwen2VLImageProcessor": QWEN2_IMAGES,
     "Glm4vImageProcessor": GLM_IMAGES["glm4v"],
     "Glm46VImageProcessor": GLM_IMAGES["glm46v"],
     "Glm5NextImageProcessor": GLM_IMAGES["glm5_next"],
 }
 _VIDEO_CLASSES = {
+    "MiniMaxM3VLVideoProcessor": MINIMAX_M3_VIDEOS,
     "Qwen2VLVideoProcessor": QWEN2_VIDEOS,
     "Qwen3VLVideoProcessor": QWEN3_VIDEOS,
     "Glm4vVideoProcessor": GLM_VIDEOS["glm4v"],
@@ -273,6 +278,8 @@ def _token_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[i
 
 def _pixel_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
     size = section.get("size")
+    if defaults.sampling == "uniform" and size in ([672, 672], {"height": 672, "width": 672}):
+        size = None  # MiniMax-M3's files have this size, which none of its processors reads
     if size is not None and not isinstance(size, Mapping):
         raise ValueError(f"{where}: size={size!r} must have shortest_edge and longest_edge")
     bounds = []

@@ -213,6 +213,23 @@ def test_tiles_share_the_angles_of_one(apart: int | None, dtype: torch.dtype) ->
     assert not qkv[8:].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "pairs"), [(80, 39), (32, 15), (16, 6), (80, 13)])
+def test_columns_without_an_angle_pass(size: int, pairs: int, dtype: torch.dtype) -> None:
+    from encoders.accelerated.rotary import rotate_in_place
+
+    qkv, angles = drawn(7, 9, size, dtype=dtype), drawn(7, pairs, seed=1)
+    truth = rotated(qkv, angles.cos(), angles.sin(), 6)
+    qkv[5:] = float("nan")
+    offsets = torch.tensor([0, 3, 5, 5], dtype=torch.int32, device=DEVICE)
+    rotate_in_place(qkv, angles.cos(), angles.sin(), offsets, 6)
+    assert relative(qkv[:5], truth[:5]) <= ROUNDING[dtype]
+    assert torch.equal(qkv[:5, :, 2 * pairs :].double(), truth[:5, :, 2 * pairs :])
+    assert not qkv[5:].any()
+    with pytest.raises(ValueError, match="a factor would need all"):
+        rotate_in_place(qkv, angles.cos(), angles.sin(), offsets, 6, None, 3, 2.0)
+
+
 @pytest.mark.parametrize("wide", [False, True], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("columns", [64, 1030, 3072])
 @pytest.mark.parametrize("real", [0, 1, 5, 6, 7])

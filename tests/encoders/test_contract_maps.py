@@ -34,7 +34,7 @@ FRAME_BY_FRAME = [name for name in MERGING_TOWERS if name != "moonvit"]
 # --- costs of items ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FRAME_BY_FRAME)
+@pytest.mark.parametrize("name", [name for name in FRAME_BY_FRAME if name != "minimax_m3"])
 def test_an_items_cost_is_its_patches_tokens_and_frames(name: str) -> None:
     windows = (2 * 1 * 3, 3 * 2) if name == "qwen2_5_vl" else (0, 0)
     assert tiny(name).item_specs([[2, 4, 20], [1, 18, 10]]) == [
@@ -187,6 +187,8 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
         seen = [in_merge_order(x[0], grids, 2) for x in seen]
     if name == "llama4":  # the reference puts the class token last
         seen = [x[0].roll(1, dims=1) for x in seen]
+    if name == "minimax_m3":
+        seen = [x[0] for x in seen]
     if name == "gemma4":  # whose reference runs frame by frame
         seen = [torch.cat([x[0] for x in seen[block::3]]) for block in range(3)]
     if name == "moonvit":  # the reference runs once per segment
@@ -283,7 +285,7 @@ def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
     family = BY_NAME[name]
     encoder = build_encoder(family, family.tiny)
     for key, weight in encoder.named_parameters():
-        if not any(word in key for word in ("patch_embed", "post_conv", "ln_pre")):
+        if not any(word in key for word in ("patch_embed", "post_conv", "ln_pre", "norm_pre")):
             weight.zero_()
     grids = [[1, 6, 8]]
     [place] = (patch_codes(name, grids)[:, 2:] == torch.tensor([3, 5])).all(1).nonzero()[0].tolist()

@@ -34,7 +34,7 @@ def prepare(name: str, grids: Any, **capacities: Any) -> Metadata:
 
 
 def lengths(name: str, grids: Grids) -> list[int]:
-    if name == "moonvit":  # up to four frames are one segment
+    if name in ("moonvit", "minimax_m3"):  # up to four frames are one segment
         return [t * h * w for t, h, w in grids]
     rows = tiny(name)._rows_before if kind(name) == "tiles" else 0
     return [rows + h * w for t, h, w in grids for _ in range(t)]
@@ -95,10 +95,11 @@ def test_rotary_tables_are_float32_or_the_encoders_own_float64(name: str) -> Non
     ):
         encoder = tiny(name, dtype)
         metadata = encoder.prepare_encoder_metadata([[1, 4, 6]])
-        config = encoder.config
+        size = encoder.config.head_size
+        pairs = 3 * (size // 3 // 2) if name == "minimax_m3" else size // 2  # of three axes
         for key in ("rotary_pos_emb_cos", "rotary_pos_emb_sin"):
             assert metadata[key].dtype == expected
-            assert metadata[key].shape == (24, config.head_size // 2)
+            assert metadata[key].shape == (24, pairs)
 
 
 def test_qwen3_taps_are_those_of_the_worked_example() -> None:

@@ -102,7 +102,7 @@ def test_the_order_of_items_is_the_order_of_results(name: str) -> None:
         assert max(distances(there, back).values()) <= PACKED
 
 
-@pytest.mark.parametrize("name", [name for name in TOWERS if name != "moonvit"])
+@pytest.mark.parametrize("name", [name for name in TOWERS if name not in ("moonvit", "minimax_m3")])
 def test_frames_of_a_clip_match_the_same_frames_as_images(name: str) -> None:
     """No frame attends to another frame in the tower."""
     encoder = tiny(name, calm=CALM)

@@ -12,8 +12,14 @@ def vision_of(config: Config) -> Config:
     return config.get("thinker_config", config)["vision_config"]
 
 
-CHAT_KEYS = ("force_image_size", "select_layer", "ps_version", "mm_tokens_per_image")
-"""Keys that InternVL's chat models and Gemma 3 have outside the vision part."""
+CHAT_KEYS = (
+    "force_image_size",
+    "select_layer",
+    "ps_version",
+    "mm_tokens_per_image",
+    "projector_hidden_size",
+)
+"""Keys that InternVL's chat models, Gemma 3 and MiniMax-M3 have outside the vision part."""
 
 
 def edited(config: Config, **changes: Any) -> Config:

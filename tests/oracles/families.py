@@ -60,6 +60,12 @@ from .idefics import idefics3_keys, idefics3_output, idefics3_reference
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .lfm import lfm2_keys, lfm2_output, lfm2_reference
 from .llama import LLAMA4_NARROW, llama4_keys, llama4_output, llama4_reference
+from .minimax import (
+    MINIMAX_M3_NARROW,
+    MiniMaxM3Reference,
+    minimax_m3_keys,
+    minimax_m3_output,
+)
 from .moonvit import KIMI_K25, KIMI_VL, MoonViTReference, moonvit_keys, moonvit_output
 from .paddle import paddle_keys, paddle_output, paddle_reference
 from .pixtral import PixtralReference, pixtral_keys, pixtral_output
@@ -253,6 +259,13 @@ FAMILIES = [
         shallow={"num_hidden_layers": 1},
         narrow=LLAMA4_NARROW,
         tiny={**LLAMA4_NARROW, "num_hidden_layers": 3, "image_size": 112},
+    ),
+    make_row(
+        "minimax_m3", "MiniMaxAI/MiniMax-M3", MiniMaxM3Reference, minimax_m3_keys,
+        minimax_m3_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=MINIMAX_M3_NARROW,
+        tiny={**MINIMAX_M3_NARROW, "num_hidden_layers": 3},
     ),
     make_row(
         "gemma4", "google/gemma-4-31B-it", gemma4_reference, gemma4_keys, gemma4_output,

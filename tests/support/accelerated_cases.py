@@ -188,15 +188,17 @@ def rotated(
 ) -> Tensor:
     """Return rows [T, heads, K] whose first ``turned`` heads are rotated.
 
-    Pairs are (i, i + apart) in groups of 2 * apart columns, of which K/2 is the default; tiles
-    share the angles of one. The first ``queries`` heads are multiplied by ``factor``.
+    Pairs are (i, i + apart) in groups of 2 * apart columns, all angles of a row by default; tiles
+    share the angles of one, and columns without an angle pass. The first ``queries`` heads are
+    multiplied by ``factor``.
     """
-    out, apart = qkv.double(), apart or qkv.shape[-1] // 2
+    out, pairs = qkv.double(), cos.shape[-1]
+    apart = apart or pairs
     tiles = len(qkv) // len(cos)
     c, s = (x.double().repeat(tiles, 1)[:, None].unflatten(-1, (-1, apart)) for x in (cos, sin))
-    first, second = out[:, :turned].unflatten(-1, (-1, 2, apart)).unbind(-2)
-    both = torch.stack((first * c - second * s, second * c + first * s), -2)
-    out = torch.cat((both.flatten(2), out[:, turned:]), 1)
+    first, second = out[:, :turned, : 2 * pairs].unflatten(-1, (-1, 2, apart)).unbind(-2)
+    both = torch.stack((first * c - second * s, second * c + first * s), -2).flatten(2)
+    out = torch.cat((torch.cat((both, out[:, :turned, 2 * pairs :]), 2), out[:, turned:]), 1)
     out[:, :queries] *= factor
     return out
 

@@ -20,6 +20,7 @@ from .intern_vit import INTERN_VIT
 from .kimi import MOONVIT
 from .lfm import LFM2_VL
 from .llama import LLAMA4
+from .minimax import MINIMAX_M3
 from .paddle import PADDLEOCR_VL
 from .pixtral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -51,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
         MOONVIT,
         LLAMA4,
         LFM2_VL,
+        MINIMAX_M3,
     )
 }
 """Every family by name."""
@@ -82,7 +84,10 @@ def find_family(
     section, parents = vision_section(config)
     types = [part.get("model_type") for part in (section, *parents)]
     _check_refused(types, label)
-    kind = next((kind for kind in types if isinstance(kind, str)), None)
+    stated = [kind for kind in types if isinstance(kind, str)]
+    # MiniMax-M3 calls its tower this, and so do models whose tower is CLIP's: the outer type says.
+    telling = [kind for kind in stated if kind != "clip_vision_model"] or stated
+    kind = telling[0] if telling else None
     architecture, what = config.get("architecture"), ""
     candidates = list(FAMILIES.values())
     if saved is not None:

@@ -1,0 +1,348 @@
+"""The vision tower of MiniMax-M3: a ViT with rotary positions in time, height and width.
+
+A pre-norm ViT over packed patches of any image size, without learned positions: a layer norm after
+the patch embedding and none after the last block. Most columns of a head are rotated by frame, row
+and column; the rest pass. Up to four frame pairs of a clip attend to each other. An MLP projects
+each patch to the width of the language model, and another one turns 2x2 of them into one token.
+
+Source: ``MiniMaxM3VLVisionModel`` and ``MiniMaxM3VLMultiModalProjector`` of transformers 5.23.0.
+Repo ids: MiniMaxAI/MiniMax-M3.
+
+Shapes: P patches in merge-block order, N tokens, D width, H heads, K head size, R rotated pairs of
+columns of a head, T packed rows of a block.
+
+Deliberate differences:
+
+- An item is a whole clip of t frame pairs, cut into segments of four here; the source takes one
+  item per segment, which works here, too.
+- The patch embedding is a Linear over the stored Conv3d weight, the same sums. A layer with LoRA or
+  hooks is called as a module instead.
+- The rotation multiplies in float32 and rounds to the tower's dtype once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .base.checks import check_input_size
+from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
+from .block_parts import BlockParts
+from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .hf_config import (
+    find_section,
+    read_epsilon,
+    read_rope_theta,
+    read_size,
+    require_divisible,
+    require_value,
+)
+from .layers.attention import attention, padding_rows
+from .layers.products import patch_product
+from .layers.table_taps import segments_of
+
+
+@dataclass(frozen=True)
+class MiniMaxM3Config:
+    """Architecture of tower and projector; ``out_hidden_size`` is the language model's width."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    projector_size: int
+    """Width of the inner layers of the two MLPs of the projector."""
+    out_hidden_size: int
+    segment_frames: int = 4
+    """The most frame pairs of a clip that attend to each other."""
+    patch_size: int = 14
+    temporal_patch_size: int = 2
+    spatial_merge_size: int = 2
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    def __post_init__(self) -> None:
+        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        if self.head_size < 6:
+            raise ValueError(f"config: head size={self.head_size} must be at least 6: three axes")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_dim(self) -> int:
+        """Columns of ``pixel_values``: channels * frames * height * width per patch."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> MiniMaxM3Config:
+        """Read a published ``config.json``.
+
+        Raises:
+            ValueError: a value that is not implemented, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        merging = find_section(vision, "img_token_compression_config")
+        require_value(vision, "hidden_act", "gelu")
+        require_value(vision, "position_embedding_type", "rope")
+        require_value(vision, "rope_mode", "3d")
+        require_value(merging, "image_token_compression_method", "patch_merge")
+        require_value(config, "projector_hidden_act", "gelu")
+        require_value(config, "multimodal_projector_bias", True)
+        require_value(config, "vision_feature_layer", -1)
+        require_value(config, "vision_feature_select_strategy", "full")
+        frames = {"vision_segment_max_frames": 4, **vision}
+        return cls(
+            depth=read_size(vision, "num_hidden_layers", default=32, most=1024),
+            hidden_size=read_size(vision, "hidden_size", default=1280),
+            intermediate_size=read_size(vision, "intermediate_size", default=5120),
+            num_heads=read_size(vision, "num_attention_heads", default=16),
+            projector_size=read_size(config, "projector_hidden_size", default=6144),
+            out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
+            segment_frames=read_size(frames, "vision_segment_max_frames", most=1024),
+            patch_size=read_size(vision, "patch_size", default=14),
+            temporal_patch_size=read_size(merging, "temporal_patch_size", default=2, most=64),
+            spatial_merge_size=read_size(merging, "spatial_merge_size", default=2, most=64),
+            in_channels=read_size(vision, "num_channels", default=3),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-5),
+            rope_theta=read_rope_theta(vision),
+        )
+
+
+class MiniMaxM3Encoder(PatchEncoder):
+    """Encodes patches and a grid to hidden states and projected tokens."""
+
+    def __init__(self, config: MiniMaxM3Config, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config: MiniMaxM3Config = config
+        self._preprocessor = preprocessor
+        self.patch_embed = PatchEmbed(config)
+        self.norm_pre = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.projector = Projector(config)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.patches import PatchPreprocessor
+
+        return PatchPreprocessor.minimax_m3(
+            patch_size=self.config.patch_size,
+            temporal_patch_size=self.config.temporal_patch_size,
+            merge_size=self.config.spatial_merge_size,
+        )
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode packed patches.
+
+        Returns:
+            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
+        """
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values, metadata)
+        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        return EncoderOutput(hidden, self.projector(hidden), ())
+
+    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
+        """Return rows, tokens, segments and longest segment of each item."""
+        most, unit = self.config.segment_frames, self.config.spatial_merge_size**2
+        return [
+            EncoderItemSpec(t * h * w, t * h * w // unit, -(-t // most), min(t, most) * h * w)
+            for t, h, w in super()._read(grid_thw)
+        ]
+
+    def _read(self, grid_thw: GridLike) -> list[Grid]:
+        """The segments of the items: metadata are those of items of at most four frame pairs."""
+        grids = super()._read(grid_thw)
+        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before a list of segments
+            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
+        return segments_of(grids, self.config.segment_frames)
+
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+        """Return the rotary angles, offsets and padding that every block reads."""
+        return Context.of(metadata)
+
+    def _grid_metadata(
+        self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
+    ) -> Metadata:
+        """``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, R], fewer columns than K/2."""
+        dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
+        merge = self.config.spatial_merge_size
+        rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
+        places = torch.cat(
+            (frame_numbers(grids, rows)[:, None], merge_order_positions(grids, merge, rows)), 1
+        )
+        cos, sin = rotary_cos_sin(places, self.config.head_size, self.config.rope_theta, dtype)
+        return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
+
+    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        weight = self.patch_embed.proj.weight
+        return self.norm_pre(self.patch_embed(self._admit_patches(pixel_values, weight, metadata)))
+
+    def _maps_of_grids(
+        self,
+        features: Tensor,
+        grid_thw: GridLike,
+        tiles: Sequence[tuple[int, int, bool]] | None = None,
+    ) -> list[Tensor]:
+        return raster_maps(features, super()._read(grid_thw), self.config.spatial_merge_size)
+
+
+class Context(NamedTuple):
+    """The tensors that every block reads, made once per forward."""
+
+    cos: Tensor
+    sin: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> Context:
+        """Repeat cos and sin for both columns of a pair, the first half of sin negated."""
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        return cls(
+            torch.cat((cos, cos), 1)[:, None, None],
+            torch.cat((-sin, sin), 1)[:, None, None],
+            metadata["cu_seqlens"],
+            metadata["max_seqlen"],
+            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
+        )
+
+
+class PatchEmbed(nn.Module):
+    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
+
+    def __init__(self, config: MiniMaxM3Config) -> None:
+        super().__init__()
+        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch = (config.in_channels, *kernel)
+        self.proj = nn.Conv3d(
+            config.in_channels, config.hidden_size, kernel, stride=kernel, bias=False
+        )
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return patch_product(self.proj, patches, self.patch)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: MiniMaxM3Config) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attn = Attention(config)
+        self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        hidden = hidden + self.attn(self.norm1(hidden), context)
+        return hidden + self.mlp(self.norm2(hidden))
+
+    def parts(self) -> BlockParts | None:
+        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
+            return None
+        return BlockParts(
+            containers=(self, self.attn, self.mlp),
+            norm1=self.norm1,
+            qkv=self.attn.qkv,
+            proj=self.attn.proj,
+            norm2=self.norm2,
+            up=self.mlp.fc1,
+            down=self.mlp.fc2,
+            num_heads=self.attn.num_heads,
+            activation="gelu",
+        )
+
+
+class Attention(nn.Module):
+    """Full attention inside each segment; fused qkv rows are [Q; K; V], head-major."""
+
+    def __init__(self, config: MiniMaxM3Config) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
+        offsets, longest = context.cu_seqlens, context.max_seqlen
+        v_THK = qkv_T3HK[:, 2]
+        out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
+        return self.proj(out_THK.flatten(1))
+
+
+class MLP(nn.Module):
+    """Two linear layers with exact GELU between them."""
+
+    def __init__(self, config: MiniMaxM3Config) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Projector(nn.Module):
+    """Projects each patch by an MLP, and the patches of a token, side by side, by another one."""
+
+    def __init__(self, config: MiniMaxM3Config) -> None:
+        super().__init__()
+        inner, out = config.projector_size, config.out_hidden_size
+        self.wide = out * config.spatial_merge_size**2
+        self.linear_1 = nn.Linear(config.hidden_size, inner)
+        self.linear_2 = nn.Linear(inner, out)
+        self.merge_linear_1 = nn.Linear(self.wide, inner)
+        self.merge_linear_2 = nn.Linear(inner, out)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        tokens = self.linear_2(F.gelu(self.linear_1(patches))).view(-1, self.wide)
+        return self.merge_linear_2(F.gelu(self.merge_linear_1(tokens)))
+
+
+def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
+    """Return the number of each patch's frame pair in its segment, int64 [rows]; 0 beyond."""
+    numbers = torch.zeros(rows, dtype=torch.int64, device="cpu")
+    start = 0
+    for t, h, w in segments:
+        every = torch.arange(t, device="cpu").repeat_interleave(h * w)
+        numbers[start : start + len(every)] = every
+        start += len(every)
+    return numbers
+
+
+def rotary_cos_sin(
+    places: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [P, R] of the angles of places [P, 3]: by frame, by row, by column."""
+    columns = 2 * (head_size // 3 // 2)
+    steps = torch.arange(0, columns, 2, dtype=dtype, device=places.device)
+    turns = theta ** (steps / columns)
+    angles = (places[:, :, None].to(dtype) / turns).flatten(1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + R), in float32 or wider.
+
+    Columns from 2R on pass as they are.
+    """
+    turned, passed = x.tensor_split((cos.shape[-1],), dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    swapped = torch.cat((second, first), dim=-1)
+    return torch.cat((torch.addcmul(turned * cos, swapped, sin).to(x.dtype), passed), dim=-1)
