@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ..colours import require_map
 
@@ -82,15 +83,20 @@ def nearest_patches(
         )
     frames = [features[len(features) // 2].float().cpu() for features in image_maps]
     mean = torch.cat([frame.flatten(0, 1) for frame in frames]).mean(0)
-    asked = _rows_at(frames[source], points) - mean
-    others = [number for number in range(len(frames)) if number != source]
-    rows = torch.cat([frames[number].flatten(0, 1) for number in others]) - mean
-    cosines = torch.nn.functional.normalize(asked) @ torch.nn.functional.normalize(rows).T
-    best = cosines.topk(min(top, len(rows)))
-    return [
-        [_match(frames, others, *pair) for pair in zip(line, values, strict=True)]
-        for line, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    asked = normalize(_rows_at(frames[source], points) - mean)
+    found: list[list[Match]] = [[] for _ in asked]
+    for number, frame in enumerate(frames):
+        if number == source:
+            continue
+        width = frame.shape[1]
+        cosines = asked @ normalize(frame.flatten(0, 1) - mean).T
+        best = cosines.topk(min(top, cosines.shape[1]))
+        for matches, *line in zip(found, best.indices.tolist(), best.values.tolist(), strict=True):
+            matches += [
+                Match(number, place // width, place % width, cosine)
+                for place, cosine in zip(*line, strict=True)
+            ]
+    return [sorted(matches, key=lambda match: -match.cosine)[:top] for matches in found]
 
 
 def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
@@ -103,13 +109,3 @@ def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
             )
     places = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in points]
     return torch.stack([frame[place] for place in places])
-
-
-def _match(frames: Sequence[Tensor], others: Sequence[int], place: int, cosine: float) -> Match:
-    """Return the match at a place in the patches of all other photographs, one after another."""
-    for number in others:
-        height, width, _ = frames[number].shape
-        if place < height * width:
-            return Match(number, place // width, place % width, cosine)
-        place -= height * width
-    raise AssertionError("the place lies in one of the photographs")

@@ -63,24 +63,25 @@ def similarity_of_blocks(
             "places: pass it twice, or samples='images'"
         )
     pixels = read_images(images)
-    if samples == "images" and len(pixels) < FEWEST:
-        raise ValueError(f"{len(pixels)} images: the estimator needs at least {FEWEST}")
+    fewest = FEWEST if samples == "images" else 1
+    if len(pixels) < fewest:
+        raise ValueError(f"{len(pixels)} images: the estimator needs at least {fewest}")
     towers = [a] if a is b else [a, b]
     kept: list[list[list[Tensor]]] = [[] for _ in towers]
-    total = torch.zeros(3, 1, 1, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
     with Progress(len(pixels), progress) as bar:
         for image in pixels:
             for means, tower in zip(kept, towers, strict=True):
                 states = _patches_of_blocks(tower, image)
                 if samples == "patches":
-                    total = total + _hsic(states, states) / len(pixels)
+                    total = total + _hsic(states) / len(pixels)
                 else:
                     means.append([state.mean(0) for state in states])
             bar.update()
     if samples == "images":
-        features = [[torch.stack(block) for block in zip(*m, strict=True)] for m in kept]
-        total = _hsic(features[0], features[-1])
-    return total[0] / (total[1] * total[2]).clamp(min=0).sqrt()
+        total = _hsic([torch.stack(block) for m in kept for block in zip(*m, strict=True)])
+    cka = total / torch.outer(total.diagonal(), total.diagonal()).clamp(min=0).sqrt()
+    return cka if a is b else cka[: len(kept[0][0]), len(kept[0][0]) :]
 
 
 def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
@@ -90,42 +91,22 @@ def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
     return [maps.movedim(1, -1).flatten(0, 2).double().cpu() for (maps,) in states]
 
 
-def _hsic(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Estimate HSIC between two lists of features [N, D], which share their samples.
-
-    Returns:
-        [3, A, B]: of a with b, of a with itself in all columns, of b with itself in all rows.
-    """
-    count = len(a[0])
+def _hsic(features: Sequence[Tensor]) -> Tensor:
+    """Estimate HSIC without bias, [F, F], between all pairs of features [N, D] of equal samples."""
+    count = len(features[0])
     if count < FEWEST:
         raise ValueError(f"an image of {count} patches: the estimator needs at least {FEWEST}")
     # Centred features have the same HSIC, with smaller rounding errors.
-    both = [rows - rows.mean(0) for rows in (*a, *b)]
-    sums = torch.zeros(len(both), count, dtype=torch.float64)
-    products = torch.zeros(len(a), len(b), dtype=torch.float64)
-    squares = torch.zeros(len(both), dtype=torch.float64)
-    step = max(NUMBERS_AT_ONCE // (count * len(both)), 1)
+    centred = [rows - rows.mean(0) for rows in features]
+    sums = torch.zeros(len(centred), count, dtype=torch.float64)
+    products = torch.zeros(len(centred), len(centred), dtype=torch.float64)
+    step = max(NUMBERS_AT_ONCE // (count * len(centred)), 1)
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
-        kernels = torch.stack([rows[part] @ rows.T for rows in both])
+        kernels = torch.stack([rows[part] @ rows.T for rows in centred])
         kernels[:, torch.arange(part.stop - start), torch.arange(start, part.stop)] = 0
         sums[:, part] = kernels.sum(2)
-        flat = kernels.flatten(1)
-        products += flat[: len(a)] @ flat[len(a) :].T
-        squares += flat.square().sum(1)
-    left, right = sums[: len(a)], sums[len(a) :]
-    own = _estimate(squares, sums, sums, count)
-    return torch.stack(
-        (
-            _estimate(products, left[:, None], right[None], count),
-            own[: len(a), None].expand(len(a), len(b)),
-            own[None, len(a) :].expand(len(a), len(b)),
-        )
-    )
-
-
-def _estimate(trace: Tensor, left: Tensor, right: Tensor, count: int) -> Tensor:
-    """Return the unbiased HSIC of kernels without diagonals, from tr(KL) and row sums [.., N]."""
-    together = left.sum(-1) * right.sum(-1) / ((count - 1) * (count - 2))
-    rows = 2 * (left * right).sum(-1) / (count - 2)
-    return (trace + together - rows) / (count * (count - 3))
+        products += kernels.flatten(1) @ kernels.flatten(1).T
+    together = torch.outer(sums.sum(1), sums.sum(1)) / ((count - 1) * (count - 2))
+    rows = 2 * sums @ sums.T / (count - 2)
+    return (products + together - rows) / (count * (count - 3))
