@@ -12,6 +12,8 @@ Deliberate differences:
   ``num_frames`` in a repo's files are not read.
 - A video of one frame is encoded as a pair of equal frames for Qwen3-VL and GLM too, where
   transformers raises.
+- A clip of MiniMax-M3 is resized as its video processor does by itself; the processor around it
+  switches that off, and fails on frames that are not whole tokens.
 - Results are written into one array as they are made, in strips that fit the processor's cache.
 """
 

@@ -224,7 +224,13 @@ def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRul
 def _read_pixel_rules(
     where: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    require_supported(where, section, {"cap_pixels_per_frame": False, "patch_expand_factor": 1})
+    more: Section = {
+        "cap_pixels_per_frame": False,
+        "patch_expand_factor": 1,
+        "process_image_mode": "dynamic_res",
+        "max_long_side_pixel": None,
+    }
+    require_supported(where, section, more)
     check_sizes(where, section, sizes)
     if defaults.canvas:
         lowest, highest = _token_bounds(where, section, defaults)

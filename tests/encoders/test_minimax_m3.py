@@ -59,6 +59,8 @@ def test_the_published_file_leaves_the_rules_of_the_class() -> None:
     assert plain.with_files({"preprocessor_config": named}).images.max_pixels == 7840
     with pytest.raises(ValueError, match=r"size=\[336, 336\] must have shortest_edge"):
         plain.with_files({"preprocessor_config": {"size": [336, 336]}})
+    with pytest.raises(ValueError, match="max_long_side_pixel=1008 is not implemented"):
+        plain.with_files({"preprocessor_config": {"max_long_side_pixel": 1008}})
 
 
 def test_patches_of_images_are_those_of_the_processor() -> None:
