@@ -58,7 +58,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 SLOW_TOWERS = frozenset(
-    ("gemma4", "glm5_next", "lfm2_vl", "llama4", "minimax_m3", "moonvit", "paddleocr_vl", "pixtral")
+    (
+        "deepseek_vl_hybrid",
+        "deepseek_vl_hybrid_hf",
+        "gemma4",
+        "glm4v",
+        "glm5_next",
+        "lfm2_vl",
+        "llama4",
+        "minimax_m3",
+        "moonvit",
+        "paddleocr_vl",
+        "pixtral",
+        "qwen2_vl",
+        "step3",
+    )
 )
 """Towers that are like others of the table: tests of all towers run them with the slow tests."""
 

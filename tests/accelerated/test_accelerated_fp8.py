@@ -187,6 +187,7 @@ def test_a_hooked_layer_is_called_while_others_stay_in_fp8(name: str) -> None:
     assert {row["step"] for row in fast.kernel_choices()["products"]} == {"qkv", "proj", "mlp"}
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
@@ -199,6 +200,7 @@ def test_a_product_with_outlier_columns_stays_in_bfloat16(name: str) -> None:
     assert {row["step"] for row in fast.kernel_choices()["products"]} == {"proj", "mlp"}
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
@@ -216,6 +218,7 @@ def test_choices_of_products_are_saved_and_loaded(name: str) -> None:
         other.load_kernel_choices({**choices, "products": [{"step": "mlp"}]})
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
