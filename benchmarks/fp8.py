@@ -33,7 +33,7 @@ from encoders.accelerated.fp8 import OUTLIER
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids
-from vitgraph.commands.bench_accuracy import COMPARED_FIELDS, errors
+from vitgraph.commands.benching.bench_accuracy import COMPARED_FIELDS, errors
 
 CELLS = {
     "Qwen3-VL-8B": ("1x224", "1x448", "1x1024", "8x448", "32x448", "mix8"),

@@ -27,10 +27,10 @@ from benchmarks.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderItemSpec, Grid
-from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from encoders.inputs.sizes import best_tiling, smart_resize
-from encoders.inputs.tiles import TilePreprocessor
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig

@@ -1,6 +1,6 @@
 """Attention for heads of 65 to 80 columns through tensor descriptors (Triton): a candidate.
 
-Like ``encoders/accelerated/triton_attention.py``, it computes a head as products of 64 and 16
+Like the library's kernel in ``triton_attention``, it computes a head as products of 64 and 16
 columns. Unlike it, tiles are copied by the tensor memory accelerator (Hopper and newer), one loop
 runs over whole and ragged steps, and a kernel of its own plans the tiles, those of the longest
 segments first, so that no long tile begins while other processors have run out of work.
@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from encoders.accelerated.attention_kernels import AttentionShape
-from encoders.accelerated.triton_attention import LOG2_E
+from encoders.accelerated.kernels.triton_attention import LOG2_E
 
 MAIN, REST = 64, 16
 """The columns of both products. Those beyond the head size are zeros."""

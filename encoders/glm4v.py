@@ -141,7 +141,7 @@ class Glm4VEncoder(PatchEncoder):
         self.merger = Merger(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.patches import PatchPreprocessor
+        from .inputs.preprocessors.patches import PatchPreprocessor
 
         return PatchPreprocessor.glm(
             "glm4v",

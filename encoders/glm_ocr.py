@@ -131,7 +131,7 @@ class GlmOCREncoder(PatchEncoder):
         self.merger = Merger(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.patches import PatchPreprocessor
+        from .inputs.preprocessors.patches import PatchPreprocessor
 
         bounded = self.config.swiglu_limit is not None
         return PatchPreprocessor.glm(

@@ -160,7 +160,7 @@ class InternViT(TileEncoder):
         self.mlp1 = projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.tiles import TilePreprocessor
+        from .inputs.preprocessors.tiles import TilePreprocessor
 
         return TilePreprocessor(
             image_size=self.config.tile_size,

@@ -130,7 +130,7 @@ class MiniMaxM3Encoder(PatchEncoder):
         self.projector = Projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.patches import PatchPreprocessor
+        from .inputs.preprocessors.patches import PatchPreprocessor
 
         return PatchPreprocessor.minimax_m3(
             patch_size=self.config.patch_size,

@@ -142,7 +142,7 @@ class PixtralEncoder(PatchEncoder):
         self.projector = Projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.patches import PatchPreprocessor
+        from .inputs.preprocessors.patches import PatchPreprocessor
 
         return PatchPreprocessor.pixtral(
             patch_size=self.config.patch_size,

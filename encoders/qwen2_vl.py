@@ -112,7 +112,7 @@ class Qwen2VLEncoder(PatchEncoder):
         self.merger = Merger(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.patches import PatchPreprocessor
+        from .inputs.preprocessors.patches import PatchPreprocessor
 
         return PatchPreprocessor.qwen2_vl(
             patch_size=self.config.patch_size,

@@ -138,7 +138,7 @@ class Qwen3VLEncoder(PatchEncoder):
         )
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.patches import PatchPreprocessor
+        from .inputs.preprocessors.patches import PatchPreprocessor
 
         return PatchPreprocessor.qwen3_vl(
             patch_size=self.config.patch_size,

@@ -128,7 +128,7 @@ def _add_embed(commands: object) -> None:
 
 
 def _add_search(commands: object) -> None:
-    from .search.command import add_search, search
+    from .commands.search import add_search, search
 
     summary = "Find the images of an embedding job that are nearest to a photograph."
     add_search(_add_command(commands, "search", search, summary))
@@ -164,7 +164,7 @@ def _add_cache(commands: object) -> None:
 
 
 def _add_bench(commands: object) -> None:
-    from .commands.bench import add_bench, print_list
+    from .commands.benching.bench import add_bench, print_list
 
     summary = "Print or measure figures; without a name, list the measured ones."
     add_bench(_add_command(commands, "bench", print_list, summary))

@@ -123,7 +123,7 @@ class FusedBlocks:
         because = obstacle(rows.device, rows.dtype) or obstacle_now()
         if because is not None or not len(rows) or not is_plain_table(table):
             return add_weighted_rows(rows, table, index, weight)
-        from .positions import add_table_rows  # needs Triton
+        from .kernels.positions import add_table_rows  # needs Triton
 
         entries = (rows, table.weight, index, weight)
         return add_table_rows(*(entry.contiguous() for entry in entries))

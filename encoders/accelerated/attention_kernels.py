@@ -131,7 +131,7 @@ def _triton(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
 ) -> Tensor:
     # Imported here, because the table of kernels is read without Triton, too.
-    from .triton_attention import attend, tile_for
+    from .kernels.triton_attention import attend, tile_for
 
     tile = tile_for(shape.size, shape.longest)
     attend(q, k, v, out, offsets, shape.longest, tile, SEARCHED)

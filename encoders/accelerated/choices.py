@@ -131,7 +131,7 @@ class KernelChoices:
             shape: the shape of the attention.
         """
         if shape not in self._relative:
-            from .relative_attention import distance, takes  # needs Triton
+            from .kernels.relative_attention import distance, takes  # needs Triton
 
             agrees = self.asked in ("auto", "torch", "triton") and takes(shape, rows.dtype)
             if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():

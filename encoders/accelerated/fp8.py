@@ -19,7 +19,7 @@ from ..block_parts import BlockParts
 from ..layers.products import is_plain
 from .choices import rounded
 from .derived import QuantisedWeights
-from .quantise import Rows8, quantise
+from .kernels.quantise import Rows8, quantise
 
 MULTIPLE = 16
 """``torch._scaled_mm`` takes weights whose sides are multiples of this number."""

@@ -48,7 +48,7 @@ class FusedAttention:
     def __init__(
         self, choices: KernelChoices, hidden: Tensor, metadata: Metadata, ran: BlocksRun
     ) -> None:
-        from . import norms, rotary  # need Triton
+        from .kernels import norms, rotary  # need Triton
 
         self.norms, self.rotary = norms, rotary
         self.choices, self.ran = choices, ran
@@ -125,7 +125,7 @@ class FusedAttention:
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor
     ) -> Tensor:
         """Return attention with relative positions, inside windows or whole views."""
-        from .relative_attention import attend  # needs Triton
+        from .kernels.relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)
         out = rows.new_empty(len(rows), parts.num_heads, shape.size)

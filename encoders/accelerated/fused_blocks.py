@@ -33,7 +33,7 @@ from .obstacles import fusible, is_norm
 
 if TYPE_CHECKING:
     from .fp8 import Fp8Products
-    from .quantise import Rows8
+    from .kernels.quantise import Rows8
 
 Rows: TypeAlias = "Tensor | Rows8"
 """Rows [T, columns] in the encoder's dtype, or quantised to fp8."""
@@ -56,7 +56,7 @@ class FusedForward:
         metadata: Metadata,
         fp8: Fp8Products | None = None,
     ) -> None:
-        from . import activations, norms  # need Triton
+        from .kernels import activations, norms  # need Triton
 
         self.activations, self.norms = activations, norms
         self.derived, self.fp8, self.encoder = derived, fp8, encoder

@@ -72,7 +72,7 @@ def attention_of(size: int, views: Views, heads: int = 2) -> SamAttention:
 
 def fused(module: SamAttention, x: Tensor, views: Views) -> Tensor:
     """The kernel's result for rows [B, h, w, D], in their dtype."""
-    from encoders.accelerated.relative_attention import attend
+    from encoders.accelerated.kernels.relative_attention import attend
 
     shape = views.shape(x.shape[-1] // module.num_heads, x.dtype)
     tables = tuple(table.to(x.dtype) for table in module.tables(*shape.segment))
@@ -180,7 +180,7 @@ def disturb_products(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def break_the_kernel(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encoders.accelerated.relative_attention.distance", lambda *_: 0.3)
+    monkeypatch.setattr("encoders.accelerated.kernels.relative_attention.distance", lambda *_: 0.3)
 
 
 @needs_interpreter

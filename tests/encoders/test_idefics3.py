@@ -14,7 +14,7 @@ from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImagePro
 from checkpoints import edit_config, edit_tensors, same_weights
 from encoders.contract import Limits
 from encoders.idefics3 import nearest_below
-from encoders.inputs.splits import SplitPreprocessor
+from encoders.inputs.preprocessors.splits import SplitPreprocessor
 from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from oracles.idefics import idefics3_output
 from photographs import china, flower, photographs

@@ -20,7 +20,7 @@ from transformers.models.minimax_m3_vl.video_processing_minimax_m3_vl import (
 from checkpoints import edit_config, edit_tensors, same_weights
 from encoders import MiniMaxM3Config
 from encoders.contract import EncoderItemSpec
-from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from oracles import BY_NAME, distances, draw_pixels, tiny
 from photographs import china, photographs
 from vitgraph.seeded import write_seeded_checkpoint

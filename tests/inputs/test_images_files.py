@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoVideoProcessor
 
-from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
-from encoders.inputs.tiles import TilePreprocessor
 from photographs import china, panning_clip
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}

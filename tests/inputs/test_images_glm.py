@@ -18,7 +18,7 @@ from transformers.video_utils import VideoMetadata
 
 from encoders.contract import Limits
 from encoders.inputs.intake import Video
-from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.sampling import SamplingRule, sample_frames
 from photographs import china, panning_clip, photographs
 from weights.published import family_facts

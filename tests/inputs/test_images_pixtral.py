@@ -15,7 +15,7 @@ from transformers.models.pixtral.image_processing_pixtral import (
 )
 
 from encoders.contract import Limits, VisionInputs
-from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from photographs import china, panning_clip, photographs
 
 MISTRAL = PatchPreprocessor.pixtral(patch_size=14, merge_size=2, longest_edge=1540)

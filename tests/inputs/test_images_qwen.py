@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 
-from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from photographs import china, photographs
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}

@@ -19,7 +19,11 @@ from transformers.video_utils import VideoMetadata
 
 from encoders.contract import Limits
 from encoders.inputs.clips import Video
-from encoders.inputs.soft_tokens import SOFT_TOKENS, SoftTokenPreprocessor, soft_token_size
+from encoders.inputs.preprocessors.soft_tokens import (
+    SOFT_TOKENS,
+    SoftTokenPreprocessor,
+    soft_token_size,
+)
 from photographs import china, photographs
 from weights.published import family_facts
 

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, InternVLVideoProcessor
 
+from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from encoders.inputs.sizes import best_tiling
-from encoders.inputs.tiles import TilePreprocessor
 from photographs import china, hopper, panning_clip, photographs
 
 OURS = TilePreprocessor()

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 import encoders.inputs.video_files
-from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from vitgraph.video import read_video, write_video
 
 QWEN3 = PatchPreprocessor.qwen3_vl(patch_size=16, temporal_patch_size=2, merge_size=2)

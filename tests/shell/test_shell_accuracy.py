@@ -12,7 +12,7 @@ from accelerated_cases import fresh, grids_for
 from benchmarks import fp8
 from command_line import Cli, refusal
 from encoders.base.tile_encoder import TileEncoder
-from vitgraph.commands.bench_accuracy import errors
+from vitgraph.commands.benching.bench_accuracy import errors
 
 
 def tile_tower() -> TileEncoder:

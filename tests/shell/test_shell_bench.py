@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from command_line import Cli, refusal
-from vitgraph.commands import bench
+from vitgraph.commands.benching import bench
 
 ROOT = Path(__file__).parents[2]
 

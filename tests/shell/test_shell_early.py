@@ -16,7 +16,7 @@ from command_line import Cli, refusal
 from encoders.accelerated import CHOICES
 from encoders.contract import EncoderOutput
 from vitgraph.commands.arguments import DTYPE_NAMES
-from vitgraph.commands.bench_speed import KERNELS
+from vitgraph.commands.benching.bench_speed import KERNELS
 from vitgraph.devices import DTYPES
 from vitgraph.features import Features, Item, save_features
 from vitgraph.plots import write_figure

@@ -123,7 +123,7 @@ def extra(path: Path) -> set[str]:
     if "integrations" in path.parts:
         inside = path.parts[path.parts.index("integrations") + 1]
         return INTEGRATED.get(inside.removesuffix(".py"), set())
-    if path.parent.name == "accelerated":
+    if "accelerated" in path.parts:
         return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
     if path.relative_to(ROOT) == SAVING:
         return {"safetensors", "huggingface_hub"}

@@ -22,7 +22,7 @@ from benchmarks.towers import TOWERS, milliseconds
 from command_line import Cli
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_encoder, build_pair
-from vitgraph.commands import bench_speed
+from vitgraph.commands.benching import bench_speed
 
 ROOT = Path(__file__).parents[2]
 

@@ -210,7 +210,7 @@ def with_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) 
 
 def rows8(rows: Tensor) -> Any:
     """Return rows [T, W] in e4m3 with a scale per row."""
-    from encoders.accelerated.quantise import E4M3, Rows8
+    from encoders.accelerated.kernels.quantise import E4M3, Rows8
 
     scales = rows.float().abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
     return Rows8((rows.float() / scales).to(E4M3), scales)
@@ -218,7 +218,8 @@ def rows8(rows: Tensor) -> Any:
 
 def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernels by these steps, which run 100 times faster than the interpreter."""
-    from encoders.accelerated import activations, fp8, norms, positions, rotary
+    from encoders.accelerated import fp8
+    from encoders.accelerated.kernels import activations, norms, positions, rotary
 
     def add(stream: Any) -> Tensor:
         return summed(stream).to(stream.hidden.dtype)
@@ -285,7 +286,7 @@ def copy_weights_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ``test_accelerated_weights.py``, which is about such writes, runs the kernel.
     """
-    from encoders.accelerated import compare
+    from encoders.accelerated.kernels import compare
 
     def view(at: int, shape: list[int], strides: tuple[int, int], size: int) -> Any:
         steps = [size * step for step in strides]

@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 from encoders import Qwen3VLEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
-from encoders.inputs.canvases import CanvasPreprocessor
-from encoders.inputs.crops import CropPreprocessor
-from encoders.inputs.patch_tiles import PatchTilesPreprocessor
-from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
-from encoders.inputs.soft_tokens import SoftTokenPreprocessor
-from encoders.inputs.splits import SplitPreprocessor
-from encoders.inputs.square_views import HybridPreprocessor, SquarePreprocessor
-from encoders.inputs.stretched import StretchPreprocessor
-from encoders.inputs.tiled_views import CandidatePreprocessor, OcrPreprocessor
-from encoders.inputs.tiles import TilePreprocessor
+from encoders.inputs.preprocessors.canvases import CanvasPreprocessor
+from encoders.inputs.preprocessors.crops import CropPreprocessor
+from encoders.inputs.preprocessors.patch_tiles import PatchTilesPreprocessor
+from encoders.inputs.preprocessors.patches import PatchPreprocessor
+from encoders.inputs.preprocessors.soft_tokens import SoftTokenPreprocessor
+from encoders.inputs.preprocessors.splits import SplitPreprocessor
+from encoders.inputs.preprocessors.square_views import HybridPreprocessor, SquarePreprocessor
+from encoders.inputs.preprocessors.stretched import StretchPreprocessor
+from encoders.inputs.preprocessors.tiled_views import CandidatePreprocessor, OcrPreprocessor
+from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from vitgraph.embedding import feature_store
 from vitgraph.integrations import transformers
 from vitgraph.integrations.vllm_plugin.records import MODELS

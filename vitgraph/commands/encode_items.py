@@ -12,9 +12,9 @@ from torch import Tensor
 
 from encoders.base.encoder import Encoder
 from encoders.contract import EncoderOutput, Limits, VisionInputs
-from encoders.inputs.canvases import CanvasPreprocessor
 from encoders.inputs.intake import Video, to_rgb
-from encoders.inputs.views import ViewPreprocessor
+from encoders.inputs.preprocessors.canvases import CanvasPreprocessor
+from encoders.inputs.preprocessors.views import ViewPreprocessor
 from encoders.streams.calls import ItemResults
 from encoders.streams.pooling import pool
 from encoders.streams.stream import ItemError, StreamOptions, stream_items

@@ -22,9 +22,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import Limits, VisionInputs
-from .clips import read_videos
-from .images import (
+from ...contract import Limits, VisionInputs
+from ..clips import read_videos
+from ..images import (
     StagedItem,
     check_limits,
     folded_stats,
@@ -33,8 +33,8 @@ from .images import (
     resize,
     stack_frames,
 )
-from .intake import read_images
-from .processor_files import (
+from ..intake import read_images
+from ..processor_files import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     ProcessorFiles,
@@ -42,8 +42,8 @@ from .processor_files import (
     tile_image_rules,
     tile_video_rules,
 )
-from .sampling import sample_frames
-from .sizes import MOST_TILES, best_tiling, check_area
+from ..sampling import sample_frames
+from ..sizes import MOST_TILES, best_tiling, check_area
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from ..layers.clipped import Range
+from ...layers.clipped import Range
 from .activations import clipped
 from .quantise import E4M3, Rows8, row_scale
 

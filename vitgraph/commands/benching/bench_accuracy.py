@@ -13,8 +13,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..terminal import format_table
-from .arguments import add_source, check_checkpoint, check_names, check_source, read_source
+from ...terminal import format_table
+from ..arguments import add_source, check_checkpoint, check_names, check_source, read_source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +50,8 @@ def print_accuracy(options: argparse.Namespace) -> None:
         ValueError: options that make no sense, a picture that cannot be read, or a checkpoint that
             cannot be loaded.
     """
+    from ..encode_checks import check_media
     from .bench_speed import KERNELS
-    from .encode_checks import check_media
 
     for name in options.kernels:
         if name not in KERNELS:
@@ -64,7 +64,7 @@ def print_accuracy(options: argparse.Namespace) -> None:
 
     from weights import load_encoder
 
-    from ..devices import enough_memory, read_device
+    from ...devices import enough_memory, read_device
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     where, source = read_device(device), read_source(options)

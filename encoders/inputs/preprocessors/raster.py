@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..contract import Grid
-from .clips import IMAGES_ALONE
+from ...contract import Grid
+from ..clips import IMAGES_ALONE
+from ..pixel_rules import PixelRules, patch_image_rules
+from ..processor_files import ProcessorFiles
+from ..sizes import smart_resize
 from .patches import PatchPreprocessor
-from .pixel_rules import PixelRules, patch_image_rules
-from .processor_files import ProcessorFiles
-from .sizes import smart_resize
 
 _RULES = PixelRules(384**2, 1536**2)
 """The defaults of transformers' class: bounds on the area, mean and standard deviation."""

@@ -25,8 +25,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .images import laid_over, resize
-from .processor_files import (
+from ..images import laid_over, resize
+from ..processor_files import (
     Section,
     check_side,
     read_positive,
@@ -34,7 +34,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import MOST_TILES, check_area
+from ..sizes import MOST_TILES, check_area
 from .stretched import StagedViews
 from .views import Views
 

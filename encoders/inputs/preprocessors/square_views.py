@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .images import laid_over, resize
-from .processor_files import (
+from ..images import laid_over, resize
+from ..processor_files import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,

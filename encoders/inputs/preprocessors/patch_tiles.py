@@ -20,10 +20,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import Limits, PathInputs
-from .images import folded_stats, grid_tensor, resize
-from .pixel_rules import PixelRules
-from .processor_files import (
+from ...contract import Limits, PathInputs
+from ..images import folded_stats, grid_tensor, resize
+from ..pixel_rules import PixelRules
+from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
@@ -33,7 +33,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
+from ..sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
 from .views import ViewPreprocessor, Views
 
 

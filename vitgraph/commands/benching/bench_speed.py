@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from ..terminal import counted, format_table
-from .arguments import add_source, check_checkpoint, check_names, check_source, read_source
+from ...terminal import counted, format_table
+from ..arguments import add_source, check_checkpoint, check_names, check_source, read_source
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def print_speed(options: argparse.Namespace) -> None:
 
     from weights import load_encoder
 
-    from ..devices import enough_memory, read_device
+    from ...devices import enough_memory, read_device
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     where, source = read_device(device), read_source(options)

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from einops import rearrange
 from torch import Tensor
 
-from .images import padded, resize
-from .processor_files import (
+from ..images import padded, resize
+from ..processor_files import (
     Section,
     Settings,
     require_supported,
 )
-from .sizes import best_candidate, best_tiling, check_area, read_candidates
+from ..sizes import best_candidate, best_tiling, check_area, read_candidates
 from .views import ViewPreprocessor, Views
 
 

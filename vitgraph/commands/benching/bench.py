@@ -1,7 +1,7 @@
 """``vitgraph bench``: prints the figures that the scripts in ``benchmarks/`` measured.
 
 Results and scripts are part of a clone of the repository, not of an installed package.
-``vitgraph bench speed`` measures on this machine instead: :mod:`vitgraph.commands.bench_speed`.
+``vitgraph bench speed`` measures on this machine instead: ``bench_speed``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..terminal import counted, format_table
+from ...terminal import counted, format_table
 from .bench_accuracy import add_accuracy
 from .bench_speed import add_speed
 
 if TYPE_CHECKING:
     from weights.tensor_file import JsonDict, JsonObject
 
-CLONE = Path(__file__).parents[2]
+CLONE = Path(__file__).parents[3]
 NO_RESULTS = (
     "measured figures are part of a clone of the repository, not of an installed vitgraph; "
     "`vitgraph bench speed REPO` measures a checkpoint on this machine"

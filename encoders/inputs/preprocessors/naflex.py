@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..contract import Grid, Limits
-from .clips import IMAGES_ALONE
-from .patches import PatchPreprocessor
-from .pixel_rules import PixelRules
-from .processor_files import (
+from ...contract import Grid, Limits
+from ..clips import IMAGES_ALONE
+from ..pixel_rules import PixelRules
+from ..processor_files import (
     HALF,
     ProcessorFiles,
     image_section,
@@ -24,7 +23,8 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import MOST_PIXELS
+from ..sizes import MOST_PIXELS
+from .patches import PatchPreprocessor
 
 _LARGEST_SCALE, _TOLERANCE = 100.0, 1e-5
 """The search for the scale of an image begins below the first number, and ends when its two bounds

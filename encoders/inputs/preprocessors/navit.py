@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..contract import Grid, Limits
-from .clips import IMAGES_ALONE
-from .images import laid_over, resize
-from .patches import BLACK, PatchPreprocessor
-from .pixel_rules import PixelRules, check_sizes
-from .processor_files import (
+from ...contract import Grid, Limits
+from ..clips import IMAGES_ALONE
+from ..images import laid_over, resize
+from ..pixel_rules import PixelRules, check_sizes
+from ..processor_files import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
@@ -34,7 +33,8 @@ from .processor_files import (
     require_supported,
     video_section,
 )
-from .sizes import MOST_PIXELS
+from ..sizes import MOST_PIXELS
+from .patches import BLACK, PatchPreprocessor
 
 _IMAGE, _FRAME = 16384, 4096
 """Most patches of an image and of a frame of a clip."""

@@ -85,7 +85,7 @@ def quantise(
 
     Args:
         x, up: [T, W], any row stride.
-        kind: a key of :data:`~encoders.accelerated.activations.KINDS`, or None for no activation.
+        kind: a key of ``KINDS`` in ``activations``, or None for no activation.
         limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
     """
     rows, columns = x.shape

@@ -13,12 +13,12 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..contract import Limits, PathInputs, VisionInputs
-from .clips import IMAGES_ALONE
-from .image_files import naming
-from .images import check_limits, folded_stats, grid_tensor
-from .intake import read_images
-from .processor_files import (
+from ...contract import Limits, PathInputs, VisionInputs
+from ..clips import IMAGES_ALONE
+from ..image_files import naming
+from ..images import check_limits, folded_stats, grid_tensor
+from ..intake import read_images
+from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
@@ -28,7 +28,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import check_area
+from ..sizes import check_area
 
 Own = TypeVar("Own", bound="ViewPreprocessor")
 

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from .images import resize
-from .processor_files import (
+from ..images import resize
+from ..processor_files import (
     CLIP_MEAN,
     CLIP_STD,
     Section,
@@ -40,7 +40,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import MOST_PIXELS, MOST_TILES, check_area
+from ..sizes import MOST_PIXELS, MOST_TILES, check_area
 from .views import ViewPreprocessor, Views
 
 LARGEST = 3024

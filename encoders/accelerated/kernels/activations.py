@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layers.clipped import Range
+from ...layers.clipped import Range
 
 
 @triton.jit

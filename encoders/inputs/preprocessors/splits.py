@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from einops import rearrange
 from torch import Tensor
 
-from .images import resize
-from .processor_files import (
+from ..images import resize
+from ..processor_files import (
     Section,
     Settings,
     read_positive,
@@ -28,7 +28,7 @@ from .processor_files import (
     read_stats,
     require_supported,
 )
-from .sizes import check_area
+from ..sizes import check_area
 from .stretched import StagedViews
 from .views import Views
 

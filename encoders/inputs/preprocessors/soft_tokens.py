@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..contract import Grid, Limits
-from .patches import PatchPreprocessor
-from .pixel_rules import PixelRules
-from .processor_files import (
+from ...contract import Grid, Limits
+from ..pixel_rules import PixelRules
+from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
@@ -27,6 +26,7 @@ from .processor_files import (
     require_supported,
     video_section,
 )
+from .patches import PatchPreprocessor
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
 """The limits of tokens per image or frame with which the model was trained."""

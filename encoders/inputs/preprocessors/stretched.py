@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..contract import Limits, VisionInputs
-from .images import StagedItem, grid_tensor, normalize, resize, stack_frames
-from .processor_files import (
+from ...contract import Limits, VisionInputs
+from ..images import StagedItem, grid_tensor, normalize, resize, stack_frames
+from ..processor_files import (
     Section,
     Settings,
     check_side,

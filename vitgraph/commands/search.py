@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..commands.arguments import SIZES, add_download, check_names
 from ..terminal import counted, format_table, printable
+from .arguments import SIZES, add_download, check_names
 
 if TYPE_CHECKING:
     from encoders import Encoder
 
-    from .vectors import Hit, Vectors
+    from ..search.vectors import Hit, Vectors
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def search(options: argparse.Namespace) -> None:
         OSError: the page cannot be written.
     """
     _check(options)
-    from .vectors import Vectors
+    from ..search.vectors import Vectors
 
     bars = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
     vectors = Vectors(options.vectors, bars)
@@ -74,7 +74,7 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ValueError: a mistake in the arguments, or a file that is none of the right kind.
     """
-    from ..commands.encode_checks import check_media
+    from .encode_checks import check_media
 
     if options.top < 1:
         raise ValueError(f"--top {options.top}: must be at least 1")
@@ -91,7 +91,7 @@ def _check_page(page: Path) -> None:
     if page.is_dir() or not page.parent.is_dir():
         raise ValueError(f"--html {page}: must be a file in a folder that exists")
     if page.exists() and page.stat().st_size:
-        from .page import is_page
+        from ..search.page import is_page
 
         if not is_page(page):
             raise ValueError(f"--html {page}: exists and is no page of a search; give another name")
@@ -155,7 +155,7 @@ def _write_page(
     options: argparse.Namespace, vectors: Vectors, hits: list[Hit], facts: dict[str, str]
 ) -> None:
     from ..embedding.reading import ImageReader, SourceOptions
-    from .page import write_page
+    from ..search.page import write_page
 
     names = [name for name in SourceOptions._fields if name in vectors.settings]
     source = SourceOptions(**{name: vectors.settings[name] for name in names})

@@ -29,10 +29,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import Grid, Limits, VisionInputs
-from .clips import IMAGES_ALONE, read_videos
-from .image_files import naming
-from .images import (
+from ...contract import Grid, Limits, VisionInputs
+from ..clips import IMAGES_ALONE, read_videos
+from ..image_files import naming
+from ..images import (
     StagedItem,
     check_limits,
     folded_stats,
@@ -42,8 +42,8 @@ from .images import (
     resize,
     stack_frames,
 )
-from .intake import read_images
-from .pixel_rules import (
+from ..intake import read_images
+from ..pixel_rules import (
     GLM_IMAGES,
     GLM_VIDEOS,
     MINIMAX_M3_IMAGES,
@@ -59,9 +59,9 @@ from .pixel_rules import (
     patch_image_rules,
     patch_video_rules,
 )
-from .processor_files import ProcessorFiles
-from .sampling import sample_frames
-from .sizes import (
+from ..processor_files import ProcessorFiles
+from ..sampling import sample_frames
+from ..sizes import (
     canvas_size,
     content_size,
     long_side_resize,

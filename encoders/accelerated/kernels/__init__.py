@@ -1,0 +1,1 @@
+"""Kernels in Triton, one subject per module, and the functions that launch them."""

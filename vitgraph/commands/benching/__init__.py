@@ -1,0 +1,1 @@
+"""``vitgraph bench``: figures of a clone, and times and errors that it measures."""
