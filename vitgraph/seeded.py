@@ -109,7 +109,8 @@ def write_seeded_checkpoint(
             f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
         )
     where = _find_prefix(seeded, prefix)
-    if decoy_shards and not where.whole:
+    alone = not where.whole and seeded.around[0] != ""  # Cosmos3's tensors have no prefixes at all
+    if decoy_shards and alone:
         raise ValueError(
             f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"
         )
@@ -118,7 +119,7 @@ def write_seeded_checkpoint(
     config = small_config(seeded.model.config, depth, width)
     tower = seeded_tower(seeded.family, config, seed, dtype)
     tensors = _publish(seeded.layout, where, tower, width // HEAD)
-    if where.whole:
+    if not alone:
         tensors = _surround(tensors, where, seeded.around, dtype)
     names = list(tensors)
     cuts = pairwise(len(names) * number // shards for number in range(shards + 1))

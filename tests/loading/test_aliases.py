@@ -254,7 +254,6 @@ DERIVATIVES: dict[str, tuple[str, str | None, dict[str, Any], dict[str, Any]]] =
         {"model_type": "interns1"},
         {"model_type": "interns1_vision", "drop_path_rate": 0.0},
     ),
-    "nvidia/Cosmos3": ("qwen3_vl", None, {"model_type": "cosmos3"}, {"model_type": "qwen3_vl"}),
     "nvidia/Alpamayo2-Super": (
         "qwen3_vl",
         "vlm.model.visual.",

@@ -37,6 +37,7 @@ TRANSFORMERS = {
     "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
     "qwen2_5_omni": ("qwen2_5_omni", "Qwen2_5OmniVisionEncoder"),
     "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionModel"),
+    "cosmos3": ("qwen3_vl", "Qwen3VLVisionModel"),
     "qwen3_vl_moe": ("qwen3_vl_moe", "Qwen3VLMoeVisionModel"),
     "qwen3_omni": ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoder"),
     "qwen3_5": ("qwen3_5", "Qwen3_5VisionModel"),
@@ -76,7 +77,7 @@ TRANSFORMERS_TOWERS = first_of_each(TRANSFORMERS, lambda name: SEEDED[name].fami
 RENAMED = {"step3_vl", "step3_vl_hf"}
 """Recipes whose tensors transformers renames and permutes while it reads them."""
 AUTO = {
-    *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
+    *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "cosmos3", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
     *("siglip", "siglip2", "lfm2_vl", "lfm2_5_vl", "gemma3", "idefics3", "smolvlm"),

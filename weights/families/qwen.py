@@ -1,9 +1,10 @@
 """Towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, as Qwen and others publish them.
 
 Qwen2.5-VL's is also that of Qwen2.5-Omni and EXAONE-4.5; Qwen3-VL's that of Qwen3-Omni, Qwen3.5,
-3.6 and 3.8, Qwen-Drive, North-Micro-Vision and timm's ``qwen3_vit_*``. Sources of the others: their
-configs as public code copies them (QwenLM/Qwen-Drive-1.0 at ac4d230, tests of TensorRT-LLM), the
-classes of transformers 5.23.0, and ``qwen3_vit.py`` of timm 1.0.31.
+3.6 and 3.8, Qwen-Drive, North-Micro-Vision, Cosmos3 and timm's ``qwen3_vit_*``. Sources of the
+others: their configs as public code copies them (QwenLM/Qwen-Drive-1.0 at ac4d230, tests of
+TensorRT-LLM), the classes of transformers 5.23.0 and its conversion of Cosmos3's names, and
+``qwen3_vit.py`` of timm 1.0.31.
 """
 
 from __future__ import annotations
@@ -43,6 +44,23 @@ _QWEN2 = Layout(
     processor_files=family_facts("qwen2_vl").processors["qwen2"],
 )
 _QWEN3 = replace(_QWEN2, processor_files=family_facts("qwen3_vl").processors["qwen3"])
+_COSMOS3 = (
+    replace(  # nvidia/Cosmos3-*: no prefix, among the tensors of language model and generator
+        _QWEN3,
+        name="cosmos3",
+        prefixes=(Prefix("", ""),),
+        marks=("layers.0.",),
+        ignored=(
+            *("layers", "embed_tokens", "norm", "lm_head", "norm_moe_gen", "time_embedder"),
+            *(
+                f"{kind}_{end}"
+                for kind in ("proj", "audio_proj", "action_proj")
+                for end in ("in", "out")
+            ),
+            *("audio_modality_embed", "action_modality_embed"),
+        ),
+    )
+)
 _OMNI_2_5 = replace(  # the Omni checkpoints keep queries, keys and values apart
     _QWEN2,
     name="qwen2.5-omni",
@@ -188,11 +206,13 @@ QWEN3_VL = Family(
         *with_vision("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
         *with_vision("cohere_compass", "intern_s2_preview", "interns2_preview", "interns2_mobius"),
         *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_vision_encoder"),
+        "cosmos3_omni",
     ),
     signs=(("blocks.0.mlp.linear_fc1.weight", "pos_embed.weight"),),
-    layouts=(_TIMM_LAYOUT, _OMNI_3, _QWEN3),
+    layouts=(_COSMOS3, _TIMM_LAYOUT, _OMNI_3, _QWEN3),
     classes={
         "qwen": _class("qwen3_vl", "Qwen3VLVisionModel"),
+        "cosmos3": _class("qwen3_vl", "Qwen3VLVisionModel"),
         "qwen3-omni": TransformersClass(
             "qwen3_omni_moe",
             "Qwen3OmniMoeVisionEncoder",
