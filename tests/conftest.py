@@ -218,7 +218,7 @@ def encoder(repo: Path) -> Encoder:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve small photographs, three of them equal."""
-    from photographs import china  # it brings matplotlib
+    from photographs import china
 
     folder = tmp_path_factory.mktemp("photos")
     for number in range(12):

@@ -305,7 +305,6 @@ def segment_metadata(
     max_batch_size: int | None = None,
     max_frames_per_batch: int | None = None,
     max_seqlen_override: int | None = None,
-    device: torch.device | str | None = None,
 ) -> dict[str, Tensor]:
     """Return ``cu_seqlens`` and ``max_seqlen`` of segments, padded to a capacity if given.
 
@@ -333,7 +332,7 @@ def segment_metadata(
             )
         longest = max_seqlen_override
     return {
-        "cu_seqlens": padded_offsets(lengths, capacity, name).to(device),
+        "cu_seqlens": padded_offsets(lengths, capacity, name),
         "max_seqlen": torch.tensor(longest, dtype=torch.int32, device="cpu"),
     }
 

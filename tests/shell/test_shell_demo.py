@@ -107,10 +107,10 @@ def test_samples_are_photographs_not_noise() -> None:
 
 
 def test_clip_pans_from_the_left_edge_to_the_right() -> None:
-    photograph = torch.arange(64, dtype=torch.uint8).expand(3, 40, 64)
-    clip = panned_clip(photograph, frames=5, side=32)
-    assert clip.shape == (5, 3, 32, 32)
-    assert clip[:, 0, 0, 0].tolist() == [0, 8, 16, 24, 32]
+    photograph = torch.arange(256 + 70).expand(3, 300, -1)
+    clip = panned_clip(photograph)
+    assert clip.shape == (8, 3, 256, 256)
+    assert clip[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
 
 
 def test_missing_sample_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import matplotlib.cbook
 import numpy as np
 from PIL import Image
 
-
-def _sample(name: str) -> Image.Image:
-    """A picture of scikit-learn, which takes a second to import and two milliseconds to find."""
-    spec = find_spec("sklearn")
-    assert spec is not None
-    assert spec.origin is not None
-    return Image.open(Path(spec.origin).parent / "datasets" / "images" / name).convert("RGB")
+from vitgraph.commands.demo_pictures import sample_photographs
 
 
 @cache
+def _sample(name: str) -> Image.Image:
+    return Image.open(sample_photographs()[name]).convert("RGB")
+
+
 def china() -> Image.Image:
     """A temple, 640x427."""
-    return _sample("china.jpg")
+    return _sample("pavilion")
 
 
-@cache
 def flower() -> Image.Image:
     """A dahlia, 640x427."""
-    return _sample("flower.jpg")
+    return _sample("dahlia")
 
 
-@cache
 def hopper() -> Image.Image:
     """Grace Hopper, 512x600."""
-    with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:
-        return Image.open(file).convert("RGB")
+    return _sample("portrait")
 
 
 def photographs() -> list[Image.Image]:

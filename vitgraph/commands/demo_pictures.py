@@ -68,19 +68,18 @@ def _package_file(package: str, path: str) -> Path:
     return Path(spec.origin).parent / path
 
 
-def panned_clip(photograph: Tensor, *, frames: int = 8, side: int = 256) -> Tensor:
+def panned_clip(photograph: Tensor) -> Tensor:
     """Make a clip of a square window that moves over a photograph from left to right.
 
     Args:
-        photograph: uint8 [3, H, W] with H >= ``side`` and W > ``side``.
-        frames: number of frames.
-        side: side of the window in pixels.
+        photograph: uint8 [3, H, W] with H >= 256 and W > 256.
 
     Returns:
-        uint8 [frames, 3, side, side].
+        uint8 [8, 3, 256, 256].
     """
+    side = 256
     top = (photograph.shape[1] - side) // 2
-    lefts = torch.linspace(0, photograph.shape[2] - side, frames).long().tolist()
+    lefts = torch.linspace(0, photograph.shape[2] - side, 8).long().tolist()
     return torch.stack([photograph[:, top : top + side, left : left + side] for left in lefts])
 
 
