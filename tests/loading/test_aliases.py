@@ -334,7 +334,6 @@ def test_unlimited_ocr_cuts_one_image_into_up_to_32_tiles_and_several_not(tmp_pa
     folder = write_seeded_checkpoint(tmp_path, "unlimited_ocr", width=32, depth=1)
     page = torch.zeros(3, 5120, 2560, dtype=torch.uint8)
     encoder = load_encoder(folder)
-    assert encoder.preprocess([page]).tiles == [(4, 8, True)]
     assert encoder.preprocess(page).tiles == [(4, 8, True)]
     assert encoder.preprocess([page, page]).tiles == [(1, 1, False)] * 2
     assert encoder.preprocess([page, page], max_tiles=32).tiles == [(4, 8, True)] * 2

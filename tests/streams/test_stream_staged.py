@@ -48,11 +48,11 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [slow(one) if "other" in one else one for one in PREPROCESSORS])
 def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
     preprocessor: Any = PREPROCESSORS[name]
-    images = [*photographs()[:5], np.asarray(china()), hopper().resize((448, 448))]
-    for clips in (
-        [],
-        [panning_clip(1), panning_clip(3)],
-        [panning_clip(5), Video(panning_clip(4), fps=8.0)],
+    every = [*photographs()[:5], np.asarray(china()), hopper().resize((448, 448))]
+    for images, clips in (
+        (every, []),
+        (every[:1], [panning_clip(1), panning_clip(3)]),
+        (every[:1], [panning_clip(5), Video(panning_clip(4), fps=8.0)]),
     ):
         limits = Limits(num_frames=4 if clips and isinstance(clips[-1], Video) else None)
         wanted = preprocessor(images, clips, **limits._asdict())
@@ -76,17 +76,17 @@ def test_staged_pixels_take_less_than_a_quarter_of_the_bytes(name: str) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts Linux' threads")
 def test_staging_starts_no_further_threads_in_a_thread() -> None:
     preprocessor: Any = PREPROCESSORS["qwen3_vl"]
-    threads = []
+    threads: list[str] = []
 
     def stage() -> None:
         preprocessor.stage([np.asarray(china().resize((1280, 704)))], [], Limits())
-        threads.append(len(os.listdir("/proc/self/task")))
+        threads.extend(os.listdir("/proc/self/task"))
 
     worker = threading.Thread(target=stage)
-    before = len(os.listdir("/proc/self/task"))
+    before = set(os.listdir("/proc/self/task"))  # of which some may end meanwhile
     worker.start()
     worker.join()
-    assert threads == [before + 1]
+    assert len(set(threads) - before) == 1
 
 
 @pytest.mark.parametrize("name", PREPROCESSORS)
