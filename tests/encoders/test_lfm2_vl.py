@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_tiles_and_sizes_are_the_published_ones_unless_a_call_bounds_them() -> N
         {},
         {"min_tiles": 1, "resample": 3, "use_thumbnail": False},
         {"do_image_splitting": False},
-        {"tile_size": 64, "max_image_tokens": 90, "max_pixels_tolerance": 0.5, "max_tiles": 5},
+        {"tile_size": 64, "min_image_tokens": 9, "max_image_tokens": 40, "max_tiles": 5},
     ],
     ids=str,
 )
@@ -77,13 +78,13 @@ def test_pixels_are_those_of_the_processor(changes: dict[str, Any]) -> None:
         assert torch.equal(torch.cat([part.pixel_values for part in parts]), rows)
 
 
-@pytest.mark.parametrize(("least", "most"), [(1, 10), (2, 10)])
-def test_an_image_between_two_tilings_gets_that_of_the_processor(least: int, most: int) -> None:
-    grids = (processor := Lfm2VlImageProcessor())._target_ratios(least, most)
-    for (a, b), (c, d) in {(first, second) for first in grids for second in grids}:
+@pytest.mark.parametrize("least", [1, 2])
+def test_an_image_between_two_tilings_gets_that_of_the_processor(least: int) -> None:
+    grids = (processor := Lfm2VlImageProcessor())._target_ratios(least, 10)
+    for (a, b), (c, d) in product(grids, grids):
         width, height = 60 * (a * d + c * b), 120 * b * d  # the mean of both shapes
-        theirs = processor._get_grid_layout(height, width, least, most, 512)[:2]
-        assert best_tiling(width, height, least, most, 512) == theirs
+        theirs = processor._get_grid_layout(height, width, least, 10, 512)[:2]
+        assert best_tiling(width, height, least, 10, 512) == theirs
 
 
 def test_files_are_read_strictly_and_those_of_the_first_repos_together() -> None:
@@ -91,12 +92,11 @@ def test_files_are_read_strictly_and_those_of_the_first_repos_together() -> None
     other = {"image_processor_type": "Siglip2ImageProcessor", "do_resize": False, "patch_size": 16}
     files = {"processor_config": flat, "preprocessor_config": {**other, "image_mean": [0.4] * 3}}
     ours = PatchTilesPreprocessor().with_files(files)
-    found = ours.tile_size, ours.max_tiles, ours.use_thumbnail, ours.mean
-    assert found == (256, 4, False, (0.4, 0.4, 0.4))
+    assert (ours.tile_size, ours.max_tiles, ours.use_thumbnail) == (256, 4, False)
+    assert ours.mean == (0.4, 0.4, 0.4)
     for change, message in (
-        ({"encoder_patch_size": 14}, "encoder_patch_size=14 is not implemented"),
         ({"tile_size": 500}, "tile_size=500 must be a multiple of 32"),
-        ({"max_pixels_tolerance": "2"}, "must be a positive number"),
+        ({"max_pixels_tolerance": 1.5}, "max_pixels_tolerance=1.5 is not implemented"),
     ):
         with pytest.raises(ValueError, match=message):
             published(**change)
@@ -156,10 +156,9 @@ def test_few_fields_are_enough_and_strangers_are_refused(tmp_path: Path, kind: s
     edit_tensors(folder, lambda t: t.update({stranger: torch.zeros(2)}))
     with pytest.raises(CheckpointError, match=rf"unexpected \(1\): {stranger}"):
         load_encoder(folder)
-    for change, message in (
-        ({"vision_feature_layer": -2}, "vision_feature_layer=-2 is not implemented"),
-        ({"model_type": "lfm3_vl"}, "'lfm3_vl' is not supported: its tower has gated"),
-    ):
-        edit_config(folder, lambda config, change=change: config.update(change))
-        with pytest.raises(CheckpointError, match=message):
-            load_encoder(folder)
+    edit_config(folder, lambda config: config.update(vision_feature_layer=-2))
+    with pytest.raises(CheckpointError, match="vision_feature_layer=-2 is not implemented"):
+        load_encoder(folder)
+    edit_config(folder, lambda config: config.update(model_type="lfm3_vl"))
+    with pytest.raises(CheckpointError, match="'lfm3_vl' is not supported: its tower has gated"):
+        load_encoder(folder)

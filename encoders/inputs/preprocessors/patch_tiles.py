@@ -52,8 +52,6 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     min_pixels: int = 64 * 32**2
     max_pixels: int = 256 * 32**2
     """The largest area of a whole image, except that each side has at least one token."""
-    tolerance: float = 2.0
-    """An image over this many times ``max_pixels`` is cut into tiles."""
     tile_size: int = 512
     min_tiles: int = 2
     max_tiles: int = 10
@@ -119,6 +117,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             "resample": section.get("resample"),
             "encoder_patch_size": self.patch_size,
             "downsample_factor": self.token_size,
+            "max_pixels_tolerance": 2.0,
         }
         require_supported(where, section, sizes)
         mean, std = read_stats(where, section, HALF, HALF)
@@ -137,7 +136,6 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             "resample": read_resample(where, section, "bilinear"),
             "min_pixels": bounds.min_pixels,
             "max_pixels": bounds.max_pixels,
-            "tolerance": _tolerance(where, section.get("max_pixels_tolerance")),
             "tile_size": read("tile_size", 512, math.isqrt(MOST_PIXELS)),
             "min_tiles": read("min_tiles", 2, MOST_TILES),
             "max_tiles": read("max_tiles", 10, MOST_TILES) if split else 1,
@@ -178,7 +176,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             max(self.patch_size, round(side / self.factor) * self.factor)
             for side in (height, width)
         )
-        return tall * wide <= self.max_pixels * self.tolerance
+        return tall * wide <= 2 * self.max_pixels
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
         """Normalise the views of one path and cut them into patches."""
@@ -228,11 +226,3 @@ def whole_size(
             "crop it"
         )
     return tall, wide
-
-
-def _tolerance(where: str, value: object) -> float:
-    if value is None:
-        return 2.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        raise ValueError(f"{where}: max_pixels_tolerance={value!r} must be a positive number")
-    return float(value)
