@@ -47,8 +47,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import attention, padding_rows
+from .layers.attention import attention
 from .layers.clipped import ClippedLinear
+from .layers.segments import padding_rows
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -47,8 +46,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import attention, padding_rows
+from .layers.attention import attention
 from .layers.products import patch_product
+from .layers.segments import RotarySegments
 from .layers.table_taps import grid_taps
 
 
@@ -167,9 +167,9 @@ class Glm4VEncoder(PatchEncoder):
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the rotary angles, offsets and padding that every block reads."""
-        return Context.of(metadata)
+        return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -215,28 +215,6 @@ class Positions(nn.Module):
         self.position_embedding = nn.Embedding(config.position_side**2, config.hidden_size)
 
 
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cos: Tensor
-    sin: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata) -> Context:
-        """Make the context of metadata: cos and sin for both halves, the first of sin negated."""
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        return cls(
-            torch.cat((cos, cos), 1)[:, None, None],
-            torch.cat((-sin, sin), 1)[:, None, None],
-            metadata["cu_seqlens"],
-            metadata["max_seqlen"],
-            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
-        )
-
-
 class PatchEmbed(nn.Module):
     """A Conv3d whose kernel equals its stride, computed as one matrix product."""
 
@@ -260,7 +238,7 @@ class Block(nn.Module):
         self.norm2 = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
@@ -292,7 +270,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
         q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen

@@ -47,8 +47,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import TileSegments, attention
+from .layers.attention import attention
 from .layers.products import patch_product
+from .layers.segments import TileSegments
 
 Default = TypeVar("Default")
 _CONVERTED = ("internvl_vision", "interns1_vision")

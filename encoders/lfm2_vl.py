@@ -42,8 +42,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import TileSegments, padding_rows
 from .layers.blocks import Block, BlockSizes
+from .layers.segments import TileSegments, padding_rows
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ from .base.tile_encoder import TileEncoder
 from .block_parts import BlockParts
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import find_section, read_rope_theta, read_size, require_divisible, require_value
-from .layers.attention import TileSegments, attention
+from .layers.attention import attention
 from .layers.blocks import MLP, resize_table
+from .layers.segments import TileSegments
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import attention, padding_rows
+from .layers.attention import attention
 from .layers.products import patch_product
+from .layers.segments import padding_rows
 from .layers.table_taps import segments_of
 
 

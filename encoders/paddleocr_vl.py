@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,8 +39,9 @@ from .hf_config import (
     require_value,
 )
 from .layers import blocks
-from .layers.attention import attention, padding_rows
+from .layers.attention import attention
 from .layers.products import patch_product
+from .layers.segments import RotarySegments
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class PaddleOCRVLEncoder(RasterEncoder):
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
         return EncoderOutput(hidden, tokens, ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the rotary angles, offsets and padding that every block reads."""
-        return Context.of(metadata)
+        return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -181,28 +181,6 @@ class PaddleOCRVLEncoder(RasterEncoder):
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
-
-
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cos: Tensor
-    sin: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata) -> Context:
-        """Make the context of metadata: cos and sin for both halves, the first of sin negated."""
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        return cls(
-            torch.cat((cos, cos), 1)[:, None, None],
-            torch.cat((-sin, sin), 1)[:, None, None],
-            metadata["cu_seqlens"],
-            metadata["max_seqlen"],
-            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
-        )
 
 
 class PatchEmbed(nn.Module):
@@ -245,7 +223,7 @@ class Block(blocks.Block):
 class Attention(blocks.Attention):
     """Full attention inside each image; fused qkv rows are [Q; K; V], head-major."""
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:  # type: ignore[override]
         qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen

@@ -44,8 +44,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import attention, padded_offsets, padding_rows
+from .layers.attention import attention
 from .layers.products import patch_product
+from .layers.segments import padded_offsets, padding_rows
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from .base.checks import check_input_size, check_rows
 from .base.patch_encoder import RasterEncoder, merge_order_positions
 from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import find_section, read_epsilon, read_flag, read_size, require_value
-from .layers.attention import TileSegments, padding_rows
 from .layers.blocks import MLP, Block, BlockSizes
+from .layers.segments import TileSegments, padding_rows
 
 
 @dataclass(frozen=True)

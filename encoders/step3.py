@@ -44,8 +44,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import TileSegments, attention
+from .layers.attention import attention
 from .layers.products import convolve, patch_product
+from .layers.segments import TileSegments
 
 PREFIX_ROWS = 4
 """Copies of the class token that every patch attends to: the checkpoint was trained with them."""

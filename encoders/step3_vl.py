@@ -48,8 +48,9 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.attention import TileSegments, attention
+from .layers.attention import attention
 from .layers.products import convolve, patch_product
+from .layers.segments import TileSegments
 
 
 @dataclass(frozen=True)

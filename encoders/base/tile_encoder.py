@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..contract import EncoderItemSpec, Grid, GridLike, Metadata
 from ..grids import read_grid, stitch_tiles
-from ..layers.attention import TileSegments
+from ..layers.segments import TileSegments
 from .checks import check_input_size, check_tiles, require_tensor
 from .vision_encoder import VisionEncoder
 

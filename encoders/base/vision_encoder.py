@@ -27,8 +27,8 @@ from ..contract import (
     output_like,
 )
 from ..grids import split_rows
-from ..layers.attention import segment_metadata
 from ..layers.products import add_weighted_rows
+from ..layers.segments import segment_metadata
 from .checks import (
     check_pixels,
     check_rows,

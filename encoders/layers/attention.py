@@ -1,4 +1,4 @@
-"""Attention over packed segments, and their offsets: one function for every encoder and device.
+"""Attention over packed segments: one function for every encoder and device.
 
 Shapes: T packed rows, S segments, H heads, K head size; ``cu_seqlens`` [S+1] are offsets.
 
@@ -18,7 +18,7 @@ with a fake and a backward; in eager mode autograd sees the kernels themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby, pairwise
@@ -29,9 +29,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import Metadata
-
-_BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
+from .segments import BELONGING_METADATA, padding_rows
 
 
 def attention(
@@ -86,11 +84,6 @@ def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: fl
         calls.append(AttentionCall(q, k, cu_seqlens, scale))
 
 
-def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
-    """Return which of ``rows`` packed rows lie at or beyond the last offset, bool [rows, 1, 1]."""
-    return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]
-
-
 def _attend(
     q: Tensor,
     k: Tensor,
@@ -134,49 +127,14 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_ro
 def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
     if sum(lengths) > rows:
         raise ValueError(
-            f"cu_seqlens end at row {sum(lengths)}, there are {rows}: {_BELONGING_METADATA}"
+            f"cu_seqlens end at row {sum(lengths)}, there are {rows}: {BELONGING_METADATA}"
         )
     other = next((n for n in lengths if n != segment_rows), 0) if segment_rows else 0
     if other:
         raise ValueError(
             f"cu_seqlens have a segment of {other} rows, these pixels make segments of "
-            f"{segment_rows}: {_BELONGING_METADATA}"
+            f"{segment_rows}: {BELONGING_METADATA}"
         )
-
-
-def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
-    """Raise unless metadata may be of segments of ``segment_rows`` rows each (tiles).
-
-    Nothing syncs: in eager mode ``max_seqlen`` is on the host. :func:`attention` checks the offsets
-    themselves, on the CPU only. Padding may make ``max_seqlen`` longer than every real segment.
-
-    Raises:
-        ValueError: all real segments are shorter.
-    """
-    if torch.compiler.is_compiling() or max_seqlen.device.type != "cpu":
-        return
-    if 0 < int(max_seqlen) < segment_rows:
-        raise ValueError(
-            f"encoder_metadata has segments of at most {int(max_seqlen)} rows, these pixels make "
-            f"segments of {segment_rows}: {_BELONGING_METADATA}"
-        )
-
-
-class TileSegments(NamedTuple):
-    """The offsets of tiles of equal length, each of which attends to itself."""
-
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-    """Bool [B*n, 1, 1], true for the rows of tiles that are padding."""
-
-    @classmethod
-    def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
-        """Check the offsets against the tiles [B, n, D] and find the rows that are padding."""
-        if hidden.shape[0]:
-            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
-        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
-        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int) -> Tensor:
@@ -297,70 +255,3 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
 
 
 _attention_node.register_autograd(_backward, setup_context=_save_inputs)
-
-
-def segment_metadata(
-    lengths: Sequence[int],
-    *,
-    max_batch_size: int | None = None,
-    max_frames_per_batch: int | None = None,
-    max_seqlen_override: int | None = None,
-) -> dict[str, Tensor]:
-    """Return ``cu_seqlens`` and ``max_seqlen`` of segments, padded to a capacity if given.
-
-    Args:
-        lengths: rows of each segment.
-        max_batch_size: capacity in segments, unless ``max_frames_per_batch`` gives it.
-        max_frames_per_batch: capacity in segments.
-        max_seqlen_override: the longest segment to plan for; at least the true longest.
-
-    Returns:
-        ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the
-        CPU.
-
-    Raises:
-        ValueError: more segments than the capacity, or an override below the true longest segment.
-    """
-    capacity = max_frames_per_batch if max_frames_per_batch is not None else max_batch_size
-    name = "max_batch_size" if max_frames_per_batch is None else "max_frames_per_batch"
-    longest = max(lengths, default=0)
-    if max_seqlen_override is not None:
-        if max_seqlen_override < longest:
-            raise ValueError(
-                f"max_seqlen_override={max_seqlen_override} is below the longest segment of "
-                f"{longest} rows: attention would truncate it; pass at least {longest}"
-            )
-        longest = max_seqlen_override
-    return {
-        "cu_seqlens": padded_offsets(lengths, capacity, name),
-        "max_seqlen": torch.tensor(longest, dtype=torch.int32, device="cpu"),
-    }
-
-
-def padded_offsets(
-    lengths: Sequence[int], capacity: int | None, name: str, kind: str = "segments"
-) -> Tensor:
-    """Return cumulative offsets int32 [S+1], padded to ``capacity+1`` by repeating the last one.
-
-    A repeated offset is an empty segment; a zero would give a segment of negative length.
-
-    Args:
-        lengths: rows of each segment or window.
-        capacity: the largest number of segments; None pads nothing.
-        name: the keyword by which the caller got ``capacity``, for the error message.
-        kind: name of what is counted, for the error message.
-
-    Returns:
-        int32 [S+1] on the CPU, S the capacity if given.
-
-    Raises:
-        ValueError: more than the capacity.
-    """
-    if capacity is not None and len(lengths) > capacity:
-        raise ValueError(
-            f"{len(lengths)} {kind} do not fit {name}={capacity}: raise it to {len(lengths)} "
-            "or pass fewer items"
-        )
-    padding = 0 if capacity is None else capacity - len(lengths)
-    steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")
-    return steps.cumsum(0).to(torch.int32)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts
 from ..hf_config import require_divisible
-from .attention import TileSegments, attention
+from .attention import attention
 from .products import patch_product
+from .segments import TileSegments
 
 
 @dataclass(frozen=True)

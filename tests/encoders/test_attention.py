@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoders.layers.attention import (
-    _attend_masked,
-    attention,
-    padded_offsets,
-    padding_rows,
-    segment_metadata,
-)
+from encoders.layers.attention import _attend_masked, attention
+from encoders.layers.segments import padded_offsets, padding_rows, segment_metadata
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 5e-7, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 

@@ -18,7 +18,8 @@ from gpu_towers import kernels_for
 from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.layers.attention import _flash_takes, attention, padding_rows
+from encoders.layers.attention import _flash_takes, attention
+from encoders.layers.segments import padding_rows
 from oracles import (
     BY_NAME,
     FAMILIES,

@@ -1,0 +1,145 @@
+"""Packed segments: their offsets, the rows beyond them, and what all blocks of a forward read.
+
+Shapes: T packed rows, S segments, B tiles of n rows; ``cu_seqlens`` [S+1] are offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..contract import Metadata
+
+BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
+
+
+def segment_metadata(
+    lengths: Sequence[int],
+    *,
+    max_batch_size: int | None = None,
+    max_frames_per_batch: int | None = None,
+    max_seqlen_override: int | None = None,
+) -> dict[str, Tensor]:
+    """Return ``cu_seqlens`` and ``max_seqlen`` of segments, padded to a capacity if given.
+
+    Args:
+        lengths: rows of each segment.
+        max_batch_size: capacity in segments, unless ``max_frames_per_batch`` gives it.
+        max_frames_per_batch: capacity in segments.
+        max_seqlen_override: the longest segment to plan for; at least the true longest.
+
+    Returns:
+        ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the
+        CPU.
+
+    Raises:
+        ValueError: more segments than the capacity, or an override below the true longest segment.
+    """
+    capacity = max_frames_per_batch if max_frames_per_batch is not None else max_batch_size
+    name = "max_batch_size" if max_frames_per_batch is None else "max_frames_per_batch"
+    longest = max(lengths, default=0)
+    if max_seqlen_override is not None:
+        if max_seqlen_override < longest:
+            raise ValueError(
+                f"max_seqlen_override={max_seqlen_override} is below the longest segment of "
+                f"{longest} rows: attention would truncate it; pass at least {longest}"
+            )
+        longest = max_seqlen_override
+    return {
+        "cu_seqlens": padded_offsets(lengths, capacity, name),
+        "max_seqlen": torch.tensor(longest, dtype=torch.int32, device="cpu"),
+    }
+
+
+def padded_offsets(
+    lengths: Sequence[int], capacity: int | None, name: str, kind: str = "segments"
+) -> Tensor:
+    """Return cumulative offsets int32 [S+1], padded to ``capacity+1`` by repeating the last one.
+
+    A repeated offset is an empty segment; a zero would give a segment of negative length.
+
+    Args:
+        lengths: rows of each segment or window.
+        capacity: the largest number of segments; None pads nothing.
+        name: the keyword by which the caller got ``capacity``, for the error message.
+        kind: name of what is counted, for the error message.
+
+    Returns:
+        int32 [S+1] on the CPU, S the capacity if given.
+
+    Raises:
+        ValueError: more than the capacity.
+    """
+    if capacity is not None and len(lengths) > capacity:
+        raise ValueError(
+            f"{len(lengths)} {kind} do not fit {name}={capacity}: raise it to {len(lengths)} "
+            "or pass fewer items"
+        )
+    padding = 0 if capacity is None else capacity - len(lengths)
+    steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")
+    return steps.cumsum(0).to(torch.int32)
+
+
+def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
+    """Return which of ``rows`` packed rows lie at or beyond the last offset, bool [rows, 1, 1]."""
+    return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]
+
+
+def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
+    """Raise unless metadata may be of segments of ``segment_rows`` rows each (tiles).
+
+    Nothing syncs: in eager mode ``max_seqlen`` is on the host. :func:`attention` checks the offsets
+    themselves, on the CPU only. Padding may make ``max_seqlen`` longer than every real segment.
+
+    Raises:
+        ValueError: all real segments are shorter.
+    """
+    if torch.compiler.is_compiling() or max_seqlen.device.type != "cpu":
+        return
+    if 0 < int(max_seqlen) < segment_rows:
+        raise ValueError(
+            f"encoder_metadata has segments of at most {int(max_seqlen)} rows, these pixels make "
+            f"segments of {segment_rows}: {BELONGING_METADATA}"
+        )
+
+
+class TileSegments(NamedTuple):
+    """The offsets of tiles of equal length, each of which attends to itself."""
+
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+    """Bool [B*n, 1, 1], true for the rows of tiles that are padding."""
+
+    @classmethod
+    def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
+        """Check the offsets against the tiles [B, n, D] and find the rows that are padding."""
+        if hidden.shape[0]:
+            check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
+        offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
+        return cls(offsets, metadata["max_seqlen"], padding_rows(offsets, rows))
+
+
+class RotarySegments(NamedTuple):
+    """The tensors that all blocks of a tower with rotary positions read, made once per forward."""
+
+    cos: Tensor
+    sin: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: Tensor
+    padding: Tensor
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> RotarySegments:
+        """Read metadata: cos and sin for both halves of a head, the first half of sin negated."""
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        return cls(
+            torch.cat((cos, cos), 1)[:, None, None],
+            torch.cat((-sin, sin), 1)[:, None, None],
+            metadata["cu_seqlens"],
+            metadata["max_seqlen"],
+            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
+        )
