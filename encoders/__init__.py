@@ -29,6 +29,7 @@ from .deepseek_vl import (
     DeepseekVLHybridEncoder,
 )
 from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
+from .ernie4_5_vl import Ernie4_5VLConfig, Ernie4_5VLEncoder
 from .gemma4 import Gemma4Config, Gemma4Encoder
 from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
@@ -65,6 +66,8 @@ __all__ = [
     "Encoder",
     "EncoderItemSpec",
     "EncoderOutput",
+    "Ernie4_5VLConfig",
+    "Ernie4_5VLEncoder",
     "Gemma3Config",
     "Gemma3Encoder",
     "Gemma4Config",

@@ -61,6 +61,7 @@ SLOW_TOWERS = frozenset(
     (
         "deepseek_vl_hybrid",
         "deepseek_vl_hybrid_hf",
+        "ernie4_5_vl",
         "gemma4",
         "glm4v",
         "glm5_next",

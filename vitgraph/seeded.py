@@ -193,7 +193,8 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "num_key_value_heads": max(width // (4 * HEAD), 1) if grouped else width // HEAD,
         "intermediate_size": round(ratio) * width,
         "out_hidden_size": TEXT_WIDTH,
-        "hidden_size": TEXT_WIDTH,  # Qwen2-VL's name for the language model's width
+        # Qwen2-VL's name for the language model's width; ERNIE's second name for the tower's.
+        "hidden_size": width if section.get("hidden_size") == section.get(own) else TEXT_WIDTH,
         "width": width,
         own: width,
         "vt_num_hidden_layers": depth,

@@ -135,6 +135,7 @@ def describe(
         "dtype": dtype,
         **{name: value for name, value in section.items() if name not in _REPLACED},
         **{also[name]: value for name, value in section.items() if name in also},
+        **(reader.made(section) if reader else {}),
         KEY: note,
     }
 

@@ -102,7 +102,9 @@ class RasterEncoder(PatchEncoder):
         return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
 
 
-def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Tensor]:
+def raster_maps(
+    features: Tensor, grids: Sequence[Grid], merge: int, frames: int = 1
+) -> list[Tensor]:
     """Undo the merge-block order.
 
     Rows of a tower that merges 2x2 patches lie block by block, so that 4 neighbours in memory make
@@ -120,6 +122,7 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
         features: [P, D], one row per patch, or [N, D], one row per token.
         grids: ``(t, h, w)`` per item, in patches.
         merge: side of a block in patches.
+        frames: frames of the grid that make one frame of tokens.
 
     Returns:
         [t, h, w, D] per item in raster order, of patches or of tokens as ``features`` are.
@@ -128,7 +131,8 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
         ValueError: no tensor, or one with neither a row per patch nor a row per token.
     """
     patches = [t * h * w for t, h, w in grids]
-    tokens = [count // merge**2 for count in patches]
+    times = [-(-t // frames) for t, _, _ in grids]
+    tokens = [t * h * w // merge**2 for t, (_, h, w) in zip(times, grids, strict=True)]
     if features.shape[0] == sum(patches):
         return [
             rearrange(part, "(t h w a b) d -> t (h a) (w b) d", t=t, h=h // merge, a=merge, b=merge)
@@ -137,7 +141,7 @@ def raster_maps(features: Tensor, grids: Sequence[Grid], merge: int) -> list[Ten
     if features.shape[0] == sum(tokens):
         return [
             part.unflatten(0, (t, h // merge, w // merge))
-            for part, (t, h, w) in zip(features.split(tokens), grids, strict=True)
+            for part, t, (_, h, w) in zip(features.split(tokens), times, grids, strict=True)
         ]
     raise ValueError(
         f"features have {features.shape[0]} rows: the grid makes {sum(patches)} patches "

@@ -1,4 +1,5 @@
-"""How Qwen and GLM repos resize, sample and normalise images and videos, and where files say it.
+"""How Qwen, GLM and ERNIE repos resize, sample and normalise images and videos, and which files say
+it.
 
 The class defaults are those of transformers 5.23.0. A repo's processor files replace them; a value
 that a file leaves out comes from the class that the file names.
@@ -48,6 +49,8 @@ class PixelRules:
     never."""
     canvas: bool = False
     """Whether frames are laid on a black canvas (GLM-5) instead of stretched to its size."""
+    joined_frames: int = 1
+    """The number of frames that the tower makes one (ERNIE-4.5-VL): a clip's last one repeats."""
     longest_edge: int | None = None
     """Longest side of an image before sides are rounded up (Pixtral), for images alone."""
 
@@ -99,12 +102,19 @@ GLM_VIDEOS: Mapping[GlmRule, PixelRules] = {
 # Class defaults of the MiniMax-M3 processors of transformers 5.23.0.
 MINIMAX_M3_IMAGES = PixelRules(4 * 28**2, 672**2, sampling="uniform")
 MINIMAX_M3_VIDEOS = replace(MINIMAX_M3_IMAGES, max_pixels=768 * 28**2)
+
+# Class defaults of the ERNIE-4.5-VL processors of transformers 5.23.0; Baidu's own has the same.
+ERNIE_IMAGES = PixelRules(56 * 56, 6177 * 28**2, sampling="ernie")
+ERNIE_VIDEOS = PixelRules(
+    299 * 28**2, 1196 * 28**2, min_frames=16, max_frames=180, sampling="ernie", joined_frames=2
+)
 _IMAGE_CLASSES = {
     "MiniMaxM3VLImageProcessor": MINIMAX_M3_IMAGES,
     "Qwen2VLImageProcessor": QWEN2_IMAGES,
     "Glm4vImageProcessor": GLM_IMAGES["glm4v"],
     "Glm46VImageProcessor": GLM_IMAGES["glm46v"],
     "Glm5NextImageProcessor": GLM_IMAGES["glm5_next"],
+    "Ernie4_5_VLMoeImageProcessor": ERNIE_IMAGES,
 }
 _VIDEO_CLASSES = {
     "MiniMaxM3VLVideoProcessor": MINIMAX_M3_VIDEOS,
@@ -113,6 +123,7 @@ _VIDEO_CLASSES = {
     "Glm4vVideoProcessor": GLM_VIDEOS["glm4v"],
     "Glm46VVideoProcessor": GLM_VIDEOS["glm46v"],
     "Glm5NextVideoProcessor": GLM_VIDEOS["glm5_next"],
+    "Ernie4_5_VLMoeVideoProcessor": ERNIE_VIDEOS,
 }
 
 
@@ -231,7 +242,8 @@ def _read_pixel_rules(
         "max_long_side_pixel": None,
     }
     require_supported(where, section, more)
-    check_sizes(where, section, sizes)
+    pair = sizes["temporal_patch_size"] * defaults.joined_frames
+    check_sizes(where, section, {**sizes, "temporal_patch_size": pair})
     if defaults.canvas:
         lowest, highest = _token_bounds(where, section, defaults)
     else:
@@ -293,8 +305,9 @@ def _pixel_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[i
         ("min_pixels", "shortest_edge", defaults.min_pixels),
         ("max_pixels", "longest_edge", defaults.max_pixels),
     ):
-        # Qwen3VLVideoProcessor reads only the spelling inside of ``size``.
-        value = None if defaults.whole_clip else section.get(old)
+        # Qwen3VLVideoProcessor and ERNIE's processors read only the spelling inside of ``size``.
+        inside = defaults.whole_clip or defaults.sampling == "ernie"
+        value = None if inside else section.get(old)
         if value is None and size is not None:
             value = size.get(new, size.get(old))
             if value is None:

@@ -1,7 +1,8 @@
 """Which frames are sampled from a video.
 
-Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V and GLM-5 video
-processors, and ``default_sample_indices_fn`` (the "uniform" rule), of transformers 5.23.0.
+Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5 and
+ERNIE-4.5-VL video processors, and ``default_sample_indices_fn`` (the "uniform" rule), of
+transformers 5.23.0.
 
 Deliberate differences:
 
@@ -10,6 +11,8 @@ Deliberate differences:
 - At least one frame is sampled; the GLM-4.6V and GLM-5 rules of transformers take none of a clip
   that is shorter than the step between two frames.
 - With ``num_frames``, which the GLM rules of transformers do not read, frames are evenly spaced.
+- The ernie rule takes any ``num_frames``; that of transformers raises for fewer than ``min_frames``
+  and for more than ``max_frames``.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Literal, SupportsFloat, TypeAlias
 import torch
 
 SamplingRule: TypeAlias = Literal[
-    "qwen2_vl", "qwen3_vl", "internvl", "glm4v", "glm46v", "glm5_next", "uniform"
+    "qwen2_vl", "qwen3_vl", "internvl", "glm4v", "glm46v", "glm5_next", "uniform", "ernie"
 ]
 
 
@@ -50,7 +53,8 @@ def sample_frames(
         min_frames: smallest number of frames with ``fps``.
         max_frames: largest number of frames with ``fps``.
         temporal_patch_size: the qwen2_vl rule samples a multiple of it, the GLM rules too by
-            repeating the last frame.
+            repeating the last frame, and the ernie rule likewise, also without ``fps`` and
+            ``num_frames``.
         initial_shift: where the internvl rule starts: True is half a step, a number is a frame.
         max_duration: seconds from which the glm4v and glm5_next rules sample fewer; 0: no bound.
 
@@ -62,7 +66,7 @@ def sample_frames(
             qwen3_vl rule), no frame at all, or a rate that is not a positive number.
     """
     if fps is None and num_frames is None:
-        return list(range(total))
+        return _filled(list(range(total)), temporal_patch_size if rule == "ernie" else 1)
     if fps is not None and num_frames is not None:
         raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
     if rule in ("glm4v", "glm46v", "glm5_next"):
@@ -77,6 +81,12 @@ def sample_frames(
         if fps is not None:
             count = min(max(count, min_frames), max_frames, total)
         return list(map(round, _evenly(0, total - 1, count)))
+    if rule == "ernie":
+        if fps is None:
+            wanted = _check_count(num_frames or 0, total, None, 1)
+        else:
+            wanted = min(max(wanted, min_frames), max_frames, total)
+        return _filled(_steps(0, total, wanted), temporal_patch_size)
     if rule == "uniform":
         count = num_frames if num_frames is not None else max(int(wanted), 1)
         return [frame * total // count for frame in range(_check_count(count, total, fps, 1))]
@@ -128,12 +138,17 @@ def _check_count(count: int, total: int, fps: float | None, multiple: int) -> in
     return count
 
 
-def _steps(start: float, total: int, count: int) -> list[int]:
+def _steps(start: float, total: int, count: float) -> list[int]:
     # The reference takes float32 steps too; it may make one index too many, which is out of range.
     indices: list[int] = (
         torch.arange(start, total, total / count, dtype=torch.float32, device="cpu").int().tolist()
     )
-    return indices[:count]
+    return indices[: math.ceil(count)]
+
+
+def _filled(chosen: list[int], multiple: int) -> list[int]:
+    """Return the chosen frames, the last one repeated until their number is a multiple."""
+    return chosen + chosen[-1:] * (-len(chosen) % multiple)
 
 
 def _evenly(first: float, last: float, count: int) -> list[float]:
@@ -170,8 +185,7 @@ def _sample_glm(
             chosen = _walk(total, own, _rate_of_length(total / own) * pair, 640, 2400)
         else:
             chosen = _walk(total, own, wanted, max_frames, max_duration)
-    chosen = list(dict.fromkeys(chosen))
-    return chosen + chosen[-1:] * (-len(chosen) % pair)
+    return _filled(list(dict.fromkeys(chosen)), pair)
 
 
 def _at_times(total: int, own: float, wanted: float, max_duration: float) -> list[int]:

@@ -154,7 +154,7 @@ class ItemEncoder(Generic[Output]):
         """Return the output of each entry of an input path."""
         path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
-        calls = plan_calls(grids, path.item_specs(grids), limit)
+        calls = plan_calls(grids, path.item_specs, limit)
         lasting = self.owned or (len(calls) == 1 and len(self.paths) == 1)
         outputs: list[Output] = []
         row = 0
@@ -270,34 +270,33 @@ class ItemPart(NamedTuple):
 
 
 def plan_calls(
-    grids: Sequence[Grid], specs: Sequence[EncoderItemSpec], limit: int | None
+    grids: Sequence[Grid],
+    item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]],
+    limit: int | None,
 ) -> list[list[ItemPart]]:
     """Return which parts of which items each call encodes, in order.
 
     Args:
         grids: the (t, h, w) of each item.
-        specs: the sizes of each item, of ``item_specs``.
-        limit: most output tokens per call. An item above it is cut between its segments, which is
-            exact: no row attends outside its segment, and positions repeat in each. One segment
-            alone may exceed the limit.
+        item_specs: the method of an encoder.
+        limit: most output tokens per call. An item above it is cut between its segments, and not
+            between frames that make tokens together. That is exact: no row attends outside its
+            segment, and positions repeat in each. One segment alone may exceed the limit.
 
     Returns:
         One call if ``limit`` is None, and no call if there are no items.
     """
     calls: list[list[ItemPart]] = []
     used = 0
-    for item, ((t, h, w), spec) in enumerate(zip(grids, specs, strict=True)):
-        step, frames = t, 1
-        if spec.segments < t:  # several frames make a segment (MoonViT-3D)
-            frames = max(spec.longest_segment // (h * w), 1)
-        cuttable = spec.segments == -(-t // frames)
-        if limit is not None and spec.output_tokens > limit and cuttable:
-            step = max(limit * spec.segments // spec.output_tokens, 1) * frames
+    for item, ((t, h, w), spec) in enumerate(zip(grids, item_specs(grids), strict=True)):
+        step, alone = t, spec.output_tokens
+        if limit is not None and spec.output_tokens > limit:
+            frames, alone = _frames_together((t, h, w), item_specs)
+            if spec.segments in (t, -(-t // frames)):
+                step = max(limit // alone, 1) * frames
         for start in range(0, t, step):
             count = min(step, t - start)
-            tokens = spec.output_tokens
-            if step < t:
-                tokens = tokens * -(-count // frames) // spec.segments
+            tokens = spec.output_tokens if step >= t else alone * -(-count // frames)
             if not calls or (limit is not None and used + tokens > limit):
                 calls.append([])
                 used = 0
@@ -305,6 +304,21 @@ def plan_calls(
             calls[-1].append(ItemPart(item, (count, h, w), rows, tokens, start + count == t))
             used += tokens
     return calls
+
+
+def _frames_together(
+    grid: Grid, item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]]
+) -> tuple[int, int]:
+    """Return how many frames of an item make tokens together, and how many tokens those are.
+
+    They are one, a pair (ERNIE-4.5-VL) or four (MoonViT-3D).
+    """
+    t, h, w = grid
+    tokens = item_specs([(1, h, w)])[0].output_tokens
+    for frames in range(1, t):
+        if item_specs([(frames + 1, h, w)])[0].output_tokens > tokens:
+            return frames, tokens
+    return t, tokens
 
 
 def join_outputs(parts: Sequence[Output]) -> Output:

@@ -48,7 +48,8 @@ def prune_video_tokens(
     Args:
         output: the output of one clip, as ``encode`` and ``split`` return it; eager or replayed.
         grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3]; t is the number of segments where
-            the tower averages the frames of a segment (MoonViT-3D).
+            the tower averages the frames of a segment (MoonViT-3D), of pairs where it joins them
+            (ERNIE-4.5-VL).
         rate: share of the tokens to drop, at least 0 and below 1.
 
     Returns:

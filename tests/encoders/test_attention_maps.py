@@ -37,7 +37,7 @@ EAGER = [
     *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "exaone4_5", "qwen3_vl", "qwen3_omni", "qwen3_5"),
     *("intern_vit_300m", "intern_vit_6b", "deepseek_vl", "deepseek_vl_hybrid", "deepseek_ocr"),
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "gemma3", "gemma4", "gemma4_e2b"),
-    *("moonvit", "kimi_vl", "llama4", "minimax_m3"),
+    *("moonvit", "kimi_vl", "llama4", "minimax_m3", "ernie4_5_vl"),
 ]
 """The towers whose references have an eager attention."""
 

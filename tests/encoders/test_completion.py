@@ -33,6 +33,7 @@ OFFERED = {
     "pixtral": ONE_PATH,
     "kimi_k25": ONE_PATH,
     "lfm2_5_vl": SEVERAL_PATHS,
+    "ernie4_5_vl": ONE_PATH,
     "intern_vit": ONE_PATH | {"at", "side"},
     "paddleocr_vl": ONE_PATH,
     "idefics3": ONE_PATH | {"at", "side"},

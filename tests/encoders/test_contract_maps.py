@@ -16,6 +16,7 @@ from encoders.contract import EncoderItemSpec
 from oracles import (
     BLOCK_ORDER_TOWERS,
     BY_NAME,
+    JOINING_TOWERS,
     MERGING_TOWERS,
     TOWERS,
     Grids,
@@ -28,7 +29,7 @@ from oracles import (
 )
 from oracles.pixtral import in_merge_order
 
-FRAME_BY_FRAME = [name for name in MERGING_TOWERS if name != "moonvit"]
+FRAME_BY_FRAME = [name for name in MERGING_TOWERS if name not in JOINING_TOWERS]
 """Towers whose frames, or pairs of them, make tokens of their own."""
 
 # --- costs of items ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from oracles import (
     BY_NAME,
+    JOINING_TOWERS,
     PATCH_TOWERS,
     TILE_TOWERS,
     TOWERS,
@@ -102,7 +103,10 @@ def test_the_order_of_items_is_the_order_of_results(name: str) -> None:
         assert max(distances(there, back).values()) <= PACKED
 
 
-@pytest.mark.parametrize("name", [name for name in TOWERS if name not in ("moonvit", "minimax_m3")])
+ONE_BY_ONE = [name for name in TOWERS if name not in (*JOINING_TOWERS, "minimax_m3")]
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_frames_of_a_clip_match_the_same_frames_as_images(name: str) -> None:
     """No frame attends to another frame in the tower."""
     encoder = tiny(name, calm=CALM)

@@ -11,6 +11,7 @@ from graphwrap import Budget
 from graphwrap.budgets import Batch, choose_budgets
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices
+from oracles import JOINING_TOWERS
 from toy_encoder import ToyEncoder
 
 CLIPS = {"32 frames of 448x448": (32, 448), "64 frames of 224x224": (64, 224)}
@@ -27,7 +28,7 @@ def test_default_clips_fit_the_default_budgets_at_true_size(name: str, clip: str
     else:
         patch = encoder.config.patch_size
         merged = patch * encoder.config.spatial_merge_size
-        pairs = 1 if name == "moonvit" else 2  # frames per row of the grid
+        pairs = 1 if name in JOINING_TOWERS else 2  # frames per row of the grid
         grid = (frames // pairs, *[round(side / merged) * merged // patch] * 2)
     spec = encoder.item_specs([grid])[0]
     chosen = choose_budgets(encoder)
@@ -35,7 +36,8 @@ def test_default_clips_fit_the_default_budgets_at_true_size(name: str, clip: str
     assert packer.why_eager(spec) == "cheaper"
     (group,) = packer.pack([spec])
     assert group.budget is not None
-    per_segment = 1 if is_tiled(name) else {"moonvit": 4, "minimax_m3": 8}.get(name, 2)
+    shared = {"moonvit": 4, "minimax_m3": 8, "ernie4_5_vl": 1}
+    per_segment = 1 if is_tiled(name) else shared.get(name, 2)
     assert group.budget.segments >= spec.segments == frames // per_segment
     assert group.budget.longest_segment >= spec.longest_segment
 

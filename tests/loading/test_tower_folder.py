@@ -16,6 +16,7 @@ from transformers import AutoModel
 
 from checkpoints import INDEX, LAYOUTS, Written, edit_config, first_of_each, read_json, same_weights
 from encoders import (
+    Ernie4_5VLEncoder,
     Llama4Encoder,
     MoonViTEncoder,
     PaddleOCRVLEncoder,
@@ -67,6 +68,8 @@ TRANSFORMERS = {
     "gemma4_e2b": ("gemma4", "Gemma4VisionModel"),
     "kimi_k25_hf": ("kimi_k25", "Kimi_K25VisionModel"),
     "llama4": ("llama4", "Llama4VisionModel"),
+    "ernie4_5_vl": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionTransformerPretrainedModel"),
+    "ernie4_5_vl_hf": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionTransformerPretrainedModel"),
     "step3_vl": ("step3p7", "Step3p7VisionModel"),
     "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
 }
@@ -196,6 +199,8 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
         elif isinstance(image, MoonViTEncoder):
             out = model(pixels.unflatten(1, (3, 14, 14)), torch.tensor(grid))
             found, wanted = out.last_hidden_state, image.norm(hidden)
+        elif isinstance(image, Ernie4_5VLEncoder):
+            found, wanted = model(pixels, torch.tensor(grid)).last_hidden_state, image.ln(hidden)
         elif isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:

@@ -54,6 +54,7 @@ from .deepseek import (
     vl_reference,
 )
 from .deepseek_vl2 import VL2Twin, vl2_output
+from .ernie import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
 from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
 from .idefics import idefics3_keys, idefics3_output, idefics3_reference
@@ -262,10 +263,12 @@ FAMILIES = [
     ),
     make_row(
         "minimax_m3", "MiniMaxAI/MiniMax-M3", MiniMaxM3Reference, minimax_m3_keys,
-        minimax_m3_output,
-        shallow={"num_hidden_layers": 1},
-        narrow=MINIMAX_M3_NARROW,
-        tiny={**MINIMAX_M3_NARROW, "num_hidden_layers": 3},
+        minimax_m3_output, shallow={"num_hidden_layers": 1},
+        narrow=MINIMAX_M3_NARROW, tiny={**MINIMAX_M3_NARROW, "num_hidden_layers": 3},
+    ),
+    make_row(
+        "ernie4_5_vl", "baidu/ERNIE-4.5-VL-28B-A3B-PT", ErnieReference, ernie_keys, ernie_output,
+        shallow={"depth": 2}, narrow=ERNIE_NARROW, tiny={**ERNIE_NARROW, "depth": 3},
     ),
     make_row(
         "gemma4", "google/gemma-4-31B-it", gemma4_reference, gemma4_keys, gemma4_output,

@@ -29,6 +29,8 @@ MERGING_TOWERS = [name for name in PATCH_TOWERS if name not in ("siglip2", "lfm2
 """The towers over patches that merge 2x2 of them, with rotary positions."""
 BLOCK_ORDER_TOWERS = [name for name in MERGING_TOWERS if name not in ("paddleocr_vl", "moonvit")]
 """Those of them whose rows lie in merge-block order."""
+JOINING_TOWERS = ("moonvit", "ernie4_5_vl")
+"""Towers that make one set of tokens of several rows of the grid, four frames or a pair."""
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
 
 

@@ -153,7 +153,7 @@ def test_items_in_parts_equal_items_in_one_call(name: str) -> None:
 def test_a_call_exceeds_the_limit_only_by_one_segment() -> None:
     encoder = ToyEncoder()
     grids = [(5, 2, 4), (1, 2, 2), (1, 1, 2), (3, 6, 6), (1, 2, 2)]  # 20, 2, 1, 54 and 2 tokens
-    calls = plan_calls(grids, encoder.item_specs(grids), 9)
+    calls = plan_calls(grids, encoder.item_specs, 9)
     assert [[(part.item, part.grid[0], part.tokens) for part in call] for call in calls] == [
         [(0, 2, 8)],
         [(0, 2, 8)],
@@ -164,7 +164,7 @@ def test_a_call_exceeds_the_limit_only_by_one_segment() -> None:
         [(4, 1, 2)],
     ]
     assert [part.item for call in calls for part in call if part.last] == [0, 1, 2, 3, 4]
-    (call,) = plan_calls(grids, encoder.item_specs(grids), None)
+    (call,) = plan_calls(grids, encoder.item_specs, None)
     assert [part.grid for part in call] == grids
 
 

@@ -44,6 +44,7 @@ PARTS = {
     "mlp1": "projector",
     "aligner": "projector",
     "projector": "projector",
+    "resampler": "resampler",
     "embed_vision": "projector",
     "vit_large_projector": "projector",
     "head": "pooling head",

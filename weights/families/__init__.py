@@ -12,6 +12,7 @@ from ..errors import CheckpointError, shown
 from ..tensor_file import JsonDict, JsonObject
 from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
+from .ernie import ERNIE4_5_VL
 from .family import Family, FamilyConfig, Fields, Shapes
 from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
@@ -53,6 +54,7 @@ FAMILIES: Mapping[str, Family] = {
         LLAMA4,
         LFM2_VL,
         MINIMAX_M3,
+        ERNIE4_5_VL,
     )
 }
 """Every family by name."""

@@ -45,6 +45,8 @@ class TransformersClass:
     """Whether ``AutoModel`` of transformers builds the class."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Field of published configs -> the name by which the class reads it, where that is another."""
+    made: Callable[[JsonObject], JsonDict] = lambda section: {}
+    """Makes fields that the class reads of those that the tower's part of a config states."""
 
 
 @dataclass(frozen=True)

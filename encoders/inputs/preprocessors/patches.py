@@ -1,7 +1,7 @@
-"""Images and videos to the patches of a tower that takes any size: Qwen, GLM and Pixtral.
+"""Images and videos to the patches of a tower that takes any size: Qwen, GLM, ERNIE and Pixtral.
 
 Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``, and the
-image and video processors of GLM-4.1V, GLM-4.6V, GLM-5 and MiniMax-M3, and
+image and video processors of GLM-4.1V, GLM-4.6V, GLM-5, MiniMax-M3 and ERNIE-4.5-VL, and
 ``PixtralImageProcessor`` of transformers 5.23.0.
 
 Shapes: T frames per patch, p patch size, m merge size, P patches.
@@ -10,6 +10,7 @@ Deliberate differences:
 
 - Frames are sampled only on request (``fps=``, ``num_frames=``); ``do_sample_frames``, ``fps`` and
   ``num_frames`` in a repo's files are not read.
+- No times are drawn on frames, as ERNIE's processor does unless ``draw_on_frames`` is false.
 - A video of one frame is encoded as a pair of equal frames for Qwen3-VL and GLM too, where
   transformers raises.
 - A clip of MiniMax-M3 is resized as its video processor does by itself; the processor around it
@@ -44,6 +45,8 @@ from ..images import (
 )
 from ..intake import read_images
 from ..pixel_rules import (
+    ERNIE_IMAGES,
+    ERNIE_VIDEOS,
     GLM_IMAGES,
     GLM_VIDEOS,
     MINIMAX_M3_IMAGES,
@@ -128,6 +131,14 @@ class PatchPreprocessor:
         """Return transformers' class defaults of MiniMax-M3; areas are per frame."""
         images, videos = MINIMAX_M3_IMAGES, MINIMAX_M3_VIDEOS
         return cls(patch_size, temporal_patch_size, merge_size, images, videos)
+
+    @classmethod
+    def ernie(cls, *, patch_size: int, merge_size: int) -> PatchPreprocessor:
+        """Return transformers' class defaults of ERNIE-4.5-VL; areas are per frame.
+
+        A row is a patch of one frame, and a clip has an even number of frames.
+        """
+        return cls(patch_size, 1, merge_size, ERNIE_IMAGES, ERNIE_VIDEOS)
 
     @classmethod
     def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
@@ -277,7 +288,7 @@ class PatchPreprocessor:
             min_frames=self.videos.min_frames,
             max_frames=self.videos.max_frames,
             max_duration=self.videos.max_duration,
-            temporal_patch_size=self.temporal_patch_size,
+            temporal_patch_size=self.temporal_patch_size * self.videos.joined_frames,
         )
         stills = [[image] for image in read_images(images)]
         clips = read_videos(videos, choose, self.video_error)

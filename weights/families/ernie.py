@@ -1,0 +1,92 @@
+"""The tower of ERNIE-4.5-VL, as Baidu publishes it and as transformers saves it.
+
+Sources: ``Ernie4_5_VLMoeForConditionalGeneration`` of transformers 5.23.0 and its conversion of
+names; ``ernie45_vl.py`` of vLLM 0.33.0 and the bridge of NVIDIA-NeMo/Megatron-Bridge (pull request
+3263), which read Baidu's names and configs; the configs as ``ernie4_5_moe_vl`` of mlx-vlm has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isqrt
+
+from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder
+
+from ..layouts import Layout, Prefix
+from ..published import family_facts
+from ..tensor_file import JsonDict, JsonObject
+from .family import Family, TransformersClass, blocks, length, with_vision
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+def _names(resampler: str) -> dict[str, str]:
+    """Return our names of the resampler's layers by the published ones."""
+    merges = {
+        f"{resampler}.{merge}.{number}": f"resampler.{merge}.{layer}"
+        for merge in ("spatial_linear", "temporal_linear")
+        for number, layer in ((0, "fc1"), (2, "fc2"), (3, "ln"))
+    }
+    return {**merges, resampler: "resampler"}
+
+
+_BAIDU = Layout(
+    name="ernie",
+    prefixes=(Prefix("", "vision_model."), Prefix("", "")),
+    marks=("blocks.",),
+    projector=("model.resampler_model.",),
+    projected=True,
+    renames=_names("model.resampler_model"),
+    processor_files=family_facts("ernie4_5_vl").processors["ernie"],
+)
+_HF = replace(
+    _BAIDU,
+    name="ernie-hf",
+    prefixes=(Prefix("model.", "vision_model."), Prefix("", "vision_model."), Prefix("", "")),
+    projector=("resampler_model.",),
+    projected=False,
+    renames=_names("resampler_model"),
+    processor_files=family_facts("ernie4_5_vl").processors["ernie-hf"],
+)
+
+# --- record --------------------------------------------------------------------------------------
+
+
+def _mlp_width(section: JsonObject) -> JsonDict:
+    """Return the width of the MLPs, of which Baidu's configs state the ratio to the tower's."""
+    if "intermediate_size" in section:
+        return {}
+    width, ratio = section.get("embed_dim", 1280), section.get("mlp_ratio", 4)
+    return {"intermediate_size": int(width * ratio)}
+
+
+_PATCH = "patch_embed.proj.weight"
+_CLASS = TransformersClass(
+    "ernie4_5_vl_moe",
+    "Ernie4_5_VLMoeVisionTransformerPretrainedModel",
+    "ernie4_5_vl_moe_vision",
+    auto=False,
+    made=_mlp_width,
+)
+ERNIE4_5_VL = Family(
+    name="ernie4_5_vl",
+    encoder=Ernie4_5VLEncoder,
+    config=Ernie4_5VLConfig,
+    model_types=(
+        *with_vision("ernie4_5_vl_moe"),
+        "ernie4_5_moe_vl",
+        "DFNRope_vision_transformer",
+    ),
+    signs=(("patch_embed.proj.weight", "resampler_model.after_norm.weight"),),
+    layouts=(_BAIDU, _HF),
+    classes={"ernie": _CLASS, "ernie-hf": _CLASS},
+    fields={  # the number of heads is in no shape
+        ("depth", "num_hidden_layers"): blocks("blocks."),
+        ("hidden_size", "embed_dim"): length(_PATCH, 0),
+        ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
+        ("patch_size", "spatial_patch_size"): lambda shapes: isqrt(shapes[_PATCH][1] // 3),
+    },
+    outer_fields={
+        ("text_config.hidden_size", "hidden_size"): length("resampler.mlp.weight", 0),
+    },
+)
