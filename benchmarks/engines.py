@@ -10,7 +10,8 @@ The engines of a model get the same requests, one engine after the other in a ne
 request, so that nothing that changes on the host between two requests is taken for a difference
 between engines. Every cell is written when it is measured. Weights are drawn by vLLM
 (``load_format="dummy"``), every request has new random images and asks for one token.
-``benchmarks/engine_check.py`` compares tokens, KV blocks and memory.
+``benchmarks/engine_check.py`` compares tokens, KV blocks and memory, and
+``benchmarks/engine_processor.py`` measures what comes before the tower without a GPU.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,10 @@ MODES = {
     "graphs": "vLLM's tower, its own encoder graphs",
     "ours": "vitgraph's tower",
 }
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+"""Variables that make glibc keep what is freed. By default it gives large blocks back and each
+request faults them in anew, or not, as the process's heap happens to lie: the same preprocessing
+took 16 ms in one process and 24 ms in another."""
 WARM, RUNS = 5, 21
 """Requests per cell that are not timed, and that are."""
 
@@ -123,11 +129,12 @@ def request_of(cell: str, dice: np.random.Generator) -> dict[str, Any]:
 
 
 def time_request(engine: Engine, cell: str, number: int) -> dict[str, float]:
-    """Seconds of one request to its first token, and of its stages."""
+    """Seconds of one request to its first token, and of its stages; and its page faults."""
     request = request_of(cell, np.random.default_rng(number))
-    began = time.perf_counter()
+    faults, began = getrusage(RUSAGE_SELF).ru_minflt, time.perf_counter()
     (output,) = engine.answer([request], tokens=1)
     seconds = {"wall": time.perf_counter() - began}
+    seconds["page_faults"] = getrusage(RUSAGE_SELF).ru_minflt - faults
     seconds["first_token"] = output.metrics.first_token_latency
     return {**seconds, **engine.stages()}
 
@@ -157,7 +164,11 @@ class Apart:
         compiled: bool,
         share: float,
         start: Callable[..., Engine] = Engine,
+        allocator: Mapping[str, str] = ALLOCATOR,
     ) -> None:
+        for name in ALLOCATOR:
+            os.environ.pop(name, None)
+        os.environ |= allocator  # the process that is started inherits them
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         more = {"compiled": compiled, "gpu_memory_utilization": share}
@@ -179,23 +190,36 @@ class Apart:
         self._process.join()
 
 
-def measure_cell(engines: dict[str, Apart], cell: str) -> dict[str, dict[str, float]]:
+def measure_cell(
+    engines: dict[str, Apart], cell: str, runs: int | None = None
+) -> dict[str, dict[str, float]]:
     """Medians and quartile distances in milliseconds by mode; an engine that ends is taken out."""
     order = random.Random(0)
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in engines}
-    for number in range(WARM + RUNS):
+    for number in range(WARM + (runs or RUNS)):
         for mode in order.sample(list(engines), len(engines)):
             try:
                 rows[mode].append(engines[mode].ask(cell, number))
             except (EOFError, BrokenPipeError):
                 print(f"# the engine {mode} has ended at {cell}", flush=True)
                 engines.pop(mode).end()
-    return {mode: summarise(rows[mode][WARM:]) for mode in engines}
+    (first, *_), timed = rows.values(), {mode: rows[mode][WARM:] for mode in engines}
+    return {mode: summarise(timed[mode], first[WARM:]) for mode in engines}
 
 
-def summarise(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Medians in milliseconds, and the distance of the quartiles where the host matters most."""
+def summarise(
+    rows: Sequence[dict[str, float]], first: Sequence[dict[str, float]]
+) -> dict[str, float]:
+    """Medians in milliseconds, and the distance of the quartiles where the host matters most.
+
+    ``preprocess_ratio`` is the median over requests of the seconds beside the first engine's.
+    """
     result = {f"{name}_ms": 1e3 * statistics.median(row[name] for row in rows) for name in rows[0]}
+    result["page_faults"] = result.pop("page_faults_ms") / 1e3
+    pairs = zip(rows, first, strict=False)  # an engine that has ended has fewer rows
+    result["preprocess_ratio"] = statistics.median(
+        a["preprocess"] / b["preprocess"] for a, b in pairs
+    )
     for name in ("first_token", "preprocess"):
         low, high = np.percentile([row[name] for row in rows], [25, 75])
         result[f"{name}_iqr_ms"] = 1e3 * float(high - low)
@@ -210,6 +234,7 @@ def measure(
     record: Callable[[dict[str, Any]], None],
     *,
     compiled: bool,
+    runs: int | None = None,
     start: Callable[..., Apart] = Apart,
 ) -> None:
     """Measure the cells of the engines of a model; every row is recorded as it is done."""
@@ -223,7 +248,7 @@ def measure(
                 print(f"# the engine {mode} did not start", flush=True)
         common = {"model": model, "layers": layers or "all", "compiled": compiled}
         for cell in cells:
-            for mode, row in measure_cell(engines, cell).items():
+            for mode, row in measure_cell(engines, cell, runs).items():
                 seconds = engines[mode].start_seconds
                 record({**common, "mode": mode, "cell": cell, **row, "start_seconds": seconds})
         for engine in engines.values():

@@ -34,7 +34,7 @@ DRAWN = ("qwen3_vl_moe", "qwen3_5")
 """Models that run with the weights that vLLM draws, in bfloat16."""
 READ = ("gemma3", "mistral3")
 """Models whose batches the plug-in reads, of tiles and of images; CI runs these two."""
-BY_HAND = ("glm4v", "glm_ocr", "llava", "idefics3", "paddleocr_vl", "gemma4")
+BY_HAND = ("glm4v", "glm_ocr", "exaone4_5", "llava", "idefics3", "paddleocr_vl", "gemma4")
 """Models that are run by hand, ``pytest -m "engines and slow"``: two engines start for each."""
 LOGPROB = 1e-4
 """Bound for the difference of the log-probabilities of twelve tokens, which are about -40."""

@@ -98,49 +98,39 @@ _GLM_VISION = {
 _GLM_MARK = "<|begin_of_image|><|image|><|end_of_image|>"
 _GLM_CLIP = "<|begin_of_video|><|video|><|end_of_video|>"
 _PIXTRAL_TOKENS = {"[IMG]": 304, "[IMG_BREAK]": 310, "[IMG_END]": 311}
-_SIZES = {"image_size": 140, "head_dim": 32}
+_SIZES = {"image_size": 140, "head_dim": 32, "hidden_act": "silu"}
+_PIXTRAL = {
+    "text_config": {**TEXT, "model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+    "vision_config": {**VISION, **_SIZES, "model_type": "pixtral"},
+    "image_token_index": 304,
+    "projector_hidden_act": "gelu",
+    "vision_feature_layer": -1,
+}
 _IDEFICS_TOKENS = {"<fake_token_around_image>": 310, "<image>": 304, "<end_of_utterance>": 311}
 _IDEFICS_TOKENS |= {"<global-img>": 312}
 _IDEFICS_TOKENS |= {f"<row_{r}_col_{c}>": 320 + 6 * r + c for r in range(1, 7) for c in range(1, 7)}
 _ROPES = {"rope_type": "default", "rope_theta": 10000.0}
 
+
+def _glm(kind: str, architecture: str, processor: str) -> Model:
+    """GLM-4.1V or GLM-OCR, whose merger is as wide as vLLM takes the language model's MLP to be."""
+    text = {key: value for key, value in TEXT.items() if kind == "glm_ocr" or key != "head_dim"}
+    rope = {**MROPE, "partial_rotary_factor": 1.0, "mrope_section": [4, 6, 6]}
+    more = {"intermediate_size": 3 * WIDTH, "rope_parameters": rope}
+    config = {
+        "model_type": kind,
+        "text_config": {**text, "model_type": f"{kind}_text", "rope_parameters": MROPE},
+        "vision_config": {**_GLM_VISION, "model_type": f"{kind}_vision"},
+        **_GLM_IDS,
+    }
+    if kind == "glm_ocr":
+        config["text_config"] |= more
+    return Model(architecture, config, _GLM_TOKENS, _GLM_MARK, processor, clip=_GLM_CLIP)
+
+
 MODELS: dict[str, Model] = {
-    "glm4v": Model(
-        "Glm4vForConditionalGeneration",
-        {
-            "model_type": "glm4v",
-            "text_config": {
-                **{key: value for key, value in TEXT.items() if key != "head_dim"},
-                "model_type": "glm4v_text",
-                "rope_parameters": MROPE,
-            },
-            "vision_config": {**_GLM_VISION, "model_type": "glm4v_vision"},
-            **_GLM_IDS,
-        },
-        _GLM_TOKENS,
-        _GLM_MARK,
-        "Glm4vProcessor",
-        clip=_GLM_CLIP,
-    ),
-    "glm_ocr": Model(
-        "GlmOcrForConditionalGeneration",
-        {
-            "model_type": "glm_ocr",
-            "text_config": {
-                **TEXT,
-                "model_type": "glm_ocr_text",
-                "intermediate_size": 3 * WIDTH,  # vLLM takes it for the merger's, too
-                "rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}
-                | {"mrope_section": [4, 6, 6]},
-            },
-            "vision_config": {**_GLM_VISION, "model_type": "glm_ocr_vision"},
-            **_GLM_IDS,
-        },
-        _GLM_TOKENS,
-        _GLM_MARK,
-        "Glm46VProcessor",
-        clip=_GLM_CLIP,
-    ),
+    "glm4v": _glm("glm4v", "Glm4vForConditionalGeneration", "Glm4vProcessor"),
+    "glm_ocr": _glm("glm_ocr", "GlmOcrForConditionalGeneration", "Glm46VProcessor"),
     "gemma3": Model(
         "Gemma3ForConditionalGeneration",
         {
@@ -183,18 +173,10 @@ MODELS: dict[str, Model] = {
     "mistral3": Model(
         "Mistral3ForConditionalGeneration",
         {
+            **_PIXTRAL,
             "model_type": "mistral3",
-            "text_config": {
-                **TEXT,
-                "model_type": "mistral",
-                "architectures": ["MistralForCausalLM"],
-            },
-            "vision_config": {**VISION, **_SIZES, "model_type": "pixtral", "hidden_act": "silu"},
-            "image_token_index": 304,
             "spatial_merge_size": 2,
             "multimodal_projector_bias": False,
-            "projector_hidden_act": "gelu",
-            "vision_feature_layer": -1,
         },
         _PIXTRAL_TOKENS,
         "[IMG]",
@@ -205,18 +187,10 @@ MODELS: dict[str, Model] = {
     "llava": Model(
         "LlavaForConditionalGeneration",
         {
+            **_PIXTRAL,
             "model_type": "llava",
-            "text_config": {
-                **TEXT,
-                "model_type": "mistral",
-                "architectures": ["MistralForCausalLM"],
-            },
-            "vision_config": {**VISION, **_SIZES, "model_type": "pixtral", "hidden_act": "silu"},
-            "image_token_index": 304,
             "image_seq_length": 1,
             "multimodal_projector_bias": True,
-            "projector_hidden_act": "gelu",
-            "vision_feature_layer": -1,
             "vision_feature_select_strategy": "full",
         },
         _PIXTRAL_TOKENS,
@@ -329,6 +303,38 @@ MODELS: dict[str, Model] = {
         scale=0.03,
     ),
 }
+
+MODELS["exaone4_5"] = Model(
+    "Exaone4_5_ForConditionalGeneration",
+    {
+        "model_type": "exaone4_5",
+        "text_config": {
+            **TEXT,
+            "model_type": "exaone4",
+            "sliding_window": 512,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": _ROPES,
+        },
+        "vision_config": {
+            "model_type": "exaone4_5_vision",
+            "depth": 3,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_heads": 4,
+            "num_key_value_heads": 2,
+            "out_hidden_size": WIDTH,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+            "tokens_per_second": 2,
+        },
+        "image_token_id": 304,
+        "video_token_id": 305,
+    },
+    {"<|vision_start|>": 302, "<|image_pad|>": 304, "<|vision_end|>": 303, "<|video_pad|>": 305},
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    "Exaone4_5_Processor",
+    family="qwen2_5_vl",
+)
 
 
 def write_tower(folder: Path, name: str) -> Path:

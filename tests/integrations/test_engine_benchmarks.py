@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks import engine_check, engine_table, engines
+from benchmarks import engine_check, engine_processor, engine_table, engines
 from benchmarks.engine_models import IDS, MODELS, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +60,7 @@ class FakeApart:
     start_seconds = 1.5
     asked: ClassVar[list[tuple[str, str, int]]] = []
 
-    def __init__(self, folder: Path, mode: str, *, compiled: bool, share: float) -> None:
+    def __init__(self, folder: Path, mode: str, *, compiled: bool, share: float, **_: Any) -> None:
         self.mode, self.share = mode, share
         self.engine = FakeEngine(folder, mode, compiled=compiled)
 
@@ -122,15 +125,77 @@ def test_engines_get_the_same_requests_in_turn() -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_of_its_own_process_answers_and_ends(tmp_path: Path) -> None:
+def test_an_engine_of_its_own_process_answers_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in engines.ALLOCATOR:
+        monkeypatch.setenv(name, "1")
     write_model(tmp_path, "Qwen3-VL-8B", 2)
     engine = engines.Apart(tmp_path, "ours", compiled=True, share=0.3, start=FakeEngine)
     assert engine.start_seconds >= 0
     found = engine.ask("1x224", 0)
     assert found["first_token"] == 0.002
+    assert os.environ.keys() >= engines.ALLOCATOR.keys()
+    assert found["page_faults"] >= 0
     with pytest.raises(EOFError):
         engine.ask("no such cell", 0)
     engine.end()
+
+
+def test_the_processor_alone_is_measured_in_two_processes_of_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.json"
+    monkeypatch.setattr(engine_processor, "Apart", FakeApart)
+    monkeypatch.setattr(engine_processor, "describe", lambda: ABOUT)
+    given = ["--json", str(file), "--models", "Qwen2.5-VL-7B", "--cells", "1x448", "--runs", "2"]
+    monkeypatch.setattr(sys, "argv", ["engine_processor", *given])
+    engine_processor.main()
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["mode"] for row in rows] == list(engine_processor.KINDS) * 2
+    parts = [row["part"] for row in rows]
+    assert parts == ["allocator: keeps memory"] * 4 + ["allocator: default"] * 4
+    assert all(row["preprocess_ms"] == 0.5 for row in rows)
+    assert all(row["preprocess_ratio"] == 1.0 for row in rows)
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("stock again", "0"), ("ours", "1")])
+def test_the_processor_of_a_kind_has_the_plug_in_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: str
+) -> None:
+    loaded: list[str | None] = []
+    applied: list[Any] = []
+    info = SimpleNamespace(
+        get_tokenizer=lambda: SimpleNamespace(encode=list),
+        parse_mm_data=lambda data: len(data["image"]),
+    )
+    processor = SimpleNamespace(info=info, apply=lambda inputs, timing: applied.append(inputs))
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {},
+        "vllm.config": {"ModelConfig": lambda folder, **settings: folder},
+        "vllm.multimodal": {
+            "MULTIMODAL_REGISTRY": SimpleNamespace(create_processor=lambda config: processor)
+        },
+        "vllm.multimodal.processing": {"TimingContext": lambda: SimpleNamespace(total_secs=0.25)},
+        "vllm.multimodal.processing.inputs": {"ProcessorInputs": lambda *given: given},
+        "vllm.plugins": {
+            "load_general_plugins": lambda: loaded.append(os.environ.get("VITGRAPH_VLLM"))
+        },
+        "vllm.utils": {},
+        "vllm.utils.torch_utils": {"set_default_torch_num_threads": nullcontext},
+    }
+    for name, content in contents.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("VITGRAPH_VLLM", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, "")
+    made: Any = engine_processor.Processor(tmp_path, kind, compiled=False)
+    assert loaded == [wanted]
+    found = engines.time_request(made, "8x448", 0)
+    assert found["preprocess"] == 0.25
+    ((prompt, images),) = applied
+    assert (len(prompt), images) == (len(engines.IMAGE * 8 + "What is this?"), 8)
 
 
 def test_the_check_compares_tokens_with_the_reference(tmp_path: Path) -> None:

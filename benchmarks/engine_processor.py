@@ -1,0 +1,101 @@
+"""Seconds of vLLM's multi-modal processor, with our plug-in and without it; this needs no GPU.
+
+    python -m benchmarks.engine_processor --json benchmarks/results/engine_processor_cpu.json
+
+There are two processes of each kind, since processes of the same code differ, too. All get the same
+images in turn, in a new random order per request. The settings of the processor are those that the
+models publish. Every cell is measured with an allocator that keeps memory, and with the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.engine_models import MODELS
+from benchmarks.engines import ALLOCATOR, Apart, describe, measure, recorder
+
+KINDS = ("stock", "ours", "stock again", "ours again")
+CELLS = ("1x448", "8x448", "1x1920x1080")
+ALLOCATORS: dict[str, dict[str, str]] = {"keeps memory": ALLOCATOR, "default": {}}
+LAYERS = 2
+"""Layers of the language model in the config, of which nothing is built."""
+
+
+class Processor:
+    """The processor of a model inside this process, in place of an engine."""
+
+    def __init__(self, folder: Path, kind: str, **_: Any) -> None:
+        os.environ |= {
+            "VITGRAPH_VLLM": "1" if kind.startswith("ours") else "0",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        from vllm.config import ModelConfig
+        from vllm.multimodal import MULTIMODAL_REGISTRY
+        from vllm.plugins import load_general_plugins
+
+        load_general_plugins()
+        config = ModelConfig(
+            str(folder),
+            dtype="bfloat16",
+            max_model_len=16384,
+            seed=0,
+            limit_mm_per_prompt={"image": 8, "video": 0},
+            mm_processor_cache_gb=0,
+        )
+        self.processor = MULTIMODAL_REGISTRY.create_processor(config)
+        self.seconds = 0.0
+
+    def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]:
+        """Prepare requests, and say that no token was made."""
+        from vllm.multimodal.processing import TimingContext
+        from vllm.multimodal.processing.inputs import ProcessorInputs
+        from vllm.utils.torch_utils import set_default_torch_num_threads
+
+        info = self.processor.info
+        for request in requests:
+            prompt = info.get_tokenizer().encode(request["prompt"])
+            timing = TimingContext()
+            with set_default_torch_num_threads():
+                items = info.parse_mm_data(request["multi_modal_data"])
+                self.processor.apply(ProcessorInputs(prompt, items), timing)
+            self.seconds = timing.total_secs
+        none = SimpleNamespace(first_token_latency=0.0)
+        return [SimpleNamespace(metrics=none) for _ in requests]
+
+    def stages(self) -> dict[str, float]:
+        """Seconds of the processor's stages in the last request, as vLLM adds them up."""
+        return {"encoder": 0.0, "preprocess": self.seconds}
+
+
+def main() -> None:
+    """Measure the chosen models, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--cells", default=",".join(CELLS))
+    parser.add_argument("--runs", type=int, default=80)
+    options = parser.parse_args()
+    record = recorder(options.json, lambda: {**describe(), "runs": options.runs})
+    for model in options.models.split(","):
+        for name, variables in ALLOCATORS.items():
+            measure(
+                model,
+                KINDS,
+                options.cells.split(","),
+                LAYERS,
+                lambda row, name=name: record({**row, "part": f"allocator: {name}"}),
+                compiled=False,
+                runs=options.runs,
+                start=partial(Apart, start=Processor, allocator=variables),
+            )
+
+
+if __name__ == "__main__":
+    main()
