@@ -85,7 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Without ``--family``, tests of every family stay.
     """
     for item in items:
-        if SLOW_TOWERS.intersection(id_of(item).split("-")):
+        about = {*id_of(item).split("-"), item.path.stem.removeprefix("test_")}
+        if SLOW_TOWERS.intersection(about):
             item.add_marker(pytest.mark.slow)
     family = config.option.family
     if family is None:

@@ -42,7 +42,6 @@ def test_modules_are_there_after_importing_vitgraph_alone() -> None:
         "plots.plot_feature_maps",
         "seeded.write_seeded_checkpoint",
         "video.write_video",
-        "integrations.export.export_program",
         "integrations.vllm",
     ]
     found = ", ".join(f"vitgraph.{name}.__name__" for name in names)
