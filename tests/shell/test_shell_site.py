@@ -45,7 +45,7 @@ def test_site_loads_no_script_font_or_picture_from_another_host(site: Path) -> N
 def test_search_finds_a_name_and_a_page(site: Path) -> None:
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     titles = {entry["location"]: entry["title"] for entry in entries}
-    assert "fit_budgets" in titles["reference/graphwrap/#graphwrap.fit_budgets"]
+    assert "fit_budgets" in titles["reference/vitgraph/#vitgraph.fit_budgets"]
     assert titles["graphs/"] == "CUDA graphs"
 
 
