@@ -12,6 +12,7 @@ Shapes: T packed rows, H heads, K head size, S segments.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -230,12 +231,19 @@ def is_installed(package: str) -> bool:
         return False
 
 
-@cache
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of kernels that cannot run, such as too little shared memory (Triton)."""
-    errors = (RuntimeError, ImportError, AssertionError, TypeError, ValueError)
-    if not is_installed("triton"):
-        return errors
-    from triton import TritonError
+    """Return the errors of kernels that cannot run: Triton's own, those of flash-attn-4's compiler
+    once that is imported, and Python's."""
+    errors: tuple[type[Exception], ...] = (
+        RuntimeError,
+        ImportError,
+        AssertionError,
+        TypeError,
+        ValueError,
+    )
+    if is_installed("triton"):
+        from triton import TritonError
 
-    return (*errors, TritonError)
+        errors = (*errors, TritonError)
+    compiler = sys.modules.get("cutlass.base_dsl.common")  # flash-attn-4 4.0.0b36 is built on it
+    return errors if compiler is None else (*errors, compiler.DSLBaseError)

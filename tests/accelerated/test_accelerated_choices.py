@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -169,6 +171,24 @@ def test_a_kernel_that_needs_more_shared_memory_is_dropped(
     choices = KernelChoices("auto")
     assert pick(choices) == "b"
     assert choices.dropped["a"].startswith("OutOfResources: out of resource: shared memory")
+
+
+def test_a_kernel_that_flash_attention_cannot_compile_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class DSLBaseError(Exception):
+        """The base of the errors of flash-attn-4's compiler."""
+
+    def refusing(*args: Any) -> Tensor:
+        raise DSLBaseError("no such tile")
+
+    compiler = ModuleType("cutlass.base_dsl.common")
+    monkeypatch.setattr(compiler, "DSLBaseError", DSLBaseError, raising=False)
+    monkeypatch.setitem(sys.modules, compiler.__name__, compiler)
+    put(monkeypatch, kernel("a", refusing), kernel("b"))
+    choices = KernelChoices("auto")
+    assert pick(choices) == "b"
+    assert choices.dropped["a"] == "DSLBaseError: no such tile"
 
 
 def test_want_of_memory_in_a_trial_drops_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
