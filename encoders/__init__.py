@@ -1,8 +1,15 @@
 """Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
-The source and the repo ids of a family are listed at the top of its file. Importing an encoder
-imports no image library: ``Video``, ``ItemError`` and ``prune_video_tokens`` are imported when they
-are first used.
+The source and the repo ids of a family are listed at the top of its file. Only the names in
+``__all__`` are public. Importing an encoder imports no image library: ``Video``, ``ItemError`` and
+``prune_video_tokens`` are imported when they are first used. Besides the families there are:
+
+- ``contract``: the data that encoders take and return, and what graphs ask of an encoder
+- ``grids``: grids read and checked; ``hf_config``, ``configs``: configs read, and their sizes
+- ``block_parts``: the layers of a block by role, for accelerators
+- ``base``: the base classes; ``layers``: layers that several families share
+- ``inputs``: images and videos to pixels; ``streams``: ``encode`` and ``encode_many``
+- ``accelerated``: the blocks with fused steps and fast kernels
 """
 
 from __future__ import annotations

@@ -2,6 +2,14 @@
 
 This package knows no model. The blocks of an encoder list their layers by role, as
 :class:`encoders.block_parts.BlockParts`.
+
+- ``accelerator``: runs the blocks of an encoder, with the weights derived from its own
+- ``fused_blocks``, ``fused_attention``: the steps of a block and of its attention
+- ``attention_kernels``, ``choices``: the kernels for attention, and the one taken for each shape
+- ``fp8``: products in e4m3, where a timing finds them faster
+- ``derived``, ``aligned``: copies of weights in a layout that runs fast, kept equal to the weights
+- ``obstacles``: why a tower, a block or a mode runs the reference instead
+- ``kernels``: the kernels in Triton
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""Compare towers: the similarity of blocks, matching patches, and figures of attention."""
+"""Compare towers: the similarity of blocks, matching patches, and figures of attention.
+
+- ``similarity``: how alike the features of blocks are; ``nearest``: the nearest patches
+- ``figures``: both, and attention over a photograph, as figures
+"""

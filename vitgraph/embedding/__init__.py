@@ -11,6 +11,7 @@
 - ``storage``: the folder of a job, on a disk or on a remote store
 - ``parquet_files``: the form of a shard that pandas and polars read
 - ``feature_store``: the form of a shard that vLLM reads, one file per image
+- ``planning``: ``--plan``
 - ``verify``: ``--status`` and ``--verify``
 - ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``
 """

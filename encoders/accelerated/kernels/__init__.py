@@ -1,1 +1,7 @@
-"""Kernels in Triton, one subject per module, and the functions that launch them."""
+"""Kernels in Triton, one subject per module, and the functions that launch them.
+
+- ``norms``: residual, layer scale and norm in one pass; ``activations``: those of the MLP
+- ``rotary``: rotary positions in place; ``positions``: interpolated position embeddings
+- ``triton_attention``: heads of sizes that are no power of two; ``relative_attention``: SAM's
+- ``quantise``: rows and weights in e4m3; ``compare``: derived weights brought up to date
+"""

@@ -4,6 +4,11 @@ vLLM calls :func:`register` in each of its processes (entry point ``vllm.general
 the variable, nothing is imported beyond this module and nothing changes. With it, model classes are
 registered by name: each is vLLM's own class, whose vision tower is replaced after it was built.
 
+- ``records``: vLLM's model classes, and how each uses its tower; ``models`` makes the classes
+- ``replacing``: the step that replaces the tower; ``tower``: an encoder as vLLM calls it
+- ``inputs``: vLLM's batches read as packed rows
+- ``options``, ``versions``: what the user asks for, and what differs between versions
+
 Source: vLLM 0.26.0 and 0.33.0, ``plugins/__init__.py`` and ``model_executor/models/registry.py``.
 """
 
