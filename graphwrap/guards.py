@@ -198,7 +198,7 @@ def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
     if not isinstance(encoder, nn.Module):
         raise TypeError(
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
-            "weights.load_encoder(repo_id) does"
+            "vitgraph.load_encoder(repo_id) does"
         )
     if missing := [name for name in names if getattr(encoder, name, None) is None]:
         raise TypeError(f"{type(encoder).__name__} has no {', '.join(missing)}: {fix}")

@@ -194,7 +194,7 @@ def check_repo(repo: str, source: Mapping[str, Any]) -> None:
 
     Args:
         repo: a repo id, or a path.
-        source: keywords of ``weights.load_encoder`` that say where it comes from.
+        source: keywords of ``vitgraph.load_encoder`` that say where it comes from.
 
     Raises:
         CheckpointError: there is no such repo, the Hub cannot be reached, or a folder holds no
@@ -235,7 +235,7 @@ def check_checkpoint(repo: str, right: str) -> None:
 
 
 def read_source(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the keywords of ``weights.load_encoder`` for the arguments of :func:`add_source`."""
+    """Return the keywords of ``vitgraph.load_encoder`` for the arguments of :func:`add_source`."""
     return {
         "revision": options.revision,
         "subfolder": options.subfolder,

@@ -29,7 +29,7 @@ class EmbedBatch:
     settings that any process can be sent. The same object serves ``datasets.map(batched=True)``.
     The commit of a repo is looked up when an object is first sent or called, so all copies of it
     load the same. Where an engine makes the objects itself, in each of its processes, pass the
-    commit as ``revision``: ``weights.resolve_commit(repo)``.
+    commit as ``revision``: ``vitgraph.resolve_commit(repo)``.
 
     Args:
         repo: Hugging Face repo id, or the folder of a checkpoint.
