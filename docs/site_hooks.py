@@ -20,6 +20,7 @@ TAKEN = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "benchmarks/*.md",
     "benchmarks/results/*.json",
     "examples/*",

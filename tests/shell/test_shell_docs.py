@@ -82,6 +82,19 @@ def test_every_clone_is_of_the_repository_that_the_project_names() -> None:
     assert set(named) == {url}
 
 
+def test_pages_install_from_a_clone_until_the_package_is_published() -> None:
+    for page in PAGES:
+        asked = re.findall(r"pip install ([^`\n#]*)", (ROOT / page).read_text("utf-8"))
+        assert not [line for line in asked if "vitgraph" in line], page
+
+
+def test_a_weakness_is_reported_to_the_repository_that_the_project_names() -> None:
+    (url,) = PROJECT["urls"].values()
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    assert f"({url}/security/advisories/new)" in text
+    assert len(text.splitlines()) <= 25
+
+
 def test_classifiers_are_those_that_exist_and_name_every_python() -> None:
     trove = pytest.importorskip("trove_classifiers")  # hatchling brings it
     assert set(PROJECT["classifiers"]) <= trove.classifiers

@@ -217,7 +217,7 @@ def test_links_to_sections_lead_to_a_heading(page: str) -> None:
         assert anchor in slugs, f"{target}#{anchor}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
