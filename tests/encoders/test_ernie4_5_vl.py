@@ -56,7 +56,8 @@ def test_a_model_that_transformers_saved_gives_its_own_features(tmp_path: Path) 
         Ernie4_5_VLMoeConfig(vision_config=VISION, text_config={**TEXT, "rope_parameters": ROPE})
     ).eval()
     model.save_pretrained(tmp_path)
-    encoder = load_encoder(tmp_path)
+    with pytest.warns(UserWarning, match="no preprocessor_config.json"):
+        encoder = load_encoder(tmp_path)
     for t, features in ((1, model.get_image_features), (4, model.get_video_features)):
         pixels, grids = draw_pixels(encoder, [[t, 4, 6], [t, 2, 8]]), [[t, 4, 6], [t, 2, 8]]
         with torch.no_grad():
