@@ -6,7 +6,8 @@ Words: an *encoder* makes features of images, and a *tower* is a network in it, 
 that a tower sees, the whole or a *tile* of it. A *row* is one entry of ``pixel_values``, a *patch*
 or a tile; a *segment* is one attention sequence (an image, a frame pair, a tile); a *token* is one
 output row after the merge. A *budget* is the number of tokens that a captured graph holds. A *form*
-of an encoder is the way it runs: as it is, accelerated or compiled.
+of an encoder is the way it runs: as it is, accelerated or compiled. A *twin* of an encoder is a
+copy that shares its weights.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width, S segments.
 """

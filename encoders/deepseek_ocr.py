@@ -182,7 +182,7 @@ class DeepseekOCREncoder(PathsEncoder):
         self._set_mode(config, tower)
 
     def at_mode(self, mode: str) -> DeepseekOCREncoder:
-        """Return a view of this encoder, over the same weights, that makes other views of images.
+        """Return a twin of this encoder, over the same weights, that makes other views of images.
 
         Args:
             mode: "tiny" (one view of 512x512 pixels), "small" (640x640), "base" (1024x1024),
@@ -192,10 +192,10 @@ class DeepseekOCREncoder(PathsEncoder):
         Raises:
             ValueError: an unknown mode.
         """
-        view = copy.copy(self)  # the copy shares modules, parameters and hooks
-        view._set_mode(replace(self.config, mode=mode), self.paths["image"])
-        view._preprocessor = self._preprocessor and _in_mode(self._preprocessor, MODES[mode])
-        return view
+        twin = copy.copy(self)  # the copy shares modules, parameters and hooks
+        twin._set_mode(replace(self.config, mode=mode), self.paths["image"])
+        twin._preprocessor = self._preprocessor and _in_mode(self._preprocessor, MODES[mode])
+        return twin
 
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.preprocessors.tiled_views import OcrPreprocessor

@@ -8,11 +8,11 @@ from typing import Any
 _NO_DEFAULT: Any = object()
 
 
-def find_section(config: Mapping[str, object], *paths: str) -> Mapping[str, object]:
-    """Return the tower's section of a config: the first dotted path that exists, else the whole."""
-    for path in paths:
+def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, object]:
+    """Return the tower's section of a config: the first dotted name that exists, else the whole."""
+    for dotted in names:
         section: Any = config
-        for name in path.split("."):
+        for name in dotted.split("."):
             section = section.get(name) if isinstance(section, Mapping) else None
         if isinstance(section, Mapping):
             return section

@@ -157,13 +157,13 @@ class Lfm2VLTower(RasterEncoder):
         self.projector = Projector(config)
 
     def at(self, side: int) -> Lfm2VLTower:
-        """Return a view of this tower whose graphs hold tiles of a ``side`` in pixels.
+        """Return a twin of this tower whose graphs hold tiles of a ``side`` in pixels.
 
         It has the same parameters, and encodes grids of any size.
         """
-        view = copy.copy(self)  # the copy shares the modules, parameters and hooks
-        view._tile = side // self.config.patch_size
-        return view
+        twin = copy.copy(self)  # the copy shares the modules, parameters and hooks
+        twin._tile = side // self.config.patch_size
+        return twin
 
     @property
     def budget_range(self) -> tuple[int, int]:

@@ -66,9 +66,9 @@ class WeightGuard:
     ) -> None:
         modules = all_modules(roots)
         self._names = [
-            (path, kind) for path in modules for kind in (SLOTS + HOOKS if hooks else SLOTS)
+            (where, kind) for where in modules for kind in (SLOTS + HOOKS if hooks else SLOTS)
         ]
-        self._slots = [vars(modules[path])[kind] for path, kind in self._names]
+        self._slots = [vars(modules[where])[kind] for where, kind in self._names]
         self._kept = [dict(slots) for slots in self._slots]
         everything = [(slots, name, slots[name]) for slots in self._slots for name in slots]
         tensors = [place for place in everything if isinstance(place[2], Tensor)]
@@ -129,14 +129,14 @@ class WeightGuard:
         moved = {id(x) for x, *place in was if [x.data_ptr(), x.numel()] != place}
         turned = zip(self._squares, self._strides, strict=True)
         moved |= {id(x) for x, stride in turned if x.stride() != stride}
-        for (path, kind), slots, kept in zip(self._names, self._slots, self._kept, strict=True):
+        for (where, kind), slots, kept in zip(self._names, self._slots, self._kept, strict=True):
             for name in {**kept, **slots}:
                 new, old = slots.get(name), kept.get(name)
                 if kind in HOOKS and new is not old:
                     return f"forward hook {new or old!r} was registered or removed"
                 if new is not old or id(old) in moved:
                     what = "module" if kind == "_modules" else "weight"
-                    return f"{what} {f'{path}.{name}'.lstrip('.')!r} was rebound or moved"
+                    return f"{what} {f'{where}.{name}'.lstrip('.')!r} was rebound or moved"
         names = [name for slots, name, value in self._alone if slots.get(name) is not value]
         return f"tensor {[*names, 'attribute'][0]!r} was rebound or moved"
 

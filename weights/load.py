@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.base.saving import PublishedForm, in_pairs
+from encoders.base.saving import Publication, in_pairs
 from encoders.contract import Preprocessor
 from encoders.inputs.processor_files import image_section
 
@@ -110,7 +110,7 @@ def load_encoder(
                     raise
                 damages.append(error)
         files = _set_up_preprocessing(encoder, tower)
-        encoder.published = _published_form(tower, encoder, files, os.fspath(repo_id_or_path))
+        encoder.published = _publication(tower, encoder, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)
 
 
@@ -242,15 +242,15 @@ def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> No
         rows.copy_(buffer.to(rows.device))  # cast on the device, so that the host holds one copy
 
 
-def _published_form(
+def _publication(
     tower: FoundTower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
-) -> PublishedForm:
-    """Describe the published form of the tower, in which ``encoder.save_pretrained`` writes it.
+) -> Publication:
+    """Describe how the tower was published, because ``encoder.save_pretrained`` writes it so.
 
     The ``files`` are the checkpoint's processor files, name without ``.json`` -> content.
     """
     layout, state = tower.layout, encoder.state_dict()
-    return PublishedForm(
+    return Publication(
         files={"config": tower.described, **files},
         names={name: layout.to_published(name) for name in state},
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},

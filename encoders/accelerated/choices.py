@@ -108,7 +108,7 @@ class KernelChoices:
         """Return whether a kernel agrees with float32 attention.
 
         It is tried once per heads and dtype for short segments, for longer ones, and for many
-        longer ones, because Triton's kernel is compiled in another form for each. The trial has
+        longer ones, because Triton's kernel is compiled differently for each. The trial has
         NaN in the rows beyond the last offset, unless the kernel needs them cleared.
         """
         short, many = shape.longest <= SHORT, shape.segments > SEARCHED

@@ -58,11 +58,11 @@ def attention_maps(
     wanted = block_indices(asked.blocks, tower.config.depth if sam is None else len(sam.blocks))
     if not inputs.paths[path].items or not wanted:
         return [[] for _ in inputs.grid_thw]
-    observer, view = AttentionObserver(), copy.copy(tower)
-    observer.blocks, view._observer = (tower if sam is None else sam).blocks, observer.run_blocks
+    observer, twin = AttentionObserver(), copy.copy(tower)
+    observer.blocks, twin._observer = (tower if sam is None else sam).blocks, observer.run_blocks
     numbers, (pixels, grid_thw, _) = sorted(set(wanted)), inputs.paths[path]
     if sam is None:
-        states = view._block_outputs(pixels, grid_thw, numbers)
+        states = twin._block_outputs(pixels, grid_thw, numbers)
     else:
         assert isinstance(tower, TileEncoder)
         patches = sam.embed(tower._admit_tiles(pixels, sam.pos_embed, grid_thw))

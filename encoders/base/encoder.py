@@ -30,7 +30,7 @@ from .feature_maps import MapsFeatures
 if TYPE_CHECKING:
     from ..configs import EncoderConfig
     from ..streams.calls import ItemEncoder
-    from .saving import PublishedForm
+    from .saving import Publication
 
 Self = TypeVar("Self", bound="Encoder")
 
@@ -43,7 +43,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     """
 
     config: EncoderConfig
-    published: PublishedForm | None = None
+    published: Publication | None = None
     """How the checkpoint is written that the encoder was loaded from; None without one."""
     _preprocessor: Preprocessor | None = None
     pooling_head: Callable[[Sequence[Tensor]], Tensor] | None = None
@@ -113,7 +113,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         """Encode items: the whole result of ``preprocess``, or the tensors of the only path.
 
         The result of ``preprocess`` becomes one call of ``forward`` with tensors per path, so hooks
-        see tensors in both forms.
+        see tensors either way.
 
         Args:
             pixel_values: what ``preprocess`` returned, which every encoder takes; or the rows

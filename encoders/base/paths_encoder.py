@@ -1,6 +1,6 @@
 """The base classes of encoders that take several inputs per item, each by a path of its own.
 
-A path is a single-path encoder: a view of one tower for tiles of another size, or another tower.
+A path is a single-path encoder: a twin of one tower for tiles of another size, or another tower.
 The paths run one after another, and their outputs are joined per item.
 
 Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
@@ -82,11 +82,11 @@ class PathsEncoder(Encoder):
         return self.paths["image"].blocks
 
     def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
-        view = copy.copy(self)
-        view.paths = {
+        twin = copy.copy(self)
+        twin.paths = {
             name: path.accelerated(kernels, precision) for name, path in self.paths.items()
         }
-        return view
+        return twin
 
     def kernel_choices(self) -> dict[str, object]:
         return {name: path.kernel_choices() for name, path in self.paths.items()}

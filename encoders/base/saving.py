@@ -38,8 +38,8 @@ features = encoder.encode(images=["photo.jpg"])
 
 
 @dataclass(frozen=True)
-class PublishedForm:
-    """The form of the checkpoint that an encoder was loaded from, as plain data."""
+class Publication:
+    """How the checkpoint was published that an encoder was loaded from, as plain data."""
 
     files: Mapping[str, Mapping[str, object]]
     """``config`` and the processor files: name without ``.json`` -> content."""
@@ -60,10 +60,10 @@ class PublishedForm:
 
 
 class SavedEncoder(Protocol):
-    """An encoder whose weights can be written: its tensors and its published form."""
+    """An encoder whose weights can be written: its tensors and its publication."""
 
     @property
-    def published(self) -> PublishedForm | None: ...
+    def published(self) -> Publication | None: ...
 
     def state_dict(self) -> Mapping[str, Tensor]: ...
 
@@ -139,17 +139,17 @@ def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _require_published(published: PublishedForm | None) -> PublishedForm:
+def _require_published(published: Publication | None) -> Publication:
     if published is None:
         raise ValueError(
             "this encoder was not loaded from a checkpoint, so nothing says what its config.json "
             "holds: save its state_dict(), or load the same tower with load_encoder and give this "
-            "one its published form: encoder.published = loaded.published"
+            "one its publication: encoder.published = loaded.published"
         )
     return published
 
 
-def _published_tensors(state: Mapping[str, Tensor], published: PublishedForm) -> dict[str, Tensor]:
+def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> dict[str, Tensor]:
     """The tensors under their published names, on the CPU, none sharing memory with another."""
     extra = [name for name in state if name not in published.names]
     missing = [name for name in published.names if name not in state]
@@ -222,12 +222,12 @@ def _refuse_other_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise if a tower would be saved over the whole model that it was loaded from."""
     from safetensors import safe_open
 
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            others = [name for name in file.keys() if name not in tensors]  # noqa: SIM118
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            others = [name for name in stored.keys() if name not in tensors]  # noqa: SIM118
         if others:
             raise ValueError(
-                f"{folder} holds other weights ({path.name} has {others[0]}), which saving would "
+                f"{folder} holds other weights ({file.name} has {others[0]}), which saving would "
                 "mix with this tower or replace: pass another folder"
             )
 
@@ -238,11 +238,11 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     save_torch_state_dict(tensors, folder)
 
 
-def _write_beside(tensors: dict[str, Tensor], path: Path) -> None:
+def _write_beside(tensors: dict[str, Tensor], file: Path) -> None:
     from safetensors.torch import save_file
 
     if tensors:
-        save_file(tensors, path, {"format": "pt"})
+        save_file(tensors, file, {"format": "pt"})
 
 
 def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
@@ -251,7 +251,7 @@ def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, o
     return {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}
 
 
-def _write_card(path: Path, text: str, base_model: str | None) -> None:
+def _write_card(file: Path, text: str, base_model: str | None) -> None:
     from huggingface_hub import ModelCard, ModelCardData
 
     data = ModelCardData(
@@ -260,4 +260,4 @@ def _write_card(path: Path, text: str, base_model: str | None) -> None:
         base_model=base_model,
         tags=["vision", "feature-extraction"],
     )
-    ModelCard(f"---\n{data.to_yaml()}\n---\n{text}").save(path)
+    ModelCard(f"---\n{data.to_yaml()}\n---\n{text}").save(file)

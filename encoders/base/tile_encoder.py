@@ -38,16 +38,16 @@ class TileEncoder(VisionEncoder):
     _side: int | None = None
 
     def at(self: Own, side: int, largest_batch: int | None = None) -> Own:
-        """Return a view of this tower for tiles of another size, with the same parameters.
+        """Return a twin of this tower for tiles of another size, with the same parameters.
 
         Args:
             side: height and width of a tile in pixels.
             largest_batch: tiles of the largest default graph; None for those of this tower.
         """
-        view = copy.copy(self)  # the copy shares the modules, parameters and hooks
-        view._side = side
-        view._largest_batch = largest_batch or self._largest_batch
-        return view
+        twin = copy.copy(self)  # the copy shares the modules, parameters and hooks
+        twin._side = side
+        twin._largest_batch = largest_batch or self._largest_batch
+        return twin
 
     @property
     def side(self) -> int:

@@ -329,10 +329,10 @@ class VisionEncoder(Encoder):
                 "this encoder is accelerated already: call accelerated() on the encoder that it "
                 "was made from"
             )
-        view = copy.copy(self)  # the copy shares modules, parameters and hooks
+        twin = copy.copy(self)  # the copy shares modules, parameters and hooks
         weight = next(self.parameters())
-        view.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
-        return view
+        twin.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
+        return twin
 
     def kernel_choices(self) -> dict[str, object]:
         return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()

@@ -77,16 +77,16 @@ def open_image(
         return _open(source)
 
 
-def _find_file(path: str | os.PathLike[str]) -> Path:
+def _find_file(file: str | os.PathLike[str]) -> Path:
     refuse_address(
-        path, "pass vitgraph.load_image(url), or download it and pass the path of the file"
+        file, "pass vitgraph.load_image(url), or download it and pass the path of the file"
     )
-    path = Path(path)
-    if path.is_dir():
+    file = Path(file)
+    if file.is_dir():
         raise ValueError("is a folder; pass the paths of the images in it")
-    if not path.is_file():
+    if not file.is_file():
         raise ValueError("there is no such file; pass the path of an image file")
-    return path
+    return file
 
 
 def _open(file: Path | Readable) -> Image.Image:
@@ -157,14 +157,14 @@ def naming(item: str) -> Iterator[None]:
         raise ValueError(f"{item}: {error}") from error
 
 
-def refuse_address(path: str | os.PathLike[str], fix: str) -> None:
+def refuse_address(file: str | os.PathLike[str], fix: str) -> None:
     """Raise a ValueError for a URL, also for one that ``Path`` has taken a slash from.
 
     Args:
-        path: what was given as the path of a file.
+        file: what was given as the path of a file.
         fix: how to pass what the URL names; ends the message.
     """
-    if str(path).lower().startswith(("http:/", "https:/")):
+    if str(file).lower().startswith(("http:/", "https:/")):
         raise ValueError(f"is a URL, and nothing is downloaded here: {fix}")
 
 

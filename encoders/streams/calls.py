@@ -69,7 +69,7 @@ PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
 
 
 class ItemResults(NamedTuple):
-    """The form of the result of each item: whole or pooled, and whether a vector is normalised."""
+    """The kind of result of each item: whole or pooled, and whether a vector is normalised."""
 
     pool: str = "none"
     normalize: bool = False
@@ -125,7 +125,7 @@ class ItemEncoder(Generic[Output]):
 
         Args:
             inputs: any number of items.
-            results: the form of the result of each item: whole or pooled.
+            results: the kind of result of each item: whole or pooled.
 
         Returns:
             One :class:`EncoderOutput` per item or, with a pool, one vector; each in memory of its

@@ -95,7 +95,7 @@ def stream_items(
         item_encoder: the encoder, and how it is called.
         items: images, clips, or pairs of a key and one of these.
         limits: keywords of ``preprocess``.
-        wanted: the form of the result of each item: whole or pooled.
+        wanted: the kind of result of each item: whole or pooled.
         options: how the stream runs.
 
     Returns:

@@ -129,7 +129,7 @@ def test_a_kernel_that_lets_padding_leak_is_dropped(monkeypatch: pytest.MonkeyPa
 def test_windows_and_many_segments_have_trials_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Triton's kernel is compiled in another form for each."""
+    """Triton's kernel is compiled differently for each."""
     trials: list[tuple[int, int]] = []
 
     def noted(*args: Any) -> Tensor:

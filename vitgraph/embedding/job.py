@@ -37,7 +37,7 @@ class Calls(NamedTuple):
     limits: Limits
     """The keywords of ``preprocess`` that bound the size of an image."""
     results: ItemResults
-    """The form of the result of each image: whole or pooled."""
+    """The kind of result of each image: whole or pooled."""
     stream: StreamOptions
 
 

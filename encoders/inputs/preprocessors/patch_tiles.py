@@ -186,8 +186,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             found = views.paths.get(name, [])
             for view in found:
                 pixels = view.to(torch.float32).sub_(low).div_(scale)
-                form = "c (h p) (w q) -> (h w) (p q c)"
-                parts.append(rearrange(pixels, form, p=patch, q=patch))
+                pattern = "c (h p) (w q) -> (h w) (p q c)"
+                parts.append(rearrange(pixels, pattern, p=patch, q=patch))
             if found:
                 height, width = found[0].shape[1:]
                 grids.append((len(found), height // patch, width // patch))

@@ -71,7 +71,7 @@ class StagedViews(ViewPreprocessor):
         """Decode and resize images.
 
         Args:
-            images: images in any form that :func:`read_images` takes.
+            images: images of any kind that :func:`read_images` takes.
             videos: no videos, which towers of views do not take.
             limits: no keywords, since none of them means anything here.
             pinned: whether pixels are to lie in page-locked memory.

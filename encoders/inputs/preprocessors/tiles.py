@@ -156,8 +156,8 @@ class TilePreprocessor:
         """Decode and resize images, then videos.
 
         Args:
-            images: images in any form that :func:`read_images` takes.
-            videos: videos in any form that :func:`read_videos` takes.
+            images: images of any kind that :func:`read_images` takes.
+            videos: videos of any kind that :func:`read_videos` takes.
             limits: the keywords that bound sizes or sample videos.
             pinned: whether pixels are to lie in page-locked memory.
 
