@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +11,13 @@ from torch import Tensor
 from ..contract import EncoderOutput, GridLike, PartialOutput
 from ..grids import plain_values
 
+if TYPE_CHECKING:
+    from .feature_maps import MapsFeatures
+    from .vision_encoder import VisionEncoder
+
 
 def states_of_blocks(
-    tower: Any,
+    encoder: MapsFeatures,
     pixel_values: Tensor,
     grid_thw: GridLike,
     indices: int | Sequence[int] | None,
@@ -22,12 +26,13 @@ def states_of_blocks(
     """Return the states of blocks of one path, as ``forward_intermediates`` describes them.
 
     Args:
-        tower: an encoder of one path.
+        encoder: an encoder of one path, a :class:`VisionEncoder`.
         pixel_values: the rows of all items.
         grid_thw: [items, 3].
         indices: n for the last n blocks, block numbers, None for all.
         output_fmt: "NLC" or "NCHW".
     """
+    tower = cast("VisionEncoder", encoder)
     wanted = block_indices(indices, tower.config.depth)
     numbers = sorted(set(wanted))
     states = tower._block_outputs(pixel_values, grid_thw, numbers)

@@ -120,7 +120,7 @@ class EncodesItems(Generic[Output]):
         pool: str = "none",
         normalize: bool = False,
         progress: bool = True,
-        on_error: str = "raise",
+        on_error: Literal["raise", "keep"] = "raise",
         max_tokens_per_call: int | None = None,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

@@ -22,7 +22,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -201,7 +201,7 @@ def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
 
 
 def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
-    inner: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+    inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
     if not isinstance(inner, TOWERS):
         raise ValueError(
             "a feature store holds what vLLM takes for the Qwen families and InternVL, not for "

@@ -12,7 +12,7 @@ Shapes: P patches, N output tokens, D tower width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -236,7 +236,7 @@ def _model_output(
     )
 
 
-def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> Any:
+def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> VisionEncoder:
     """Return the encoder itself.
 
     Raises:
@@ -250,4 +250,4 @@ def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> Any:
                 f"the GraphedEncoder returns no {field}, which language models read: leave its "
                 "outputs at ('pooler_output', 'deepstack_features')"
             )
-    return encoder.encoder
+    return cast(VisionEncoder, encoder.encoder)

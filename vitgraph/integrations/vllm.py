@@ -74,7 +74,7 @@ def multi_modal_data(
             timestamps that are missing or too many, or a :class:`GraphedEncoder` without
             ``pooler_output`` or ``deepstack_features`` among its outputs.
     """
-    inner: Any = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+    inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
     if not isinstance(inner, TOWERS):
         raise ValueError(
             "multi_modal_data makes what vLLM takes for the Qwen families and InternVL, not for "
