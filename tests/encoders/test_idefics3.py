@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
 from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImageProcessor
 
 from checkpoints import edit_config, edit_tensors, same_weights
 from encoders.contract import Limits
 from encoders.idefics3 import nearest_below
+from encoders.inputs.images import resize
+from encoders.inputs.intake import to_rgb
 from encoders.inputs.preprocessors.splits import SplitPreprocessor
 from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from oracles.idefics import idefics3_output
@@ -121,3 +124,22 @@ def test_few_fields_are_enough_and_strangers_are_refused(tmp_path: Path, kind: s
     edit_tensors(folder, lambda t: t.update({stranger: torch.zeros(2)}))
     with pytest.raises(CheckpointError, match=rf"unexpected \(1\): {stranger}"):
         load_encoder(folder)
+
+
+def test_images_are_resized_by_lanczos_where_torch_has_no_kernel_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(batch: Tensor, **settings: Any) -> Tensor:
+        raise ValueError("Anti-alias option is restricted to bilinear and bicubic modes")
+
+    image = to_rgb(china())
+    sizes = ((100, 333), (700, 900), (427, 64))
+    wanted = [resize(image, *size, mode="lanczos") for size in sizes]
+    monkeypatch.setattr("encoders.inputs.images.F.interpolate", refuses)
+    for size, pixels in zip(sizes, wanted, strict=True):
+        resized = resize(image, *size, mode="lanczos")
+        apart = (resized.int() - pixels.int()).abs()
+        assert resized.shape == pixels.shape
+        assert apart.max() <= 2
+        assert (apart > 0).double().mean() < 0.01
+        assert (apart > 1).double().mean() < 1e-4

@@ -73,7 +73,7 @@ INTAKE = {
     "image_files": {"PIL", "pillow_heif"},
     "intake": {"PIL", "numpy"},
     "clips": {"numpy"},
-    "images": {"numpy"},
+    "images": {"numpy", "PIL"},
     "video_files": {"av"},
 }
 # What the files of ``vitgraph.integrations`` import, and nothing else does.
