@@ -95,6 +95,14 @@ def test_a_weakness_is_reported_to_the_repository_that_the_project_names() -> No
     assert len(text.splitlines()) <= 25
 
 
+def test_every_version_of_the_changelog_has_a_link_to_the_repository() -> None:
+    (url,) = PROJECT["urls"].values()
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    links = dict(re.findall(r"^\[(.+)\]: (\S+)$", text, re.M))
+    assert re.findall(r"^## \[(.+?)\]", text, re.M) == list(links)
+    assert all(link.startswith(f"{url}/") for link in links.values())
+
+
 def test_classifiers_are_those_that_exist_and_name_every_python() -> None:
     trove = pytest.importorskip("trove_classifiers")  # hatchling brings it
     assert set(PROJECT["classifiers"]) <= trove.classifiers
