@@ -19,6 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 OURS = {"encoders", "graphwrap", "vitgraph", "weights"}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+BASES = ("vision", "patch", "tile", "paths")
+"""Modules of ``encoders.base`` with classes that a family subclasses."""
 CALLED = {"PIL": "pillow", "faiss": "faiss_cpu"}
 """Names of distributions that differ from those of their modules."""
 
@@ -101,6 +103,16 @@ def test_every_version_of_the_changelog_has_a_link_to_the_repository() -> None:
     links = dict(re.findall(r"^\[(.+)\]: (\S+)$", text, re.M))
     assert re.findall(r"^## \[(.+?)\]", text, re.M) == list(links)
     assert all(link.startswith(f"{url}/") for link in links.values())
+
+
+def test_the_recipe_names_hooks_that_the_base_classes_have() -> None:
+    text = (ROOT / "docs/add_an_encoder.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.M)
+    modules = [import_module(f"encoders.base.{name}_encoder") for name in BASES]
+    bases = {name: value for module in modules for name, value in vars(module).items()}
+    assert {"_embed", "_block_context", "_token_grid", "join"} <= {hook for _, hook in rows}
+    for base, hook in rows:
+        assert hasattr(bases[base], hook), f"{base}.{hook}"
 
 
 def test_classifiers_are_those_that_exist_and_name_every_python() -> None:
