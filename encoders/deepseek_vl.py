@@ -353,7 +353,7 @@ class HighResolution(TileEncoder):
         return self.grid, self.grid
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
-        patches = rows.shape[1] == h * w  # inner blocks have patches
+        patches = rows.shape[1] == h * w  # the rows of inner blocks are patches
         return rows.unflatten(1, (h, w) if patches else self._row_grid(h, w))
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:

@@ -81,7 +81,7 @@ class Llama4Config:
         require_value(vision, "vision_feature_layer", -1)
         require_value(vision, "vision_feature_select_strategy", "default")
         width = read_size(vision, "hidden_size", default=768)
-        # The source takes it for the columns after the pixel shuffle, too.
+        # The source takes "intermediate_size" for the columns after the pixel shuffle, too.
         require_value({"intermediate_size": 5632, **vision}, "intermediate_size", 4 * width)
         adapter = read_size(vision, "projector_output_dim", default=4096)
         require_value({"projector_input_dim": 4096, **vision}, "projector_input_dim", adapter)

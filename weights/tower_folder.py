@@ -121,7 +121,7 @@ def describe(
     if "architecture" in config:  # a config of timm
         return {**config, KEY: note}
     if section.get("model_type") is not None:
-        # Not as "model_type": transformers takes a part of that type for the tower's config.
+        # The name is not "model_type": transformers would read the section as the tower's config.
         note["type"] = section["model_type"]
     if parents:
         note["config"] = _without_section(config)

@@ -104,7 +104,7 @@ class DerivedWeights:
             if not self._entries:
                 return
             if self._capturing():
-                # The table exists, because a warm-up runs before every capture.
+                # A warm-up runs before every capture, and has made the table of copies to compare.
                 assert self._table is not None
                 self._captured.append(self._table)
             else:

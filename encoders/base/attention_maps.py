@@ -108,7 +108,8 @@ class AttentionObserver:
     blocks: nn.ModuleList
     """The blocks that are observed."""
     share: Tensor
-    """The weight of each row as a query in the mean over queries; set before the blocks run."""
+    """The weight of each row as a query in the mean over queries; it has to be set after the first
+    yield of ``run_blocks``, before the next."""
     shape: torch.Size
     """The shape of the rows in the order in which the blocks process them."""
 
@@ -120,7 +121,9 @@ class AttentionObserver:
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the number of each row [.., 1], then the attention weights [.., H] of each block.
+        """Yield the number of each row [.., 1], then per block the attention [.., H] to each row.
+
+        The attention of a row is summed over the queries, each with its ``share``.
 
         Other blocks than ``self.blocks`` run as usual, and their states are yielded.
         """

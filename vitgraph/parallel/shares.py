@@ -30,7 +30,9 @@ def cost_of(spec: EncoderItemSpec) -> float:
 
 
 def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[float]:
-    """Return the cost of each item over all its paths, in rows of a short segment.
+    """Return the cost of each item over all its paths.
+
+    The unit is a row in a short segment; a row in a long one costs more, by its attention.
 
     Args:
         inputs: the result of ``preprocess``.

@@ -29,7 +29,11 @@ def sealed_header(
 ) -> bytes:
     """Return the beginning of a kept tower's file, of a length that does not depend on ``sums``.
 
-    These are the CRC-32 of each tensor by its name in the tower; None if they are not known yet.
+    Args:
+        tensors: the tensors of the tower, in the order of the file.
+        record: what the header says of the tower besides its checksums.
+        files: contents of the small files beside the tower's, by name; their CRC-32 are recorded.
+        sums: CRC-32 of each tensor by its name in the tower; None if they are not known yet.
     """
     known = sums or dict.fromkeys((tensor.local for tensor in tensors), 0)
     checked = {name: crc32(content) for name, content in files.items()}

@@ -83,7 +83,7 @@ class NaflexPreprocessor(PatchPreprocessor):
         return replace(self, images=rules, resample=resample)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword for some of them."""
+        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
         rules = self.images
         return f"max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}", "max_pixels"
 

@@ -86,7 +86,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return self.patch_size * self.token_size
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword for some of them."""
+        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
         sizes = f"max_pixels={self.max_pixels}, max_tiles={self.max_tiles}"
         return f"{sizes}, mean={self.mean}, std={self.std}", "max_pixels"
 

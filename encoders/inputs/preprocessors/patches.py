@@ -184,7 +184,7 @@ class PatchPreprocessor:
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword for some of them."""
+        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
         rules = self.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
         return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"

@@ -90,7 +90,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return rules if tokens is None else _rules(self._side, _checked(tokens, f"{where}: "))
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword for some of them."""
+        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
         tokens = (rules.max_pixels // self._side**2 for rules in (self.images, self.videos))
         return "max_soft_tokens={} for images, {} for frames".format(*tokens), "max_soft_tokens"
 

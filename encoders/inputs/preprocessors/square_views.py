@@ -82,7 +82,7 @@ class SquarePreprocessor(ViewPreprocessor):
         """Return the settings in a file: mean, std, smallest side; the size must be the tower's."""
         check_side(where, section, self.image_size)
         require_supported(where, section, {"do_pad": True})
-        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # DeepseekVLImageProcessor's
+        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # as DeepseekVLImageProcessor
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:

@@ -45,7 +45,7 @@ class ReplacesTower(nn.Module):
             LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
             return
         self.vision_tower_ours = True
-        # VLLM must not capture graphs of its own for towers.
+        # vLLM must not capture graphs of its own for towers.
         vllm_config.compilation_config.cudagraph_mm_encoder = False
         self._forward_calls = 0
         self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)

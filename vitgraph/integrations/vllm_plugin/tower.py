@@ -129,7 +129,7 @@ class Tower(nn.Module):
         return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
 
     def encode_items(self, packed: Packed) -> list[Tensor]:
-        """Encode a batch to a tensor [tokens, D] per item, each a part of one of the caller's."""
+        """Encode a batch to a view [tokens, D] per item of one tensor, which the caller owns."""
         tokens = self(packed.pixel_values, packed.grids)
         return list(tokens.split(tokens_per_item(packed, self.encoder)))
 
