@@ -313,7 +313,7 @@ class GraphableEncoder(Protocol):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """Return what ``forward`` reads besides pixels, padded to the capacities that are given."""
+        """Return the tensors that ``forward`` takes with the pixels, padded to the capacities."""
         ...
 
     def __call__(

@@ -50,7 +50,7 @@ class CheckpointInfo:
     bytes_as_shards: int
     """The bytes that loading would transfer as whole files if nothing were cached."""
     cached: str
-    """What is on this disk: ``tower``, ``shards``, ``some shards``, ``nothing``; ``local`` for a
+    """The part on this disk: ``tower``, ``shards``, ``some shards`` or ``nothing``; ``local`` for a
     folder."""
     fetch: str
     """The way of fetching that loading would take: ``ranges``, ``shards`` or ``nothing``."""

@@ -240,7 +240,7 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return what blocks read besides the hidden state: tensors made once per forward."""
+        """Return the tensors, made once per forward, that all blocks read with the hidden state."""
 
     def gradient_checkpointing_enable(self) -> None:
         self.gradient_checkpointing = True

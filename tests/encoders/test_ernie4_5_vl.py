@@ -29,7 +29,7 @@ def test_pairs_are_those_of_the_worked_example() -> None:
     assert frame_pairs([(3, 2, 4), (1, 2, 2)], 2, 7).tolist() == [*pairs, [5, 5], [6, 6]]
 
 
-def test_odd_clips_replay_beside_images_with_a_segment_per_frame_and_tokens_per_pair() -> None:
+def test_odd_clips_replay_beside_images() -> None:
     encoder, grids = tiny("ernie4_5_vl"), [[1, 4, 6], [5, 2, 4], [2, 4, 4], [1, 2, 2]]
     assert encoder.item_specs(grids)[1] == EncoderItemSpec(40, 6, 5, 8)
     graphed = static(encoder, [256], outputs=("last_hidden_state", "pooler_output"))

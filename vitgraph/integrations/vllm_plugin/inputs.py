@@ -27,7 +27,7 @@ class Batch(Protocol):
 
 
 class Packed(NamedTuple):
-    """What an encoder takes of a batch, and the number of grids of each item."""
+    """The pixels and grids of a batch as an encoder takes them, and the grids of each item."""
 
     pixel_values: Tensor
     grids: list[Grid]
