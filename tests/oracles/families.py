@@ -29,31 +29,8 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
 from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
-from encoders.deepseek_ocr import DeepseekOCRTower
-from encoders.deepseek_vl import DeepseekVLEncoder
-from encoders.deepseek_vl2 import DeepseekVL2Tower
 from encoders.lfm2_vl import Lfm2VLTower
-from encoders.step3 import Step3Tower
-from encoders.step3_vl import Step3VLTower
 
-from .deepseek import (
-    NARROW,
-    SAM_NARROW,
-    SAM_TINY,
-    hybrid,
-    hybrid_low_keys,
-    hybrid_low_output,
-    hybrid_low_reference,
-    ocr,
-    ocr_keys,
-    ocr_output,
-    ocr_reference,
-    siglip,
-    vl_keys,
-    vl_output,
-    vl_reference,
-)
-from .deepseek_vl2 import VL2Twin, vl2_output
 from .ernie import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
 from .family import make_row
 from .gemma import gemma4_keys, gemma4_output, gemma4_reference
@@ -78,6 +55,7 @@ from .references import (
     qwen_output,
     qwen_reference,
 )
+from .several_views import SEVERAL_VIEWS
 from .siglip import (
     HEADLESS,
     SIZES,
@@ -103,15 +81,6 @@ from .sizes import (
     QWEN2_NARROW,
     QWEN3_NARROW,
     QWEN3_SHALLOW,
-    STEP3_NARROW,
-    STEP3_VL_NARROW,
-)
-from .step import (
-    Step3Twin,
-    Step3VLReference,
-    step3_output,
-    step3_vl_keys,
-    step3_vl_output,
 )
 
 FAMILIES = [
@@ -283,66 +252,7 @@ FAMILIES = [
         tiny={**GEMMA4_NARROW, "num_hidden_layers": 3, "pooling_kernel_size": 2},
         twin=True,
     ),
-    make_row(
-        "step3_vl", "stepfun-ai/Step3-VL-10B", Step3VLReference, step3_vl_keys, step3_vl_output,
-        shallow={"layers": 1},
-        narrow=STEP3_VL_NARROW,
-        tiny={**STEP3_VL_NARROW, "layers": 3, "image_size": 112},
-        tower=Step3VLTower,
-    ),
-    make_row(
-        "step3", "stepfun-ai/step3", Step3Twin, same_keys, step3_output,
-        shallow={"num_hidden_layers": 1},
-        narrow=STEP3_NARROW,
-        tiny={**STEP3_NARROW, "num_hidden_layers": 3, "image_size": 112},
-        twin=True,
-        tower=Step3Tower,
-    ),
-    make_row(
-        "deepseek_vl", "deepseek-ai/deepseek-vl-1.3b-chat", vl_reference, vl_keys, vl_output,
-        shallow=siglip(layers=1),
-        narrow={**siglip(width=64, heads=4, intermediate_size=112), "llm_width": 48},
-        tiny={
-            **siglip(width=64, heads=4, intermediate_size=112, layers=3, image_size=128),
-            "llm_width": 48,
-        },
-        twin=True,
-    ),
-    make_row(
-        "deepseek_vl_hybrid", "deepseek-ai/deepseek-vl-7b-chat", hybrid_low_reference,
-        hybrid_low_keys, hybrid_low_output,
-        shallow=hybrid(low={"layers": 1}, high={"layers": 1, "global_attn_indexes": [0]}),
-        narrow={**hybrid(low=NARROW, high=SAM_NARROW), "llm_width": 48},
-        tiny={
-            **hybrid(low={**NARROW, "layers": 3, "image_size": 128}, high=SAM_TINY),
-            "llm_width": 48,
-        },
-        twin=True,
-        tower=DeepseekVLEncoder,
-    ),
-    make_row(
-        "deepseek_vl2", "deepseek-ai/deepseek-vl2-tiny", VL2Twin, same_keys, vl2_output,
-        shallow={"layers": 1},
-        narrow={"width": 64, "heads": 4, "mlp_ratio": 1.75, "llm_width": 48},
-        tiny={
-            "width": 64, "heads": 4, "mlp_ratio": 1.75, "layers": 3, "llm_width": 48,
-        },
-        twin=True,
-        tower=DeepseekVL2Tower,
-    ),
-    make_row(
-        "deepseek_ocr", "deepseek-ai/DeepSeek-OCR", ocr_reference, ocr_keys, ocr_output,
-        shallow=ocr(clip={"layers": 1}, sam={"layers": 2, "global_attn_indexes": [1]}),
-        narrow={**ocr(clip=NARROW, sam={**SAM_NARROW, "downsample_channels": [40, 64]}),
-                "llm_width": 48},
-        tiny={
-            **ocr(clip={**NARROW, "layers": 3}, sam={**SAM_TINY, "downsample_channels": [40, 64]}),
-            "image_size": 128, "llm_width": 48,
-        },
-        twin=True,
-        tower=DeepseekOCRTower,
-        side=128,
-    ),
+    *SEVERAL_VIEWS,
     make_row(
         "siglip2", "google/siglip2-so400m-patch16-naflex", siglip2_reference, siglip_keys,
         siglip2_output,
