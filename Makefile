@@ -39,7 +39,7 @@ family: $(VENV)/.test ## the tests of one family, for example make family NAME=q
 	$(PYTEST) -m "not gpu and not engines" --family $(NAME) $(PARALLEL) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
-	$(PYTEST) -m "not gpu" tests/shell/test_shell_notebooks.py tests/shell/test_shell_bare.py -k notebook
+	$(PYTEST) -m "not gpu" tests/documents/test_notebooks.py tests/package/test_bare_environment.py -k notebook
 
 engines: $(ENGINES)/.installed ## vLLM and Dynamo with our towers, in an environment of their own
 	$(ENGINES)/bin/python -m pytest -m "engines and not slow" --noconftest tests/engines

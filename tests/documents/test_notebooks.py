@@ -1,4 +1,4 @@
-"""Notebooks stay small and readable; ``test_shell_bare.py`` runs them."""
+"""Notebooks stay small and readable; ``test_bare_environment.py`` runs them."""
 
 from __future__ import annotations
 
