@@ -28,8 +28,8 @@ from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderItemSpec, Grid
 from encoders.inputs.pixel_rules import PixelRules
+from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from encoders.inputs.sizes import best_tiling, smart_resize
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig

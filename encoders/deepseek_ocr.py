@@ -198,7 +198,7 @@ class DeepseekOCREncoder(PathsEncoder):
         return twin
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.tiled_views import OcrPreprocessor
+        from .inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 
         most, several = self.config.max_tiles, self.config.tiles_several
         plain = OcrPreprocessor(self.config.patch_size, max_tiles=most, tiles_several=several)
@@ -349,7 +349,7 @@ class Projector(nn.Module):
 
 def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
     """Return a preprocessor of this family for another mode; that of somebody else as it is."""
-    from .inputs.preprocessors.tiled_views import OcrPreprocessor
+    from .inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 
     if not isinstance(preprocessor, OcrPreprocessor):
         return preprocessor

@@ -173,7 +173,7 @@ class DeepseekVLEncoder(TileEncoder):
         self.aligner = projector or Aligner(config.hidden_size, config.out_hidden_size)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.square_views import SquarePreprocessor
+        from .inputs.preprocessors.deepseek_vl import SquarePreprocessor
 
         return SquarePreprocessor(self.config.patch_size, image_size=self.config.image_size)
 
@@ -222,7 +222,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.square_views import HybridPreprocessor
+        from .inputs.preprocessors.deepseek_vl import HybridPreprocessor
 
         low, high = self.config.low, self.config.high
         return HybridPreprocessor(

@@ -145,7 +145,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         self.paths = {"image": tower}
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.tiled_views import CandidatePreprocessor
+        from .inputs.preprocessors.deepseek_vl2 import CandidatePreprocessor
 
         return CandidatePreprocessor(
             self.config.patch_size,

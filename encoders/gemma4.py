@@ -134,7 +134,7 @@ class Gemma4Encoder(RasterEncoder):
         self.embed_vision = Projector(config) if projected else nn.Identity()
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.soft_tokens import SoftTokenPreprocessor
+        from .inputs.preprocessors.gemma4 import SoftTokenPreprocessor
 
         return SoftTokenPreprocessor.gemma4(self.config.patch_size, self.config.pooling_kernel_size)
 

@@ -109,7 +109,7 @@ class Idefics3Encoder(TileEncoder):
         )
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.splits import SplitPreprocessor
+        from .inputs.preprocessors.idefics3 import SplitPreprocessor
 
         size = self.config.image_size
         return SplitPreprocessor(self.config.patch_size, image_size=size, longest_edge=4 * size)

@@ -161,7 +161,7 @@ class InternViT(TileEncoder):
         self.mlp1 = projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.tiles import TilePreprocessor
+        from .inputs.preprocessors.intern_vit import TilePreprocessor
 
         return TilePreprocessor(
             image_size=self.config.tile_size,

@@ -132,7 +132,7 @@ class Lfm2VLEncoder(TilesThenImage):
         super().__init__(tower, tower.at(config.tile_size), preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.patch_tiles import PatchTilesPreprocessor
+        from .inputs.preprocessors.lfm2_vl import PatchTilesPreprocessor
 
         return PatchTilesPreprocessor(
             self.config.patch_size,

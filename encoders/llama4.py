@@ -120,7 +120,7 @@ class Llama4Encoder(TileEncoder):
         self.projector = nn.Linear(adapter, config.out_hidden_size, bias=False)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.canvases import CanvasPreprocessor
+        from .inputs.preprocessors.llama4 import CanvasPreprocessor
 
         return CanvasPreprocessor(self.config.patch_size, image_size=self.config.tile_size)
 

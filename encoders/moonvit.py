@@ -149,7 +149,7 @@ class MoonViTEncoder(PatchEncoder):
         self.projector = Projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.navit import NavitPreprocessor
+        from .inputs.preprocessors.moonvit import NavitPreprocessor
 
         return NavitPreprocessor.kimi(
             self.config.patch_size, self.config.spatial_merge_size, self.config.segment_frames

@@ -124,7 +124,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
         self.projector = Projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.raster import RasterPreprocessor
+        from .inputs.preprocessors.paddleocr_vl import RasterPreprocessor
 
         return RasterPreprocessor.paddleocr_vl(
             patch_size=self.config.patch_size, token_size=self.config.spatial_merge_size

@@ -159,7 +159,7 @@ class SiglipEncoder(TileEncoder):
             self.head = Head(sizes)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.stretched import StretchPreprocessor
+        from .inputs.preprocessors.siglip import StretchPreprocessor
 
         return StretchPreprocessor(self.config.patch_size, image_size=self.config.image_size)
 
@@ -208,7 +208,7 @@ class Gemma3Encoder(SiglipEncoder):
         self._grid_multiple = config.pool_size
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.stretched import StretchPreprocessor
+        from .inputs.preprocessors.siglip import StretchPreprocessor
 
         config = self.config
         return StretchPreprocessor(

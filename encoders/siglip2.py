@@ -123,7 +123,7 @@ class Siglip2Encoder(RasterEncoder):
             self.head = Head(sizes)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.naflex import NaflexPreprocessor
+        from .inputs.preprocessors.siglip2 import NaflexPreprocessor
 
         return NaflexPreprocessor.siglip2(self.config.patch_size)
 

@@ -116,7 +116,7 @@ class Step3Encoder(TilesThenImage):
         super().__init__(image, tower.at(tower.side, LARGEST_BATCH["tiles"]), preprocessor)
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.crops import CropPreprocessor
+        from .inputs.preprocessors.step3 import CropPreprocessor
 
         return CropPreprocessor(
             self.config.patch_size,

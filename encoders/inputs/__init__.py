@@ -4,7 +4,7 @@
 - ``image_files``: image files opened and turned upright
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, and its tiling; ``sampling``: the frames of a video
-- ``preprocessors``: the preprocessing of each family, by what it makes of an image
+- ``preprocessors``: images and clips to the pixels of each family's towers, a module per family
 - ``images``: what the preprocessing of all towers shares
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
   the repos of towers over patches
@@ -14,11 +14,12 @@
 from .clips import read_video
 from .images import resize
 from .intake import Video, to_rgb
-from .preprocessors.crops import CropPreprocessor
+from .preprocessors.deepseek_ocr import OcrPreprocessor
+from .preprocessors.deepseek_vl import HybridPreprocessor, SquarePreprocessor
+from .preprocessors.deepseek_vl2 import CandidatePreprocessor
+from .preprocessors.intern_vit import TilePreprocessor
 from .preprocessors.patches import PatchPreprocessor
-from .preprocessors.square_views import HybridPreprocessor, SquarePreprocessor
-from .preprocessors.tiled_views import CandidatePreprocessor, OcrPreprocessor
-from .preprocessors.tiles import TilePreprocessor
+from .preprocessors.step3 import CropPreprocessor
 from .preprocessors.views import ViewPreprocessor
 from .sampling import sample_frames
 from .sizes import smart_resize, smart_resize_video

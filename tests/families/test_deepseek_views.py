@@ -17,9 +17,10 @@ from transformers.models.deepseek_vl_hybrid import DeepseekVLHybridImageProcesso
 from transformers.models.unlimited_ocr import UnlimitedOcrImageProcessor
 
 from encoders.deepseek_vl2 import DeepseekVL2Config
-from encoders.inputs.preprocessors.crops import CropPreprocessor
-from encoders.inputs.preprocessors.square_views import HybridPreprocessor, SquarePreprocessor
-from encoders.inputs.preprocessors.tiled_views import CandidatePreprocessor, OcrPreprocessor
+from encoders.inputs.preprocessors.deepseek_ocr import OcrPreprocessor
+from encoders.inputs.preprocessors.deepseek_vl import HybridPreprocessor, SquarePreprocessor
+from encoders.inputs.preprocessors.deepseek_vl2 import CandidatePreprocessor
+from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from encoders.inputs.preprocessors.views import ViewPreprocessor
 from photographs import china
 from weights import FAMILIES

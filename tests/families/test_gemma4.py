@@ -11,7 +11,7 @@ from transformers.models.gemma4.image_processing_gemma4 import Gemma4ImageProces
 
 from checkpoints import edit_config, edit_tensors, same_weights
 from encoders.gemma4 import Gemma4Encoder
-from encoders.inputs.preprocessors.soft_tokens import SoftTokenPreprocessor
+from encoders.inputs.preprocessors.gemma4 import SoftTokenPreprocessor
 from oracles import (
     BY_NAME,
     add_noise,

@@ -17,7 +17,7 @@ from encoders.contract import Limits
 from encoders.idefics3 import nearest_below
 from encoders.inputs.images import resize
 from encoders.inputs.intake import to_rgb
-from encoders.inputs.preprocessors.splits import SplitPreprocessor
+from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
 from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from oracles.idefics import idefics3_output
 from photographs import china, flower, photographs

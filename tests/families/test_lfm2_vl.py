@@ -15,7 +15,7 @@ from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProc
 
 from checkpoints import edit_config, edit_tensors, same_weights
 from encoders import Lfm2VLEncoder
-from encoders.inputs.preprocessors.patch_tiles import PatchTilesPreprocessor
+from encoders.inputs.preprocessors.lfm2_vl import PatchTilesPreprocessor
 from encoders.inputs.sizes import best_tiling
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, distance, distances

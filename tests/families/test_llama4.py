@@ -13,7 +13,7 @@ from transformers.models.llama4.image_processing_llama4 import Llama4ImageProces
 from checkpoints import edit_config, edit_tensors, same_weights
 from encoders import Llama4Config
 from encoders.contract import Limits, VisionInputs
-from encoders.inputs.preprocessors.canvases import CanvasPreprocessor, best_canvas
+from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor, best_canvas
 from oracles import BY_NAME, build_pair, distance, draw_pixels
 from oracles.llama import llama4_output
 from photographs import china, flower, photographs

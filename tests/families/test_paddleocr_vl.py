@@ -14,7 +14,7 @@ from transformers.models.paddleocr_vl.image_processing_paddleocr_vl import (
 )
 
 from checkpoints import edit_config, edit_tensors, same_weights
-from encoders.inputs.preprocessors.raster import RasterPreprocessor
+from encoders.inputs.preprocessors.paddleocr_vl import RasterPreprocessor
 from encoders.paddleocr_vl import merge_order, position_taps
 from fetching import REPO
 from hub_server import HubServer

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoVideoProcessor
 
+from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from photographs import china, panning_clip
 

@@ -17,7 +17,7 @@ from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
 from encoders import Video
 from encoders.contract import Limits, VisionInputs
-from encoders.inputs.preprocessors.navit import NavitPreprocessor
+from encoders.inputs.preprocessors.moonvit import NavitPreprocessor
 from encoders.inputs.sampling import sample_frames
 from oracles.moonvit import cut
 from photographs import china, panning_clip, photographs

@@ -14,8 +14,8 @@ from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImagePro
 
 from encoders.contract import Limits
 from encoders.inputs.images import StagedPreprocessor
-from encoders.inputs.preprocessors.naflex import NaflexPreprocessor, most_patches
-from encoders.inputs.preprocessors.stretched import StretchPreprocessor
+from encoders.inputs.preprocessors.siglip import StretchPreprocessor
+from encoders.inputs.preprocessors.siglip2 import NaflexPreprocessor, most_patches
 from photographs import china, flower, hopper, photographs
 from weights.published import family_facts
 

@@ -14,8 +14,8 @@ from PIL import Image
 from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 
 from encoders.inputs.intake import Video
+from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from photographs import china, flower, panning_clip
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}

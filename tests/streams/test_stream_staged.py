@@ -14,8 +14,8 @@ import torch
 from encoders import Video
 from encoders.contract import Limits
 from encoders.inputs.images import StagedPreprocessor
+from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from encoders.inputs.preprocessors.tiles import TilePreprocessor
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
 from oracles import slow

@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 
 from encoders import Encoder, PathsEncoder, VisionInputs
 from encoders.contract import PathInputs
-from encoders.inputs.preprocessors.tiled_views import OcrPreprocessor
+from encoders.inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 from oracles import NO_LIFT, draw_weights
 from oracles.configs import Config
 from oracles.deepseek import (

@@ -17,16 +17,17 @@ from encoders import Qwen3VLEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
 from encoders.inputs.pixel_rules import PixelRules
-from encoders.inputs.preprocessors.canvases import CanvasPreprocessor
-from encoders.inputs.preprocessors.crops import CropPreprocessor
-from encoders.inputs.preprocessors.patch_tiles import PatchTilesPreprocessor
+from encoders.inputs.preprocessors.deepseek_ocr import OcrPreprocessor
+from encoders.inputs.preprocessors.deepseek_vl import HybridPreprocessor, SquarePreprocessor
+from encoders.inputs.preprocessors.deepseek_vl2 import CandidatePreprocessor
+from encoders.inputs.preprocessors.gemma4 import SoftTokenPreprocessor
+from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
+from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
+from encoders.inputs.preprocessors.lfm2_vl import PatchTilesPreprocessor
+from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from encoders.inputs.preprocessors.soft_tokens import SoftTokenPreprocessor
-from encoders.inputs.preprocessors.splits import SplitPreprocessor
-from encoders.inputs.preprocessors.square_views import HybridPreprocessor, SquarePreprocessor
-from encoders.inputs.preprocessors.stretched import StretchPreprocessor
-from encoders.inputs.preprocessors.tiled_views import CandidatePreprocessor, OcrPreprocessor
-from encoders.inputs.preprocessors.tiles import TilePreprocessor
+from encoders.inputs.preprocessors.siglip import StretchPreprocessor
+from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from vitgraph.embedding import feature_store
 from vitgraph.integrations import transformers
 from vitgraph.integrations.vllm_plugin.records import MODELS

@@ -13,7 +13,7 @@ from torch import Tensor
 from encoders.base.encoder import Encoder
 from encoders.contract import EncoderOutput, Limits, VisionInputs
 from encoders.inputs.intake import Video, to_rgb
-from encoders.inputs.preprocessors.canvases import CanvasPreprocessor
+from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
 from encoders.inputs.preprocessors.views import ViewPreprocessor
 from encoders.streams.calls import ItemResults
 from encoders.streams.pooling import pool

@@ -1,9 +1,24 @@
-"""Images and videos to the pixels of each family's towers.
+"""Images and videos to the pixels of towers, in a module per family and two that families share.
 
-- ``patches``: images and clips of any size, for Qwen, GLM and Pixtral; ``naflex``: for SigLIP2
-  NaFlex, ``patch_tiles``: its tiles for LFM2-VL, ``navit``: for Kimi, ``raster``: for PaddleOCR-VL,
-  ``soft_tokens``: for Gemma 4
-- ``tiles``: images and clips in tiles, for InternViT; ``canvases``: for Llama 4
-- ``views``: what all preprocessing to square views shares; ``crops``: for Step, ``splits``: for
-  Idefics3, ``stretched``: for SigLIP and Gemma 3, ``square_views``, ``tiled_views``: for DeepSeek
+- ``patches``: patches of images and clips of any size, for Qwen, GLM, ERNIE, MiniMax and Pixtral
+- ``views``: the steps that all preprocessors to square views of a fixed size share
+
+Of patches, by what they add to ``patches``:
+
+- ``gemma4``: as many patches as a number of tokens takes
+- ``moonvit``: images of Kimi, shrunk where they are too large and padded to tokens
+- ``paddleocr_vl``: patches row by row, which the projector merges after the tower
+- ``siglip2``: SigLIP2 NaFlex: as many patches as a limit allows
+
+Of views and tiles, which are views of parts of an image:
+
+- ``deepseek_ocr``: the whole image and, of large images, tiles
+- ``deepseek_vl``: one padded view, or two of different sizes
+- ``deepseek_vl2``: the whole image and tiles of the candidate size that wastes least
+- ``idefics3``: tiles, and the whole image as the last of them; SmolVLM too
+- ``intern_vit``: tiles of images, frames of clips
+- ``lfm2_vl``: patches of the whole image and, of large images, of square tiles
+- ``llama4``: tiles of the canvas that fits the image best, and the whole image as the last of them
+- ``siglip``: one view without keeping the shape of the image; Gemma 3 too
+- ``step3``: the whole image and crops of it, for all Step towers
 """

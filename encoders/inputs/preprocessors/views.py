@@ -16,7 +16,14 @@ from torch import Tensor
 from ...contract import Limits, PathInputs, VisionInputs
 from ..clips import IMAGES_ALONE
 from ..image_files import naming
-from ..images import check_limits, folded_stats, grid_tensor
+from ..images import (
+    StagedItem,
+    check_limits,
+    folded_stats,
+    grid_tensor,
+    normalize,
+    stack_frames,
+)
 from ..intake import read_images
 from ..processor_files import (
     HALF,
@@ -167,3 +174,81 @@ class ViewPreprocessor(ABC):
             target.copy_(view).sub_(low).div_(scale)
         grids = grid_tensor([(n, patches, patches) for n in counts if n])
         return PathInputs(pixels, grids, tuple(item for item, n in enumerate(counts) if n))
+
+
+@dataclass(frozen=True)
+class StagedViews(ViewPreprocessor):
+    """Views of one path that can be normalised on another device: a ``StagedPreprocessor``."""
+
+    image_size: int = 224
+    resample: str = "bicubic"
+    """The kind of resampling when images are resized: "bilinear", "bicubic" or "lanczos"."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side in pixels of the views, cut to whole patches, of the path "image"."""
+        return {"image": self.image_size // self.patch_size * self.patch_size}
+
+    @property
+    def has_tiles(self) -> bool:
+        """Return False: no keyword bounds the number of views."""
+        return False
+
+    @property
+    def pads(self) -> bool:
+        """Return False: an image is stretched to fill its views, and never padded."""
+        return False
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return a text of the defaults that no processor file sets; no keyword sets them."""
+        return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""
+
+    def stage(
+        self,
+        images: Sequence[object],
+        videos: Sequence[object],
+        limits: Limits,
+        pinned: bool = False,
+    ) -> list[StagedItem]:
+        """Decode and resize images.
+
+        Args:
+            images: images of any kind that :func:`read_images` takes.
+            videos: no videos, which towers of views do not take.
+            limits: no keywords, since none of them means anything here.
+            pinned: whether pixels are to lie in page-locked memory.
+
+        Returns:
+            Items whose pixels are uint8 [views, S, S, 3], cut to whole patches.
+
+        Raises:
+            ValueError: a bad image, a video, or a keyword.
+        """
+        patches = self.image_size // self.patch_size
+        return [
+            StagedItem(
+                stack_frames(item.paths["image"], pinned),
+                (len(item.paths["image"]), patches, patches),
+                self.mean,
+                self.std,
+                item.tiles,
+            )
+            for item in self.read(images, videos, limits)
+        ]
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise items on the device that their pixels are on.
+
+        Args:
+            items: the items of ``stage``, whose pixels may have been moved to a device.
+
+        Returns:
+            The views, float32 [n, 3, S, S] with the bits of a call, and the grid on the CPU.
+        """
+        views = [item.pixels.permute(0, 3, 1, 2).contiguous() for item in items]
+        side = self.sides["image"]
+        pixels = torch.empty(0, 3, side, side)
+        if views:
+            pixels = normalize(torch.cat(views), items[0].mean, items[0].std)
+        tilings = [item.tiles for item in items if item.tiles is not None]
+        return VisionInputs(pixels, grid_tensor([item.grid for item in items]), tilings)

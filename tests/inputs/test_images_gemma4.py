@@ -19,7 +19,7 @@ from transformers.video_utils import VideoMetadata
 
 from encoders.contract import Limits
 from encoders.inputs.clips import Video
-from encoders.inputs.preprocessors.soft_tokens import (
+from encoders.inputs.preprocessors.gemma4 import (
     SOFT_TOKENS,
     SoftTokenPreprocessor,
     soft_token_size,

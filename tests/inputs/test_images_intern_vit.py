@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, InternVLVideoProcessor
 
-from encoders.inputs.preprocessors.tiles import TilePreprocessor
+from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.sizes import best_tiling
 from photographs import china, hopper, panning_clip, photographs
 

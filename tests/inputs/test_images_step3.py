@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImageProcessor
 
-from encoders.inputs.preprocessors.crops import CropPreprocessor
+from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
 from photographs import china, hopper
 

@@ -29,8 +29,7 @@ from ..processor_files import (
     require_supported,
 )
 from ..sizes import check_area
-from .stretched import StagedViews
-from .views import Views
+from .views import StagedViews, Views
 
 MOST_PER_SIDE = 4096
 """The most pixels of the longer side to which transformers' processor resizes an image."""

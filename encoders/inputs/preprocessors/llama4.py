@@ -35,8 +35,7 @@ from ..processor_files import (
     require_supported,
 )
 from ..sizes import MOST_TILES, check_area
-from .stretched import StagedViews
-from .views import Views
+from .views import StagedViews, Views
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Images to the whole view and the tiles of DeepSeek-OCR.
+
+Source: ``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e.
+
+Shapes: S side of a view in pixels.
+
+Deliberate differences:
+
+- Images are resized by torch's uint8 kernel as in the other families; the source uses PIL, which
+  differs by at most one level at most scales.
+- An image is cut into at most six tiles, as DeepSeek-OCR's processor for vLLM does. The code beside
+  the weights on the Hub makes up to nine; ``max_tiles=9`` does that here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from einops import rearrange
+from torch import Tensor
+
+from ..images import padded, resize
+from ..sizes import best_tiling, check_area
+from .views import ViewPreprocessor, Views
+
+
+@dataclass(frozen=True)
+class OcrPreprocessor(ViewPreprocessor):
+    """DeepSeek-OCR: the whole image padded to a square and, if it is large, tiles of 640x640.
+
+    An image with a side over S of a tile is resized to the grid of 2 to ``max_tiles`` tiles whose
+    shape is nearest its own; a smaller image has no tiles.
+    """
+
+    base_size: int = 1024
+    tile_size: int = 640
+    max_tiles: int = 6
+    tiled: bool = True
+    keep_shape: bool = True
+    """Pad the whole image to a square; otherwise it is resized to one without keeping its shape."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the sides in pixels of the whole view and, if the mode has tiles, of the tiles."""
+        return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether images are cut into tiles, which depends on the published mode."""
+        return self.tiled
+
+    @property
+    def pads(self) -> bool:
+        """Whether the whole image is padded to a square; some modes stretch it instead."""
+        return self.keep_shape
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the view of the whole image and its tiles row by row."""
+        base, side = self.base_size, self.tile_size
+        if self.keep_shape:
+            whole = padded(image, base, base, self.mean)
+        else:
+            whole = resize(image, base, base)
+        most = self.max_tiles if max_tiles is None else max_tiles
+        if not self.tiled or max(image.shape[1:]) <= side or most < 2:
+            return Views({"image": [whole]})
+        columns, rows = best_tiling(image.shape[2], image.shape[1], 2, most, side)
+        check_area(columns * rows, side)
+        canvas = resize(image, rows * side, columns * side)
+        tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
+        return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))

@@ -1,0 +1,74 @@
+"""Images to the padded view and the tiles of DeepSeek-VL2.
+
+Source: ``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e.
+
+Shapes: S side of a view in pixels.
+
+Deliberate differences:
+
+- Images are resized by torch's uint8 kernel as in the other families; the source uses PIL, which
+  differs by at most one level at most scales.
+- The source cuts no image of a prompt with more than two images. Every image is cut here as if it
+  were alone; ``max_tiles=1`` leaves images whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from einops import rearrange
+from torch import Tensor
+
+from ..images import padded
+from ..processor_files import (
+    Section,
+    Settings,
+    require_supported,
+)
+from ..sizes import best_candidate, read_candidates
+from .views import ViewPreprocessor, Views
+
+
+@dataclass(frozen=True)
+class CandidatePreprocessor(ViewPreprocessor):
+    """DeepSeek-VL2: the whole image, then tiles of the candidate size that wastes least of it.
+
+    S is 384, which is no multiple of the patches' 14 pixels. The last 6 rows and columns of a view,
+    which the source's convolution leaves out, are cut off here.
+    """
+
+    image_size: int = 384
+    candidates: tuple[tuple[int, int], ...] = ((384, 384),)
+    """(width, height) in pixels that an image may be resized to, in multiples of a view."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_candidates(type(self).__name__, self.candidates, self.image_size)
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side of all views of the only path: whole image and tiles, cut to whole
+        patches."""
+        return {"image": self.image_size // self.patch_size * self.patch_size}
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the whole image, then its tiles row by row."""
+        side = self.image_size
+        within = [
+            size
+            for size in self.candidates
+            if max_tiles is None or size[0] * size[1] <= max_tiles * side * side
+        ]
+        width, height = best_candidate(image.shape[2], image.shape[1], within)
+        canvas = padded(image, height, width, self.mean)
+        tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
+        whole, patches = padded(image, side, side, self.mean), self.sides["image"]
+        views = [view[:, :patches, :patches] for view in (whole, *tiles)]
+        return Views({"image": views}, (width // side, height // side, True))
+
+    def rules(self, where: str, section: Section) -> Settings:
+        """Return the settings in a file: mean, std, and candidate sizes that fit the tower."""
+        require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
+        sizes = section.get("candidate_resolutions")
+        found = self.candidates if sizes is None else read_candidates(where, sizes, self.image_size)
+        return {**super().rules(where, section), "candidates": found}

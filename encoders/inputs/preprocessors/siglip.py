@@ -1,0 +1,51 @@
+"""Images to square views without keeping their shape: SigLIP and Gemma 3.
+
+Source: ``SiglipImageProcessor`` and ``Gemma3ImageProcessor`` of transformers 5.23.0.
+
+Shapes: S side of a view in pixels.
+
+Deliberate differences:
+
+- A view is cut to whole patches; the source's tower never reads the pixels beyond them.
+- Gemma 3's pan and scan, which is off by default, is refused where a file switches it on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..images import resize
+from ..processor_files import (
+    Section,
+    Settings,
+    check_side,
+    read_resample,
+    read_stats,
+    require_supported,
+)
+from .views import StagedViews, Views
+
+
+@dataclass(frozen=True)
+class StretchPreprocessor(StagedViews):
+    """Resizes each image to S x S pixels, whatever its shape, and cuts off parts of patches."""
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the whole image as the only view."""
+        side = self.sides["image"]
+        view = resize(image, self.image_size, self.image_size, self.resample)
+        return Views({"image": [view[:, :side, :side]]})
+
+    def rules(self, where: str, section: Section) -> Settings:
+        """Return the settings in a processor file: mean, std and resampling; the size must be the
+        tower's."""
+        check_side(where, section, self.image_size)
+        named = str(section.get("image_processor_type") or "")
+        usual = "bilinear" if named.startswith("Gemma3") else "bicubic"
+        resample = read_resample(where, section, usual)
+        more = {"resample": section.get("resample"), "do_pan_and_scan": False}
+        require_supported(where, section, more)
+        mean, std = read_stats(where, section, self.mean, self.std)
+        return {"mean": mean, "std": std, "resample": resample}
