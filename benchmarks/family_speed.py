@@ -21,11 +21,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor, nn
 
 from benchmarks.measure_speed import empty_cache
 from benchmarks.towers import about, milliseconds
-from encoders.base.vision_encoder import VisionEncoder
+from encoders.base.encoder import Encoder
+from encoders.base.paths_encoder import PathsEncoder
+from encoders.contract import VisionInputs
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, Grids
 from tests.oracles.pixtral import pixtral_states
@@ -33,9 +37,12 @@ from tests.oracles.siglip import siglip2_inputs
 
 TOWERS = (
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "siglip2", "gemma3", "gemma4"),
-    *("gemma4_e2b", "moonvit", "paddleocr_vl", "idefics3"),
+    *("gemma4_e2b", "moonvit", "paddleocr_vl", "idefics3", "lfm2_vl", "lfm2_5_vl", "llama4"),
+    *("minimax_m3", "ernie4_5_vl"),
 )
 """Rows of ``tests/oracles/families.py``."""
+RIGHT_SINCE = {"minimax_m3": Version("5.23")}
+"""The transformers that a tower needs: in 5.17, MiniMax-M3's rotates wrongly and mixes images."""
 WORKLOADS = {
     "1x224": [(224, 224)],
     "1x1024": [(1024, 1024)],
@@ -46,20 +53,29 @@ WORKLOADS = {
     ],
 }  # fmt: skip
 """Widths and heights of images."""
-Call = Callable[[], object]
+Call = Callable[[], Tensor]
+"""A call of transformers, which gives tokens."""
 
 
 class Workload(NamedTuple):
-    """Images as an encoder takes them."""
+    """Images as an encoder takes them, and the views of all paths as one packed input."""
 
+    inputs: VisionInputs
     pixels: Tensor
     grids: Grids
+
+    @classmethod
+    def of(cls, inputs: VisionInputs) -> Workload:
+        """Lay the views of one path after those of another, as one call of transformers has all."""
+        paths = inputs.paths.values()
+        pixels = torch.cat([path.pixel_values for path in paths])
+        return cls(inputs, pixels, torch.cat([path.grid_thw for path in paths]).tolist())
 
 
 def glm_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
     """A GLM tower, whose rows of grids are frame pairs."""
     rows = torch.tensor([[1, h, w] for t, h, w in grids for _ in range(t)], device=pixels.device)
-    return lambda: reference(pixels, rows)
+    return lambda: reference(pixels, rows).pooler_output
 
 
 def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
@@ -74,7 +90,7 @@ def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
     pixtral_states(record, pixels, grids, reference.merge)  # type: ignore[arg-type]
     batch, sizes = held
 
-    def call() -> object:
+    def call() -> Tensor:
         hidden = reference.vision_tower(batch, image_sizes=sizes).last_hidden_state[0]
         return reference.multi_modal_projector(hidden, sizes)
 
@@ -85,7 +101,7 @@ def siglip2_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
     """NaFlex, on patches padded to the longest image."""
     inputs = siglip2_inputs(pixels, torch.tensor(grids))
     moved = {name: value.to(pixels.device) for name, value in inputs.items()}
-    return lambda: reference(**moved)
+    return lambda: reference(**moved).last_hidden_state
 
 
 def gemma3_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
@@ -104,7 +120,7 @@ def gemma4_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 252
         column, row = torch.meshgrid(torch.arange(w), torch.arange(h), indexing="xy")
         places[number, : h * w] = torch.stack((column, row), -1).flatten(0, 1).to(places)
 
-    def call() -> object:
+    def call() -> Tensor:
         out = reference["vision_tower"](pixel_values=batch, pixel_position_ids=places)
         return reference["embed_vision"](out.last_hidden_state)
 
@@ -131,12 +147,51 @@ def idefics3_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
     return lambda: reference["connector"](reference["tower"](pixels).last_hidden_state)
 
 
+def lfm2_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 1024) -> Call:
+    """LFM2-VL's tower, on views that its processor pads to 1,024 patches, and projector by view."""
+    padded = siglip2_inputs(pixels, torch.tensor(grids))
+    inputs = {name: value.to(pixels.device) for name, value in padded.items()}
+    more = longest - inputs["pixel_values"].shape[1]
+    inputs["pixel_values"] = nn.functional.pad(inputs["pixel_values"], (0, 0, 0, more))
+    inputs["pixel_attention_mask"] = nn.functional.pad(inputs["pixel_attention_mask"], (0, more))
+    shapes, lengths = inputs["spatial_shapes"], inputs["pixel_attention_mask"].sum(1)
+
+    def call() -> Tensor:
+        hidden, tokens = reference["tower"](**inputs).last_hidden_state, []
+        for view, length, (h, w) in zip(hidden, lengths, shapes, strict=True):
+            rows = reference["projector"](view[:length].reshape(1, h, w, -1))
+            tokens.append(rows.flatten(0, 2))
+        return torch.cat(tokens)
+
+    return call
+
+
+def llama4_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """Llama 4's tower and projector, on square tiles."""
+    return lambda: reference["projector"](
+        reference["tower"](pixels).last_hidden_state.flatten(0, 1)
+    )
+
+
+def minimax_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """MiniMax-M3's tower and projector."""
+    tower, grid_thw = reference.tower, torch.tensor(grids, device=pixels.device)
+    return lambda: reference.projector(tower(pixels, grid_thw=grid_thw).last_hidden_state[0])
+
+
+def ernie_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """ERNIE-4.5-VL's tower and resampler."""
+    tower, resampler = reference.vision_tower, reference.resampler_model
+    grid_thw = torch.tensor(grids, device=pixels.device)
+    return lambda: resampler(tower(pixels, grid_thw).last_hidden_state, grid_thw)
+
+
 CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "glm4v": glm_call,
     "glm_ocr": glm_call,
     "glm5_next": glm_call,
     "pixtral": pixtral_call,
-    "siglip": lambda reference, pixels, grids: lambda: reference(pixels),
+    "siglip": lambda reference, pixels, grids: lambda: reference(pixels).last_hidden_state,
     "siglip2": siglip2_call,
     "gemma3": gemma3_call,
     "gemma4": gemma4_call,
@@ -144,52 +199,73 @@ CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "moonvit": moonvit_call,
     "paddleocr_vl": paddle_call,
     "idefics3": idefics3_call,
+    "lfm2_vl": lfm2_call,
+    "lfm2_5_vl": lfm2_call,
+    "llama4": llama4_call,
+    "minimax_m3": minimax_call,
+    "ernie4_5_vl": ernie_call,
 }
 
 
-def build(name: str, changes: Mapping[str, Any], device: str) -> tuple[VisionEncoder, nn.Module]:
-    """Our tower and transformers' with equal random weights, in bfloat16."""
+def build(
+    name: str,
+    changes: Mapping[str, Any],
+    device: str,
+    cast: Callable[[nn.Module], nn.Module] = nn.Module.bfloat16,
+) -> tuple[Encoder, nn.Module]:
+    """Our tower and transformers' with equal random weights, in the dtype that ``cast`` gives."""
     from tests.oracles.configs import edited
 
     family = BY_NAME[name]
     config = edited(family.config, **changes)
     torch.manual_seed(0)
     with torch.device(device):
-        encoder = family.encoder_class(family.config_class.from_hf(config)).bfloat16()
-        reference = family.reference(config).bfloat16()
+        encoder = cast(family.encoder_class(family.config_class.from_hf(config)))
+        reference = cast(family.reference(config))
     reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
     return tuple(module.eval().requires_grad_(False) for module in (encoder, reference))
 
 
-def prepare(encoder: VisionEncoder, sizes: Sequence[tuple[int, int]]) -> Workload:
+def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
     """Images of noise by the rules of the encoder, on its device and in its dtype."""
     images = [
         torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for width, height in sizes
     ]
-    inputs, weight = encoder.preprocess(images=images), next(encoder.parameters())
-    pixels = inputs.pixel_values.to(weight.device, weight.dtype)
-    return Workload(pixels, inputs.grid_thw.tolist())
+    weight = next(encoder.parameters())
+    return Workload.of(encoder.preprocess(images=images).to(weight.device, weight.dtype))
+
+
+def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncoder, list[int]]:
+    """Graphs whose budgets are the tokens of each path of the workloads, and tokens of each."""
+    paths = encoder.paths if isinstance(encoder, PathsEncoder) else {"image": encoder}
+    budgets: dict[str, list[int]] = {}
+    totals, items = [0] * len(loads), 1
+    for name, path in paths.items():
+        specs = [path.item_specs(load.inputs.paths[name].grid_thw) for load in loads]
+        tokens = [sum(spec.output_tokens for spec in of) for of in specs]
+        budgets[name] = sorted(set(tokens) - {0})
+        totals = [total + more for total, more in zip(totals, tokens, strict=True)]
+        items = max(items, *map(len, specs))
+    graphed = GraphedEncoder(encoder, budgets, max_batch_size=items)
+    return graphed.capture(progress=False), totals
 
 
 def measure(
-    name: str, encoder: VisionEncoder, reference: nn.Module, runs: int, sizes: Mapping[str, Any]
+    name: str, encoder: Encoder, reference: nn.Module, runs: int, sizes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Every workload of one tower."""
     loads = {key: prepare(encoder, images) for key, images in sizes.items()}
-    specs = {key: encoder.item_specs(load.grids) for key, load in loads.items()}
-    tokens = {key: sum(spec.output_tokens for spec in of) for key, of in specs.items()}
-    graphed = GraphedEncoder(
-        encoder, sorted(set(tokens.values())), max_batch_size=max(map(len, specs.values()))
-    )
-    graphed.capture(progress=False)
+    graphed, totals = graphs_of(encoder, list(loads.values()))
     rows = []
-    for key, load in loads.items():
-        theirs = CALLS[name](reference, *load)
-        calls = {"hf_ms": theirs, "graphed_ms": partial(graphed, *load)}
+    for (key, load), tokens in zip(loads.items(), totals, strict=True):
+        theirs = CALLS[name](reference, load.pixels, load.grids)
+        joined = isinstance(encoder, PathsEncoder)
+        given = (load.inputs,) if joined else (load.pixels, load.grids)
+        calls = {"hf_ms": theirs, "graphed_ms": partial(graphed, *given)}
         times = {label: statistics.median(ms) for label, ms in milliseconds(calls, runs).items()}
         faster = times["hf_ms"] / times["graphed_ms"]
-        rows.append({"workload": key, "tokens": tokens[key], **times, "faster": faster})
-        print(f"{name:13}{key:8}{tokens[key]:7} tokens  {times}  {faster:.2f}x", flush=True)
+        rows.append({"workload": key, "tokens": tokens, **times, "faster": faster})
+        print(f"{name:13}{key:8}{tokens:7} tokens  {times}  {faster:.2f}x", flush=True)
     kernels = sorted({str(budget.kernel) for budget in graphed.stats().budgets})
     eager = graphed.stats().eager_calls
     graphed.release()
@@ -227,6 +303,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     body: dict[str, Any] = {"about": about(options.runs), "towers": []}
     for name in options.towers:
+        needed = RIGHT_SINCE.get(name, Version("5"))
+        if Version(transformers.__version__) < needed:
+            print(f"{name}: left out, transformers {transformers.__version__} is before {needed}")
+            continue
         encoder, reference = build(name, {}, "cuda")
         with torch.no_grad():
             body["towers"].append(measure(name, encoder, reference, options.runs, WORKLOADS))
