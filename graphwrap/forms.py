@@ -36,8 +36,8 @@ class FormSettings(NamedTuple):
     kernels: str = "auto"
     """"reference" for the module as it is, else the ``kernels`` of its ``accelerated()``."""
     precision: str = "bf16"
-    """The ``precision`` of ``accelerated()``: "bf16" is the encoder's own half or full precision,
-    the only one of a reference; "fp8" computes products in e4m3 where that is faster."""
+    """The ``precision`` of ``accelerated()``: "bf16" keeps the encoder's own dtype, even if that
+    is another, and "fp8" computes products in e4m3 where that is faster."""
     compile: bool = False
     """Whether the module itself will be compiled by ``torch.compile``."""
 
@@ -179,7 +179,6 @@ def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence
     """Return the metadata of a call on the host, padded to the capacities of a budget."""
     return encoder.prepare_encoder_metadata(
         list(grids),
-        max_batch_size=budget.segments,
         max_frames_per_batch=budget.segments,
         max_seqlen_override=budget.longest_segment,
         max_input_size=budget.rows,

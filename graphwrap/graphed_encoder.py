@@ -42,7 +42,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             captured in two shapes: few long segments, and many short ones. For an encoder of
             several paths, a mapping from the name of each path to its budgets (or None); all other
             numbers apply to each path.
-        max_batch_size: items per replay; by default min(64, smallest budget).
+        max_batch_size: most items per replay; by default min(64, smallest budget).
         max_frames_per_batch: attention segments per replay; by default 8 long or 64 short ones.
         min_budget: smallest inferred budget; by default the smallest of ``encoder.budget_range``.
         max_budget: largest inferred budget, taken as it is; by default the largest of
@@ -57,7 +57,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             take where the encoder has one: "auto" for the fastest of all, a name for one, or
             "reference" for the encoder as it is, bit for bit. An encoder that is accelerated
             already keeps its own: leave "auto".
-        precision: "bf16" is the encoder's own half or full precision; "fp8" computes products of an
+        precision: "bf16" keeps the encoder's dtype, whichever it is; "fp8" computes products of an
             accelerated form in e4m3 where that is faster (a bfloat16 encoder on an H100 or newer).
         compile: replay what ``torch.compile`` makes of an encoder that has no accelerated form. A
             tower takes about 30 seconds per budget. Eager runs stay eager.
@@ -67,7 +67,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
     Attributes:
         encoder: the module.
         budgets: the budgets to capture, ascending; those of several paths one path after another.
-        max_batch_size: items per replay; of several paths the least.
+        max_batch_size: most items per replay; of several paths the least.
         backend: the backend in use; never "auto".
         device, dtype: device and dtype of the weights at the last call or capture.
         outputs, on_overflow, clone: the arguments of these names.

@@ -35,7 +35,7 @@ def accelerate(
 
     Args:
         kernels: "auto", "torch" or the name of an attention kernel.
-        precision: "bf16", the encoder's own half or full precision, or "fp8", which runs products
+        precision: "bf16", which keeps the encoder's own dtype, or "fp8", which computes products
             of blocks in e4m3 where that is faster.
         device, dtype: device and dtype of the encoder's weights.
 

@@ -36,10 +36,10 @@ Self = TypeVar("Self", bound="Encoder")
 
 
 class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
-    """The base class of all encoders: one call, feature maps and inner blocks for every family.
+    """Any encoder of this library: the class that ``load_encoder`` returns and annotations name.
 
-    Subclasses take one kind of input per item (:class:`VisionEncoder`) or several
-    (:class:`encoders.PathsEncoder`).
+    Each is either a :class:`encoders.VisionEncoder`, which has one input path, or a
+    :class:`encoders.PathsEncoder`, which has several.
     """
 
     config: EncoderConfig
@@ -160,7 +160,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
         Args:
             grid_thw: [items, 3]; empty is valid.
-            max_batch_size: segments to pad for where ``max_frames_per_batch`` is not given.
+            max_batch_size: most items per call; without ``max_frames_per_batch``, ``cu_seqlens`` is
+                padded for this many segments, which suffices if each item is one segment.
             max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
             max_seqlen_override: longest segment to plan for, at least the true one.
             max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
@@ -270,8 +271,9 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         Args:
             kernels: attention kernels to choose from: "auto" for all that are installed, "torch"
                 for those that torch brings (Triton included), or the name of one kernel.
-            precision: "bf16" keeps the encoder's own half or full precision; "fp8" computes matrix
-                products of the blocks in e4m3 where a timing finds that faster.
+            precision: "bf16" keeps the encoder's own dtype, which may also be float16 or float32;
+                "fp8" computes matrix products of the blocks in e4m3 where a timing finds that
+                faster.
 
         Returns:
             The accelerated encoder; of several paths, each has kernels for its own shapes. Where it

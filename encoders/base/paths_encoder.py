@@ -34,9 +34,10 @@ Self = TypeVar("Self", bound="PathsEncoder")
 
 
 class PathsEncoder(Encoder):
-    """An encoder of several inputs per item.
+    """An :class:`Encoder` of several input paths: it takes whole inputs, and joins what paths make.
 
-    Subclasses set ``config``, ``preprocessor`` and ``paths``, and say how outputs are joined.
+    Each path is a :class:`VisionEncoder`. Subclasses set ``config``, ``preprocessor`` and
+    ``paths``, and say how outputs are joined.
     """
 
     paths: Mapping[str, VisionEncoder] = MappingProxyType({})

@@ -46,7 +46,7 @@ Self = TypeVar("Self", bound="VisionEncoder")
 
 
 class VisionEncoder(Encoder):
-    """The base class of encoders of one input path: metadata, splitting, how blocks run.
+    """An :class:`Encoder` of one input path: it also takes tensors, and CUDA graphs capture it.
 
     Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
     """

@@ -27,8 +27,8 @@ def segment_metadata(
 
     Args:
         lengths: rows of each segment.
-        max_batch_size: capacity in segments, unless ``max_frames_per_batch`` gives it.
-        max_frames_per_batch: capacity in segments.
+        max_batch_size: most items, which is the capacity in segments of items of one segment each.
+        max_frames_per_batch: capacity in segments; it takes the place of ``max_batch_size``.
         max_seqlen_override: the longest segment to plan for; at least the true longest.
 
     Returns:
