@@ -4,7 +4,7 @@ The source and the repo ids of a family are listed at the top of its file. Only 
 ``__all__`` are public. Importing an encoder imports no image library: ``Video``, ``ItemError`` and
 ``prune_video_tokens`` are imported when they are first used. Besides the families there are:
 
-- ``contract``: the data that encoders take and return, and what graphs ask of an encoder
+- ``data``: what encoders take and return; ``contract``: also what graphs ask of an encoder
 - ``grids``: grids read and checked; ``hf_config``, ``configs``: configs read, and their sizes
 - ``block_parts``: the layers of a block by role, for accelerators
 - ``base``: the base classes; ``layers``: layers that several families share
@@ -20,14 +20,8 @@ from typing import TYPE_CHECKING
 from .base.encoder import Encoder
 from .base.paths_encoder import PathsEncoder
 from .base.vision_encoder import VisionEncoder
-from .contract import (
-    EncoderItemSpec,
-    EncoderOutput,
-    GraphableEncoder,
-    PartialOutput,
-    PathInputs,
-    VisionInputs,
-)
+from .contract import GraphableEncoder
+from .data import EncoderItemSpec, EncoderOutput, PartialOutput, PathInputs, VisionInputs
 from .deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder
 from .deepseek_vl import (
     DeepseekVLConfig,

@@ -5,7 +5,7 @@ Shapes: D tower width, B views of h*w patches, K width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
@@ -78,26 +78,4 @@ class NamesItsParts(Protocol):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None for a block that ``BlockParts`` does not describe."""
-        ...
-
-
-class BlockTower(Protocol):
-    """Everything that an accelerator uses of the encoder whose blocks it runs."""
-
-    def _block_context(self, hidden: Tensor, metadata: dict[str, Tensor]) -> object:
-        """Return the tensors that all blocks read besides the hidden state."""
-        ...
-
-    def _run_block(self, block: nn.Module, *args: object) -> Tensor:
-        """Call one block as a module; the backward recomputes it if that was asked for."""
-        ...
-
-    def _reference_blocks(
-        self,
-        hidden: Tensor,
-        metadata: dict[str, Tensor],
-        wanted: Sequence[int],
-        blocks: nn.ModuleList,
-    ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``wanted``, called as modules."""
         ...

@@ -34,15 +34,7 @@ from torch import Tensor, nn
 
 from .base.paths_encoder import PathsEncoder, tilings_of
 from .base.tile_encoder import TileEncoder
-from .contract import (
-    EncoderOutput,
-    GridLike,
-    Metadata,
-    Output,
-    Preprocessor,
-    VisionInputs,
-    output_like,
-)
+from .data import EncoderOutput, GridLike, Metadata, Output, Preprocessor, VisionInputs, output_like
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
 from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
 from .layers.blocks import BlockSizes, nested_sizes

@@ -30,15 +30,7 @@ from torch import Tensor, nn
 
 from .base.paths_encoder import PathsEncoder
 from .base.tile_encoder import TileEncoder
-from .contract import (
-    EncoderOutput,
-    GridLike,
-    Metadata,
-    Output,
-    Preprocessor,
-    VisionInputs,
-    output_like,
-)
+from .data import EncoderOutput, GridLike, Metadata, Output, Preprocessor, VisionInputs, output_like
 from .hf_config import find_section, read_size, require_value
 from .layers.blocks import BlockSizes, nested_sizes
 from .layers.products import convolve

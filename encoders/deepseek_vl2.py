@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from .base.paths_encoder import PathsEncoder
 from .base.tile_encoder import TileEncoder
-from .contract import (
+from .data import (
     EncoderOutput,
     GridLike,
     Metadata,

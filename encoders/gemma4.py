@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from .base.checks import check_input_size
 from .base.patch_encoder import RasterEncoder, merge_order_positions
 from .block_parts import BlockParts
-from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,

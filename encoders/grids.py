@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .contract import Grid, GridLike, VisionInputs
+from .data import Grid, GridLike, VisionInputs
 
 LONGEST_ROW = 60
 """The most characters of a wrong row that a message shows, as the row may be a whole image."""

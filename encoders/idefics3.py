@@ -29,7 +29,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .base.tile_encoder import TileEncoder
-from .contract import EncoderOutput, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, GridLike, Metadata, Preprocessor
 from .hf_config import find_section, read_epsilon, read_size, require_divisible, require_value
 from .layers.blocks import Block, BlockSizes, PatchEmbed
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from .base.tile_encoder import TileEncoder
 from .block_parts import BlockParts
-from .contract import EncoderOutput, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from .base.checks import check_input_size, check_rows
 from .base.tile_encoder import TileEncoder
 from .block_parts import BlockParts
-from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import find_section, read_rope_theta, read_size, require_divisible, require_value
 from .layers.attention import attention
 from .layers.blocks import MLP, resize_table

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from .base.checks import check_input_size
 from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
 from .block_parts import BlockParts
-from .contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,

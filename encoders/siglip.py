@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from .base.tile_encoder import TileEncoder
-from .contract import EncoderOutput, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,

@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .base.checks import check_input_size, check_rows
 from .base.patch_encoder import RasterEncoder, merge_order_positions
-from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import find_section, read_epsilon, read_flag, read_size, require_value
 from .layers.blocks import MLP, Block, BlockSizes
 from .layers.segments import TileSegments, padding_rows

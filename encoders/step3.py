@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from .base.paths_encoder import TilesThenImage
 from .base.tile_encoder import LARGEST_BATCH, TileEncoder
-from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,

@@ -37,7 +37,7 @@ from .base.checks import check_input_size, check_rows
 from .base.paths_encoder import TilesThenImage
 from .base.tile_encoder import LARGEST_BATCH, TileEncoder
 from .block_parts import BlockParts
-from .contract import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
 from .hf_config import (
     find_section,
     read_epsilon,

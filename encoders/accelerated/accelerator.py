@@ -9,8 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ..block_parts import BlockTower
-from ..contract import Metadata
+from ..data import Metadata
 from ..layers.products import add_weighted_rows, is_plain_table
 from .choices import KernelChoices
 from .derived import DerivedWeights
@@ -19,6 +18,7 @@ from .fused_blocks import FusedForward
 from .obstacles import NO_PARTS, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:
+    from ..contract import BlockTower
     from .fp8 import Fp8Products
 
 

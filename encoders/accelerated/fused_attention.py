@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..block_parts import BlockParts, PartNorm, RelativePositions
-from ..contract import Metadata
+from ..data import Metadata
 from ..layers.products import is_plain, is_untouched
 from ..layers.segments import check_equal_segments
 from .attention_kernels import AttentionKernel, AttentionShape, RelativeShape, kernel_errors

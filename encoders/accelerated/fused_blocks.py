@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..block_parts import BlockParts, BlockTower, PartNorm
-from ..contract import Metadata
+from ..block_parts import BlockParts, PartNorm
+from ..data import Metadata
 from ..layers.clipped import ClippedLinear, Range, clips, only_ranges
 from ..layers.products import is_plain
 from .aligned import aligned_mlp
@@ -32,6 +32,7 @@ from .fused_attention import BlocksRun, FusedAttention
 from .obstacles import fusible, is_norm
 
 if TYPE_CHECKING:
+    from ..contract import BlockTower
     from .fp8 import Fp8Products
     from .kernels.quantise import Rows8
 

@@ -21,7 +21,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..contract import Metadata, VisionInputs
+from ..data import Metadata, VisionInputs
 from ..grids import plain_values, stitch_tiles
 from ..layers.attention import AttentionCall, observed_calls
 from ..layers.sam import Sam, SamBlock, in_windows

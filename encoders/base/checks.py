@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..contract import EncoderOutput, Grid, PartialOutput
+from ..data import EncoderOutput, Grid, PartialOutput
 
 
 def require_tensor(pixel_values: object) -> None:

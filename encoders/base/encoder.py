@@ -14,21 +14,13 @@ from typing import TYPE_CHECKING, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from ..contract import (
-    EncoderOutput,
-    GraphableEncoder,
-    GridLike,
-    Limits,
-    Metadata,
-    Output,
-    Preprocessor,
-    VisionInputs,
-)
+from ..data import EncoderOutput, GridLike, Limits, Metadata, Output, Preprocessor, VisionInputs
 from ..streams.items import AttentionAsked, EncodesItems
 from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
     from ..configs import EncoderConfig
+    from ..contract import GraphableEncoder
     from ..streams.calls import ItemEncoder
     from .saving import Publication
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, overload
 
 from torch import Tensor, nn
 
-from ..contract import FeatureRows, GridLike, VisionInputs
+from ..data import FeatureRows, GridLike, VisionInputs
 
 
 class MapsFeatures(nn.Module, ABC):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from ..contract import EncoderOutput, GridLike, PartialOutput
+from ..data import EncoderOutput, GridLike, PartialOutput
 from ..grids import plain_values
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..contract import EncoderItemSpec, Grid, GridLike, Metadata
+from ..data import EncoderItemSpec, Grid, GridLike, Metadata
 from ..grids import read_grid, stitch_tiles
 from .checks import check_rows
 from .vision_encoder import VisionEncoder

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..contract import (
+from ..data import (
     EncoderOutput,
     Grid,
     GridLike,

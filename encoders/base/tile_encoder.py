@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from ..contract import EncoderItemSpec, Grid, GridLike, Metadata
+from ..data import EncoderItemSpec, Grid, GridLike, Metadata
 from ..grids import read_grid, stitch_tiles
 from ..layers.segments import TileSegments
 from .checks import check_input_size, check_tiles, require_tensor

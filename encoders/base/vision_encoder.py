@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..contract import (
-    Accelerator,
+from ..data import (
     EncoderItemSpec,
     EncoderOutput,
     Grid,
@@ -41,6 +40,7 @@ from .encoder import Encoder
 
 if TYPE_CHECKING:
     from ..configs import VisionConfig
+    from ..contract import Accelerator
 
 Self = TypeVar("Self", bound="VisionEncoder")
 

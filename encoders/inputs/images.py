@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ..contract import Grid, Limits, VisionInputs
+from ..data import Grid, Limits, VisionInputs
 from .processor_files import Stats
 from .sampling import read_rate
 from .sizes import MOST_PIXELS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..contract import Grid
+from ..data import Grid
 
 
 def frame_pairs(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:

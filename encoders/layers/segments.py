@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Metadata
+from ..data import Metadata
 
 BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
 

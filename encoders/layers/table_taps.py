@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..contract import Grid
+from ..data import Grid
 
 
 def grid_taps(

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..contract import (
+from ..data import (
     OUTPUT_FIELDS,
     EncoderItemSpec,
     EncoderOutput,

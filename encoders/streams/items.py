@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 
 from torch import Tensor
 
-from ..contract import Limits, Output
+from ..data import Limits, Output
 
 if TYPE_CHECKING:
     from .calls import ItemEncoder

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..contract import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
+from ..data import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
 
 POOLS = ("none", "mean", "max", "cls", "head")
 """The values of the argument ``pool``; "none" keeps the whole output."""

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..contract import EncoderOutput, Grid, GridLike, PartialOutput
+from ..data import EncoderOutput, Grid, GridLike, PartialOutput
 from ..grids import read_grid
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Grid, Limits, VisionInputs
+from ..data import Grid, Limits, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem

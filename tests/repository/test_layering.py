@@ -54,17 +54,17 @@ ALLOWED = {
     },
 }
 # What the files at the top of ``encoders`` are, besides the families.
-COMMON = {"__init__", "configs", "contract", "block_parts", "grids", "hf_config"}
+COMMON = {"__init__", "configs", "contract", "data", "block_parts", "grids", "hf_config"}
 # The files and folders of ``encoders`` that each of its folders may import at the top of a file.
 KNOWS = {
-    "layers": {"contract", "block_parts", "hf_config", "layers"},
-    "base": {"contract", "block_parts", "grids", "layers", "streams.items", "base"},
-    "inputs": {"contract", "inputs"},
-    "streams": {"contract", "grids", "inputs", "streams"},
-    "accelerated": {"contract", "block_parts", "layers", "accelerated"},
+    "layers": {"data", "block_parts", "hf_config", "layers"},
+    "base": {"data", "block_parts", "grids", "layers", "streams.items", "base"},
+    "inputs": {"data", "inputs"},
+    "streams": {"data", "grids", "inputs", "streams"},
+    "accelerated": {"data", "block_parts", "layers", "accelerated"},
 }
 # What a family may import at the top of its file.
-FAMILY_KNOWS = {"contract", "block_parts", "grids", "hf_config", "base", "layers"}
+FAMILY_KNOWS = {"data", "block_parts", "grids", "hf_config", "base", "layers"}
 # The most files and lines that the file of a family closes over, itself included.
 CLOSURE = (15, 3340)
 CLOSURE_OF_SEVERAL_INPUTS = (19, 4000)  # DeepSeek's several towers; LFM2-VL's tiles and image

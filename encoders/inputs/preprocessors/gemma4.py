@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...contract import Grid, Limits
+from ...data import Grid, Limits
 from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,

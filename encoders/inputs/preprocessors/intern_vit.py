@@ -22,7 +22,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ...contract import Limits, VisionInputs
+from ...data import Limits, VisionInputs
 from ..clips import read_videos
 from ..images import (
     StagedItem,

@@ -20,7 +20,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ...contract import Limits, PathInputs
+from ...data import Limits, PathInputs
 from ..images import folded_stats, grid_tensor, resize
 from ..pixel_rules import PixelRules
 from ..processor_files import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...contract import Grid, Limits
+from ...data import Grid, Limits
 from ..clips import IMAGES_ALONE
 from ..images import laid_over, resize
 from ..pixel_rules import PixelRules, check_sizes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...contract import Grid
+from ...data import Grid
 from ..clips import IMAGES_ALONE
 from ..pixel_rules import PixelRules, patch_image_rules
 from ..processor_files import ProcessorFiles

@@ -30,7 +30,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ...contract import Grid, Limits, VisionInputs
+from ...data import Grid, Limits, VisionInputs
 from ..clips import IMAGES_ALONE, read_videos
 from ..image_files import naming
 from ..images import (

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ...contract import Limits, PathInputs, VisionInputs
+from ...data import Limits, PathInputs, VisionInputs
 from ..clips import IMAGES_ALONE
 from ..image_files import naming
 from ..images import (

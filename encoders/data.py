@@ -1,0 +1,268 @@
+"""The data of a call of an encoder: the pixels that go in, and the features that come out.
+
+Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+Grid: TypeAlias = tuple[int, int, int]
+"""The grid ``(t, h, w)`` of one item: frames or frame pairs, and patches down and across."""
+GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
+"""The grids of several items [items, 3], or the three numbers of one item."""
+Metadata: TypeAlias = dict[str, Tensor]
+DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
+"""The argument of ``to``: the device to move tensors to, or the dtype to cast them to."""
+
+
+class EncoderOutput(NamedTuple):
+    """The features of one call; ``output["pooler_output"]`` reads a field by its name, too."""
+
+    last_hidden_state: Tensor
+    """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
+    pooler_output: Tensor
+    """[N, out] merged tokens, in the merge order of the checkpoint."""
+    deepstack_features: tuple[Tensor, ...]
+    """A tuple of [N, out], empty where the family has none."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return _field(self, key)
+
+    def clone(self) -> EncoderOutput:
+        """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
+        return EncoderOutput(*_changed(self, Tensor.clone))
+
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> EncoderOutput:
+        """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
+        return EncoderOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
+
+
+class PartialOutput(NamedTuple):
+    """The features that a wrapper was asked for; the fields that it leaves out are None."""
+
+    last_hidden_state: Tensor | None
+    """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
+    pooler_output: Tensor | None
+    """[N, out] merged tokens, in the merge order of the checkpoint."""
+    deepstack_features: tuple[Tensor, ...] | None
+    """A tuple of [N, out], empty where the family has none."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return _field(self, key)
+
+    def clone(self) -> PartialOutput:
+        """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
+        return PartialOutput(*_changed(self, Tensor.clone))
+
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PartialOutput:
+        """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
+        return PartialOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
+
+
+FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutput]
+"""The rows of all items in one tensor, or those of each item in a list."""
+OUTPUT_FIELDS = EncoderOutput._fields
+"""The names of the fields of an output, in their order."""
+Output = TypeVar("Output", EncoderOutput, PartialOutput)
+"""The output of an encoder, or that of a wrapper which may leave fields out."""
+
+
+def output_like(
+    output: Output,
+    last_hidden_state: Tensor | None,
+    pooler_output: Tensor | None,
+    deepstack_features: tuple[Tensor, ...] | None,
+) -> Output:
+    """Return an output of the same class with other fields; those of a whole output are tensors."""
+    kind: Any = type(output)
+    made: Output = kind(last_hidden_state, pooler_output, deepstack_features)
+    return made
+
+
+def _field(output: tuple[Any, ...], key: Any) -> Any:
+    """Return the field of an output by its name or its number."""
+    if not isinstance(key, str):
+        return tuple.__getitem__(output, key)
+    if key not in OUTPUT_FIELDS:
+        raise KeyError(f"{key!r}: the fields are {', '.join(OUTPUT_FIELDS)}")
+    return tuple.__getitem__(output, OUTPUT_FIELDS.index(key))
+
+
+def _changed(output: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Iterator[Any]:
+    """Yield the fields of an output with ``change`` applied to every tensor."""
+    for value in output:
+        if isinstance(value, tuple):
+            yield tuple(map(change, value))
+        else:
+            yield None if value is None else change(value)
+
+
+def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> Tensor:
+    """Move and cast a tensor; the second argument may be a dtype alone, as for ``Tensor.to``."""
+    if isinstance(device, torch.dtype):
+        device, dtype = None, device
+    return tensor.to(device=device, dtype=dtype)
+
+
+class PathInputs(NamedTuple):
+    """The pixels of one path of a tower, and where each item lies in them."""
+
+    pixel_values: Tensor
+    grid_thw: Tensor
+    """[entries, 3] int64 on the CPU, one entry per item that uses the path, in item order."""
+    items: tuple[int, ...]
+    """For each entry of the path, the number of the item that it belongs to, ascending."""
+
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PathInputs:
+        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
+        return self._replace(pixel_values=_move(self.pixel_values, device, dtype))
+
+
+class VisionInputs(NamedTuple):
+    """Pixels ready for an encoder, and where each item lies in them.
+
+    ``pixel_values`` and ``grid_thw`` are those of the path "image", the only one of most families.
+    """
+
+    pixel_values: Tensor
+    grid_thw: Tensor
+    """The grid of each item, [items, 3] int64 on the CPU: t, h and w."""
+    tiles: list[tuple[int, int, bool]] | None = None
+    """(columns, rows, thumbnail) per item for tiled families, None for the others."""
+    other_paths: Mapping[str, PathInputs] = MappingProxyType({})
+    """The inputs of the paths besides "image", for towers with several inputs per item."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle ``other_paths`` as a dict: DataLoader workers and process pools send inputs."""
+        return type(self), (*self[:3], dict(self.other_paths))
+
+    @property
+    def paths(self) -> dict[str, PathInputs]:
+        """The inputs of every path by its name, "image" first."""
+        items = tuple(range(len(self.grid_thw)))
+        return {"image": PathInputs(self.pixel_values, self.grid_thw, items), **self.other_paths}
+
+    def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> VisionInputs:
+        """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
+        return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
+
+    def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
+        """Return a copy with ``change`` applied to the pixels of every path, "image" first."""
+        paths = {
+            name: path._replace(pixel_values=change(path.pixel_values))
+            for name, path in self.paths.items()
+        }
+        return self._replace(pixel_values=paths.pop("image").pixel_values, other_paths=paths)
+
+    def check(self, paths: Collection[str]) -> None:
+        """Check that these are inputs for an encoder's paths, and every entry is of an item.
+
+        Raises:
+            ValueError: other paths than ``paths``, ``tiles`` of another number of items, or a path
+                with neither one entry per item nor one per item that has a thumbnail by ``tiles``.
+        """
+        if self.paths.keys() != set(paths):
+            raise ValueError(
+                f"the inputs have the paths {', '.join(self.paths)}, this encoder has "
+                f"{', '.join(paths)}: pass what its own preprocess returned"
+            )
+        count, tiles = len(self.grid_thw), self.tiles or []
+        tiled = tuple(item for item, (_, _, thumbnail) in enumerate(tiles) if thumbnail)
+        for name, path in self.other_paths.items():
+            entries, users = len(path.grid_thw), path.items
+            if len(users) != entries or users not in (tiled, tuple(range(count))):
+                raise ValueError(
+                    f"path {name!r} has {entries} entries for {count} items, those of the items "
+                    f"{users}, and tiles says that the items {tiled} use it: pass what preprocess "
+                    "returned"
+                )
+        if self.tiles is not None and len(tiles) != count:
+            raise ValueError(
+                f"tiles has {len(tiles)} items, grid_thw {count}: pass what preprocess returned"
+            )
+
+    @classmethod
+    def from_processor(cls, features: Mapping[str, Any]) -> VisionInputs:
+        """Read the images, then the videos, that a Hugging Face processor of Qwen gave.
+
+        Args:
+            features: has ``pixel_values`` [P, columns] with ``image_grid_thw`` [images, 3], or
+                ``pixel_values_videos`` with ``video_grid_thw``, or both pairs. Other keys, such as
+                those of the text, are ignored.
+
+        Raises:
+            ValueError: neither pair is there, or half of a pair is missing.
+        """
+        from .inputs.processor_outputs import pixels_and_grid
+
+        return cls(*pixels_and_grid(features))
+
+
+class Limits(NamedTuple):
+    """The keywords of ``preprocess`` that bound sizes or sample videos; None: not given."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_tiles: int | None = None
+    max_soft_tokens: int | None = None
+    fps: float | None = None
+    num_frames: int | None = None
+
+
+class Preprocessor(Protocol):
+    """The methods that an encoder calls on its preprocessor."""
+
+    def __call__(
+        self,
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
+        ...
+
+    def with_files(
+        self,
+        files: Mapping[str, Mapping[str, Any]],
+        error: Callable[[str], ValueError] = ValueError,
+    ) -> Preprocessor:
+        """Return a copy with the defaults of a repo's processor files, by name without ``.json``.
+
+        The ``error`` makes the exception of a bad value from its message; that of a bad value for
+        videos is raised by the first call that passes a video.
+        """
+        ...
+
+    def without_videos(self, error: ValueError) -> Preprocessor:
+        """Return a copy that raises ``error`` for videos."""
+        ...
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return the values that neither ``config`` nor files set, and the keyword to set them."""
+        ...
+
+
+class EncoderItemSpec(NamedTuple):
+    """The sizes of one item: the single source for counting, packing and balancing."""
+
+    input_size: int
+    """The number of rows of ``pixel_values``: patches, or tiles for InternViT."""
+    output_tokens: int
+    """The number of rows of ``pooler_output``."""
+    segments: int
+    longest_segment: int
+    """The most rows that attend to each other: patches, or 1+h*w for a tile of InternViT."""
+    windows: int = 0
+    """The number of attention windows (Qwen2.5-VL)."""
