@@ -3,19 +3,15 @@
     python -m benchmarks.attention_heads --json benchmarks/results/attention_heads_h200.json
     python -m benchmarks.attention_heads --table benchmarks/results/attention_heads_h200.json
 
-The first command takes under four minutes. It measures flash-attn-4 where the ``flash`` extra is
+The first command takes under three minutes. It measures flash-attn-4 where the ``flash`` extra is
 installed; on a machine without a network, unpack its wheels and put their folders into
 ``PYTHONPATH``. The candidates, beside every kernel of the library that takes the cell:
 
-- flash-attn-4 with other tiles than its own, 192 x 144. Segments of 784 rows need 74 % of 5 x 6
-  such tiles, and segments of 1,024 rows 79 % of 6 x 8, but all of 8 x 8 tiles of 128 x 128.
-- Heads that begin every 80 columns instead of every 72, as the qkv product writes them if its
-  weight has rows of zeros. flash-attn-4 copies heads of both sizes 32 bytes at a time; with 144
-  bytes from head to head, copies of every second head lie across two of the memory's sectors of 32
-  bytes.
-- Heads that the products around attention pad to 96: copies of 64 bytes for 20 % more work.
-- Triton with tensor descriptors, without and with warps of their own for the copies
-  (``tma_attention.py``).
+- flash-attn-4 with every tiling of :data:`FLASH4_TILES`. Segments of 784 rows need 74 % of 5 x 6
+  of its own tiles, 192 x 144, and segments of 1,024 rows 79 % of 6 x 8.
+- the kernel of ``tma_attention`` with every tiling of :data:`TMA_TILES`.
+- heads that begin every 80 columns instead of every 72, as the qkv product writes them if its
+  weight has rows of zeros, so that each begins at a whole sector of 32 bytes of the memory.
 
 Each family of candidates runs in a process of its own, so that one that hangs or reads out of
 bounds ends no other. ``us`` is the time inside a CUDA graph, the median of replays in drawn order;
@@ -65,7 +61,10 @@ FLASH4_TILES = (
 """Query rows, keys, and whether probabilities stay in registers for the second product. None spills
 a register for heads of 72, 80 or 96 columns, and in none does ptxas wait for every instruction of a
 product, as in 192 x 128 with probabilities in registers (flash-attn-4 4.0.0b36, for sm_90a)."""
-FAMILIES = {"flash4": 200, "tma": 90, "specialised": 90}
+TMA_TILES = ((64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (256, 64, 16, 3))
+"""Tilings for which Triton 3.6 spills no register on Hopper: ``triton.compile`` says so without a
+GPU, for ``GPUTarget("cuda", 90, 32)``. With 256 x 128 it spills."""
+FAMILIES = {"flash4": 200, "tma": 90}
 """Families of candidates, and the seconds after which their process is ended."""
 PADDING, SAMPLED = 40, 64
 """Rows of zeros after the last segment, and rows whose result is compared with float64."""
@@ -98,8 +97,6 @@ class Candidate(NamedTuple):
     attend: Attend
     apart: int
     """Columns from the beginning of a head to that of the next."""
-    width: int
-    """Columns that the kernel computes; those beyond the head size are zeros."""
 
 
 def cells() -> Iterator[Cell]:
@@ -137,22 +134,31 @@ def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator
     for name, kernel in KERNELS.items():
         asked = is_installed(kernel.package) and (name != "flash4" or family == "flash4")
         if asked and kernel.takes(cell.shape, torch.bfloat16, capability):
-            yield Candidate(f"library, {name}", kernel.attend, size, size)
+            yield Candidate(f"library, {name}", kernel.attend, size)
     if family == "flash4":
         if is_installed("flash_attn.cute") and cell.shape.longest > 64:  # windows are too short
-            for apart, width in sorted({(size, size), (80, size), (96, 96)}):
-                yield from (flash4(cell, apart, width, *tile) for tile in FLASH4_TILES)
+            for apart in sorted({size, 80}):
+                yield from (flash4(cell, apart, *tile) for tile in FLASH4_TILES)
         return
-    from benchmarks.tma_attention import TILES, attend  # needs Triton
-
-    for apart in sorted({size, 80}):
-        for tile in TILES:
-            if tile.specialised == (family == "specialised"):
-                name = f"{family} {tile.queries}x{tile.keys}x{tile.warps}x{tile.stages}, {apart}"
-                yield Candidate(f"{name} apart", partial(attend, tile=tile), apart, size)
+    for apart in sorted({size, 80}) if cell.shape.longest > 64 else ():
+        for tile in TMA_TILES:
+            yield tma(cell, apart, tile)
 
 
-def flash4(cell: Cell, apart: int, width: int, queries: int, keys: int, kept: bool) -> Candidate:
+def tma(cell: Cell, apart: int, tile: tuple[int, int, int, int]) -> Candidate:
+    """The library's kernel for the tensor memory accelerator with one tiling."""
+    from encoders.accelerated.kernels.tma_attention import Tile, attend  # needs Triton
+
+    def attend_with(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+    ) -> Tensor:
+        attend(q, k, v, out, offsets, Tile(*tile))
+        return out
+
+    return Candidate(f"tma {'x'.join(map(str, tile))}, {apart} apart", attend_with, apart)
+
+
+def flash4(cell: Cell, apart: int, queries: int, keys: int, kept: bool) -> Candidate:
     """flash-attn-4 with one tiling; ``kept`` keeps probabilities in registers."""
 
     def attend(
@@ -171,7 +177,7 @@ def flash4(cell: Cell, apart: int, width: int, queries: int, keys: int, kept: bo
         )
         return out
 
-    return Candidate(f"flash4 {queries}x{keys}, {width} of {apart}", attend, apart, width)
+    return Candidate(f"flash4 {queries}x{keys}, {apart} apart", attend, apart)
 
 
 def draw(cell: Cell, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -208,9 +214,8 @@ def prepare(
     """
     ends = [0, *accumulate(cell.lengths)]
     buffer = values.new_full((*values.shape[:3], candidate.apart), float("nan"))
-    buffer[..., : candidate.width] = 0.0
     buffer[..., : cell.size] = values
-    q, k, v = buffer[..., : candidate.width].unbind(1)
+    q, k, v = buffer[..., : cell.size].unbind(1)
     out = torch.full_like(q, float("nan"), memory_format=torch.contiguous_format)
     offsets = torch.tensor(ends, dtype=torch.int32, device=values.device)
     call = partial(candidate.attend, q, k, v, out, offsets, cell.shape)
@@ -219,15 +224,15 @@ def prepare(
         raise ValueError("the result is not finite, or not all of it was written")
     if got is out and not got[ends[-1] :].isnan().all():
         raise ValueError("rows beyond the last offset were written")
-    got = got[rows][..., : cell.size].double()
+    got = got[rows].double()
     return call, float((got - exact).norm() / exact.norm())
 
 
 def products(cell: Cell, candidate: Candidate, like: Tensor) -> Callable[[], object]:
     """The product that writes a candidate's layout of heads, and the one that reads its result."""
-    side, after = cell.heads * cell.size, cell.heads * candidate.width
-    sizes = ((len(like), side), (3 * cell.heads * candidate.apart, side), (len(like), after))
-    hidden, qkv, result, out = (like.new_empty(x).normal_() for x in (*sizes, (side, after)))
+    side = cell.heads * cell.size
+    sizes = ((len(like), side), (3 * cell.heads * candidate.apart, side), (len(like), side))
+    hidden, qkv, result, out = (like.new_empty(x).normal_() for x in (*sizes, (side, side)))
     return lambda: (F.linear(hidden, qkv), F.linear(result, out))
 
 
@@ -280,7 +285,7 @@ def measure(cell: Cell, family: str, device: torch.device, runs: int) -> list[di
     truth, calls, rows = sampled_truth(cell, values), {}, {}
     for one in candidates(family, cell, capability):
         rows[one.name] = row = {"cell": cell.name, "size": cell.size, "family": family}
-        row |= {"candidate": one.name, "layout": f"{one.width} of {one.apart}"}
+        row |= {"candidate": one.name, "layout": f"{one.apart} apart"}
         try:
             calls[one.name], row["relative_l2"] = prepare(cell, one, values, truth)
             if row["layout"] not in calls:

@@ -4,7 +4,7 @@ Every kernel computes softmax attention inside packed segments, scaled by ``K **
 in what they take and in which shapes they are fast on; ``choices.py`` times them.
 
 Sources: PyTorch 2.11 (flash-attention 2 and cuDNN inside it), flash-attn-4 4.0.0b36,
-``triton_attention.py`` beside this file.
+``kernels/triton_attention.py`` and ``kernels/tma_attention.py``.
 
 Shapes: T packed rows, H heads, K head size, S segments.
 """
@@ -139,10 +139,48 @@ def _triton(
     return out
 
 
+def _tma(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
+) -> Tensor:
+    from .kernels.tma_attention import attend, tile_for  # needs Triton
+
+    attend(q, k, v, out, offsets, tile_for(shape.size))
+    return out
+
+
+def _takes_tma(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Return whether heads have 72 or 80 columns and the GPU has a tensor memory accelerator."""
+    sizes = _takes_half(shape, dtype, 80) and shape.size > 64 and shape.longest > SHORT
+    return sizes and capability[0] >= 9
+
+
+def flash4_tile(shape: AttentionShape) -> tuple[int, int, bool] | None:
+    """Return query rows and keys of a program of flash-attn-4, and whether probabilities stay in
+    registers for the second product; None where the package's own tiling is the best known.
+
+    Measured on an H200 beside the package's own 192 x 144: one image of 784 rows takes 1.25 and
+    1.42 times as long with that (heads of 72 and 80 columns), 32 of them 1.07 and 1.06 times
+    (``benchmarks/NOTES.md``).
+    """
+    if shape.size not in (72, 80):
+        return None
+    if shape.heads * shape.rows < PROCESSORS * 192:  # some processors would have no tile
+        return (128, 160, True) if shape.size == 72 else (128, 128, True)
+    short = shape.size == 80 and shape.longest < 2048
+    return (192, 128, False) if short else (192, 112, True)
+
+
+PROCESSORS = 132
+"""The multiprocessors of an H100 and an H200."""
+
+
 def _flash4(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
 ) -> Tensor:
-    longest = max(shape.longest, 1)
+    longest, tile = max(shape.longest, 1), None
+    if torch.cuda.get_device_capability(q.device)[0] == 9:  # the tiles were measured on Hopper
+        tile = flash4_tile(shape)
+    options = {} if tile is None else {"tile_mn": tile[:2], "mma_pv_is_rs": tile[2]}
     with warnings.catch_warnings():
         # The compiler of the kernel warns of its own argument types.
         warnings.simplefilter("ignore")
@@ -155,6 +193,7 @@ def _flash4(
             max_seqlen_q=longest,
             max_seqlen_k=longest,
             out=out,
+            **options,
         )
     return out
 
@@ -215,10 +254,11 @@ KERNELS = {
             _flash4,
             reads_beyond=256,  # flash_attn/cute/interface.py has tiles of up to 144 keys
         ),
+        AttentionKernel("tma", "triton", _takes_tma, _tma, reads_beyond=64),
     )
 }
 """The attention kernels by name, in the order of preference where nothing could be timed."""
-TORCH_KERNELS = ("triton", "flash2", "cudnn")
+TORCH_KERNELS = ("triton", "flash2", "cudnn", "tma")
 """The names of the attention kernels that come with torch, which installs Triton on Linux."""
 
 

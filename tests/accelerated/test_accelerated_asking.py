@@ -12,7 +12,7 @@ from oracles import tiny
 
 
 def test_an_unknown_kernel_is_refused_with_the_choices() -> None:
-    message = "kernels='typo': must be one of auto, torch, triton, flash2, cudnn, flash4"
+    message = "kernels='typo': must be one of auto, torch, triton, flash2, cudnn, flash4, tma"
     with pytest.raises(ValueError, match=message):
         tiny("qwen3_vl").accelerated("typo")
 

@@ -28,7 +28,7 @@ SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
 """Images per batch, and the tokens of each image in multiples of the smallest budget."""
 SIZES_WITHOUT_GPU = ((1, 1), (2, 1))
 RUNS, RUNS_WITHOUT_GPU = 15, 3
-KERNELS = ("auto", "torch", "triton", "flash2", "cudnn", "flash4")
+KERNELS = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
 """The values of the argument ``kernels`` of ``accelerated``."""
 
 
