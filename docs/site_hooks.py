@@ -54,20 +54,18 @@ def on_page_content(html: str, *, page: Any, config: Any, files: Files) -> str:
 
 
 def listed(package: str) -> str:
-    """Return the entries of the names that a package exports.
+    """Return the entries of the names of a package, as attributes of ``vitgraph``.
 
-    A name is listed once: encoders on their own page, all others on that of ``vitgraph`` if they
-    are attributes of it. The methods that all encoders share are listed with the base classes.
+    Encoders and checkpoints have pages of their own, and the page of ``vitgraph`` has all others.
+    The methods that all encoders share are listed with the base classes.
     """
     module = import_module(package)
     offered = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
     # Modules have entries of their own on the page.
     names = {name for name, value in offered.items() if not isinstance(value, ModuleType)}
-    if package != "encoders":
-        names -= set(import_module("encoders").__all__)
-    if package in ("graphwrap", "weights"):
-        names -= set(import_module("vitgraph").__all__)
-    return "\n\n".join(entry(package, name) for name in sorted(names, key=last_configs))
+    if package == "vitgraph":
+        names -= {*import_module("encoders").__all__, *import_module("weights").__all__}
+    return "\n\n".join(map(entry, sorted(names, key=last_configs)))
 
 
 def last_configs(name: str) -> tuple[bool, str]:
@@ -75,7 +73,7 @@ def last_configs(name: str) -> tuple[bool, str]:
     return name.endswith("Config"), name
 
 
-def entry(package: str, name: str) -> str:
-    """Return the entry of one exported name, with inherited methods unless it is a family."""
-    family = f"{name.removesuffix('Encoder')}Config" in import_module(package).__all__
-    return f"::: {package}.{name}\n    options: {{inherited_members: {str(not family).lower()}}}"
+def entry(name: str) -> str:
+    """Return the entry of one public name, with inherited methods unless it is a family."""
+    family = f"{name.removesuffix('Encoder')}Config" in import_module("encoders").__all__
+    return f"::: vitgraph.{name}\n    options: {{inherited_members: {str(not family).lower()}}}"

@@ -20,8 +20,20 @@ from typing import TYPE_CHECKING
 from .base.encoder import Encoder
 from .base.paths_encoder import PathsEncoder
 from .base.vision_encoder import VisionEncoder
+from .configs import EncoderConfig
 from .contract import GraphableEncoder
-from .data import EncoderItemSpec, EncoderOutput, PartialOutput, PathInputs, VisionInputs
+from .data import (
+    EncoderItemSpec,
+    EncoderOutput,
+    FeatureRows,
+    Grid,
+    GridLike,
+    Metadata,
+    PartialOutput,
+    PathInputs,
+    Preprocessor,
+    VisionInputs,
+)
 from .deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder
 from .deepseek_vl import (
     DeepseekVLConfig,
@@ -36,6 +48,8 @@ from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
 from .idefics3 import Idefics3Config, Idefics3Encoder
 from .intern_vit import InternViT, InternViTConfig
+from .layers.blocks import BlockSizes
+from .layers.sam import SamSizes
 from .lfm2_vl import Lfm2VLConfig, Lfm2VLEncoder
 from .llama4 import Llama4Config, Llama4Encoder
 from .minimax_m3 import MiniMaxM3Config, MiniMaxM3Encoder
@@ -51,11 +65,13 @@ from .step3 import Step3Config, Step3Encoder
 from .step3_vl import Step3VLConfig, Step3VLEncoder
 
 if TYPE_CHECKING:
+    from .base.saving import Publication
     from .inputs.intake import Video
     from .streams.pruning import PrunedTokens, prune_video_tokens
     from .streams.stream import ItemError
 
 __all__ = [
+    "BlockSizes",
     "DeepseekOCRConfig",
     "DeepseekOCREncoder",
     "DeepseekVL2Config",
@@ -65,10 +81,12 @@ __all__ = [
     "DeepseekVLHybridConfig",
     "DeepseekVLHybridEncoder",
     "Encoder",
+    "EncoderConfig",
     "EncoderItemSpec",
     "EncoderOutput",
     "Ernie4_5VLConfig",
     "Ernie4_5VLEncoder",
+    "FeatureRows",
     "Gemma3Config",
     "Gemma3Encoder",
     "Gemma4Config",
@@ -78,6 +96,8 @@ __all__ = [
     "GlmOCRConfig",
     "GlmOCREncoder",
     "GraphableEncoder",
+    "Grid",
+    "GridLike",
     "Idefics3Config",
     "Idefics3Encoder",
     "InternViT",
@@ -87,6 +107,7 @@ __all__ = [
     "Lfm2VLEncoder",
     "Llama4Config",
     "Llama4Encoder",
+    "Metadata",
     "MiniMaxM3Config",
     "MiniMaxM3Encoder",
     "MoonViTConfig",
@@ -98,13 +119,16 @@ __all__ = [
     "PathsEncoder",
     "PixtralConfig",
     "PixtralEncoder",
+    "Preprocessor",
     "PrunedTokens",
+    "Publication",
     "Qwen2VLConfig",
     "Qwen2VLEncoder",
     "Qwen2_5VLConfig",
     "Qwen2_5VLEncoder",
     "Qwen3VLConfig",
     "Qwen3VLEncoder",
+    "SamSizes",
     "Siglip2Config",
     "Siglip2Encoder",
     "SiglipConfig",
@@ -122,6 +146,7 @@ __all__ = [
 _LATER = {
     "ItemError": ".streams.stream",
     "PrunedTokens": ".streams.pruning",
+    "Publication": ".base.saving",
     "Video": ".inputs.intake",
     "prune_video_tokens": ".streams.pruning",
 }

@@ -17,6 +17,7 @@ Grid: TypeAlias = tuple[int, int, int]
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
 """The grids of several items [items, 3], or the three numbers of one item."""
 Metadata: TypeAlias = dict[str, Tensor]
+"""The tensors, by name, that an encoder makes of a grid and its ``forward`` takes with pixels."""
 DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 """The argument of ``to``: the device to move tensors to, or the dtype to cast them to."""
 

@@ -27,6 +27,11 @@ from .packages import refuse_shadows
 
 if TYPE_CHECKING:
     from encoders import *  # noqa: F403
+    from encoders import ItemError as ItemError
+    from encoders import PrunedTokens as PrunedTokens
+    from encoders import Publication as Publication
+    from encoders import Video as Video
+    from encoders import prune_video_tokens as prune_video_tokens
     from encoders.inputs.clips import read_video as read_video
     from encoders.inputs.sizes import smart_resize as smart_resize
     from graphwrap import Budget as Budget
@@ -34,8 +39,14 @@ if TYPE_CHECKING:
     from graphwrap import GraphedEncoder as GraphedEncoder
     from graphwrap import GraphStats as GraphStats
     from graphwrap import fit_budgets as fit_budgets
+    from weights import FAMILIES as FAMILIES
+    from weights import LAYOUTS as LAYOUTS
+    from weights import PUBLISHED as PUBLISHED
     from weights import CheckpointError as CheckpointError
     from weights import CheckpointInfo as CheckpointInfo
+    from weights import Family as Family
+    from weights import Layout as Layout
+    from weights import PublishedModel as PublishedModel
     from weights import extract_encoder as extract_encoder
     from weights import inspect_checkpoint as inspect_checkpoint
     from weights import load_encoder as load_encoder
@@ -48,6 +59,7 @@ if TYPE_CHECKING:
     from . import video as video
     from .analysis.figures import plot_attention as plot_attention
     from .analysis.figures import plot_similarity as plot_similarity
+    from .analysis.nearest import NearestPatch as NearestPatch
     from .analysis.nearest import nearest_patches as nearest_patches
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.batch import EmbedBatch as EmbedBatch
@@ -68,8 +80,15 @@ _MODULES = {
     "CheckpointInfo": "weights",
     "DataParallelEncoder": "vitgraph.parallel",
     "EmbedBatch": "vitgraph.embedding.batch",
+    "FAMILIES": "weights",
+    "Family": "weights",
     "GraphStats": "graphwrap",
     "GraphedEncoder": "graphwrap",
+    "LAYOUTS": "weights",
+    "Layout": "weights",
+    "NearestPatch": "vitgraph.analysis.nearest",
+    "PUBLISHED": "weights",
+    "PublishedModel": "weights",
     "extract_encoder": "weights",
     "fit_budgets": "graphwrap",
     "inspect_checkpoint": "weights",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
+"""The feature maps of images: one [t, h, w, D] per image, or one dict by input path per image."""
 
 
 def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> list[Tensor]:

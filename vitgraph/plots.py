@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from encoders.inputs.intake import read_images, to_rgb
 
 from .analysis.nearest import nearest_patches
-from .colours import feature_rgb, require_map
+from .colours import Maps, feature_rgb, require_map
 from .devices import enough_disk
 from .packages import require_matplotlib
 from .terminal import counted
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["crop_padding", "plot_feature_maps", "plot_nearest_patches", "write_figure"]
 
-Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
-"""The feature maps of images: one [t, h, w, D] per image, or one dict by input path per image."""
 MOST_COLUMNS = 5
 """The most encoders in a row beside a photograph; more go into further rows below."""
 COLUMN_WIDTH = 2.0

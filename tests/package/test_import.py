@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-import encoders
+import encoders.data
 import graphwrap
 import vitgraph
 import weights
@@ -59,10 +61,27 @@ def test_what_integrations_has_is_offered_without_importing_it() -> None:
         vitgraph.integrations.onnx  # noqa: B018
 
 
-def test_names_are_those_of_the_packages() -> None:
-    assert vitgraph.load_encoder is weights.load_encoder
-    assert vitgraph.GraphedEncoder is graphwrap.GraphedEncoder
-    assert vitgraph.Qwen3VLEncoder is encoders.Qwen3VLEncoder
+@pytest.mark.parametrize("package", [encoders, graphwrap, weights], ids=lambda one: one.__name__)
+def test_every_public_name_of_the_packages_is_offered(package: ModuleType) -> None:
+    for name in package.__all__:
+        assert getattr(vitgraph, name) is getattr(package, name)
+        assert name in vitgraph.__all__
+
+
+def test_types_that_methods_of_encoders_name_are_offered() -> None:
+    bases = (vitgraph.Encoder, vitgraph.VisionEncoder, vitgraph.PathsEncoder)
+    methods = [
+        method
+        for base in (*bases, vitgraph.GraphedEncoder, vitgraph.DataParallelEncoder)
+        for method in vars(base).values()
+        if inspect.isfunction(method)
+    ]
+    texts = " ".join(str(text) for method in methods for text in method.__annotations__.values())
+    source = inspect.getsource(encoders.data)
+    defined = re.findall(r"^(?:class )?([A-Z][a-z]\w+)(?:\(|: TypeAlias)", source, re.M)
+    named = set(defined) & set(re.findall(r"\w+", texts))
+    assert {"EncoderOutput", "GridLike", "Metadata", "Preprocessor", "VisionInputs"} <= named
+    assert named <= set(vitgraph.__all__)
 
 
 def test_every_encoder_and_its_config_are_offered() -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias, overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..colours import require_map
-
-Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
-"""One map [t, h, w, D] per photograph, or one dict of maps by path per photograph."""
+from ..colours import Maps, require_map
 
 
-class Match(NamedTuple):
+class NearestPatch(NamedTuple):
     """A patch whose features are like those of a chosen patch."""
 
     photograph: int
@@ -28,7 +25,7 @@ class Match(NamedTuple):
 @overload
 def nearest_patches(
     maps: Maps, points: Sequence[tuple[float, float]], *, source: int = 0, top: int = 1
-) -> list[list[Match]]: ...
+) -> list[list[NearestPatch]]: ...
 
 
 @overload
@@ -38,7 +35,7 @@ def nearest_patches(
     *,
     source: int = 0,
     top: int = 1,
-) -> dict[str, list[list[Match]]]: ...
+) -> dict[str, list[list[NearestPatch]]]: ...
 
 
 def nearest_patches(
@@ -47,7 +44,7 @@ def nearest_patches(
     *,
     source: int = 0,
     top: int = 1,
-) -> list[list[Match]] | dict[str, list[list[Match]]]:
+) -> list[list[NearestPatch]] | dict[str, list[list[NearestPatch]]]:
     """For places of one photograph, find the most similar patches of the other photographs.
 
     Each tower answers for itself, since features of different towers have no cosine; the places
@@ -84,7 +81,7 @@ def nearest_patches(
     frames = [features[len(features) // 2].float().cpu() for features in image_maps]
     mean = torch.cat([frame.flatten(0, 1) for frame in frames]).mean(0)
     asked = normalize(_rows_at(frames[source], points) - mean)
-    found: list[list[Match]] = [[] for _ in asked]
+    found: list[list[NearestPatch]] = [[] for _ in asked]
     for number, frame in enumerate(frames):
         if number == source:
             continue
@@ -93,7 +90,7 @@ def nearest_patches(
         best = cosines.topk(min(top, cosines.shape[1]))
         for matches, *line in zip(found, best.indices.tolist(), best.values.tolist(), strict=True):
             matches += [
-                Match(number, place // width, place % width, cosine)
+                NearestPatch(number, place // width, place % width, cosine)
                 for place, cosine in zip(*line, strict=True)
             ]
     return [sorted(matches, key=lambda match: -match.cosine)[:top] for matches in found]
