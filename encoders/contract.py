@@ -179,8 +179,8 @@ class Accelerator(Protocol):
 
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
-    ) -> Tensor:
-        """Return rows plus a weighted sum of rows of a table."""
+    ) -> Tensor | None:
+        """Return rows plus a weighted sum of rows of a table; None if no kernel can make it."""
         ...
 
     def refresh(self) -> bool:

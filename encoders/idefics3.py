@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Preprocessor
 from .hf_config import find_section, read_epsilon, read_size, require_divisible, require_value
-from .layers.blocks import Block, BlockSizes, PatchEmbed
+from .layers.blocks import Block, BlockSizes
+from .layers.products import PatchEmbed
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers.blocks import MLP, Block, BlockSizes, PatchEmbed, resize_table
+from .layers.blocks import MLP, Block, BlockSizes, resize_table
+from .layers.products import PatchEmbed
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Metadata
-from ..layers.products import add_weighted_rows, is_plain_table
 from .choices import KernelChoices
 from .derived import DerivedWeights
 from .fused_attention import BlocksRun
 from .fused_blocks import FusedForward
-from .obstacles import NO_PARTS, names_its_parts, obstacle, obstacle_now
+from .obstacles import NO_PARTS, is_plain_table, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:
     from ..contract import BlockTower
@@ -115,14 +114,18 @@ class FusedBlocks:
 
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
-    ) -> Tensor:
-        """Return rows plus a weighted sum of rows of a table (interpolated position embeddings)."""
+    ) -> Tensor | None:
+        """Return rows plus a weighted sum of rows of a table (interpolated position embeddings).
+
+        The reference has to run, and None is returned, where the kernel cannot run or the table is
+        more than its weight.
+        """
         if _is_elsewhere(rows):
             with torch.cuda.device(rows.device):
                 return self.add_weighted_rows(rows, table, index, weight)
         because = obstacle(rows.device, rows.dtype) or obstacle_now()
         if because is not None or not len(rows) or not is_plain_table(table):
-            return add_weighted_rows(rows, table, index, weight)
+            return None
         from .kernels.positions import add_table_rows  # needs Triton
 
         entries = (rows, table.weight, index, weight)

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts, PartNorm
 from ..data import Metadata
-from ..layers.clipped import ClippedLinear, Range, clips, only_ranges
+from ..layers.clipped import ClippedLinear, Range
 from ..layers.products import is_plain
 from .aligned import aligned_mlp
 from .attention_kernels import HALF
 from .choices import KernelChoices, graph_milliseconds
 from .derived import DerivedWeights
 from .fused_attention import BlocksRun, FusedAttention
-from .obstacles import fusible, is_norm
+from .obstacles import clips, fusible, is_norm, only_ranges
 
 if TYPE_CHECKING:
     from ..contract import BlockTower

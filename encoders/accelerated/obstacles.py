@@ -11,7 +11,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from ..block_parts import BlockParts, NamesItsParts
-from ..layers.products import is_untouched
+from ..layers.clipped import Bounds, ClippedLinear, Range
+from ..layers.products import is_plain, is_untouched
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
 ACCELERATED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -82,3 +83,22 @@ def is_norm(norm: nn.Module, weighted: bool = True) -> TypeGuard[nn.LayerNorm | 
         return False
     usual = norm.eps is not None and len(norm.normalized_shape) == 1
     return usual and (norm.elementwise_affine or not weighted)
+
+
+def is_plain_table(table: nn.Embedding) -> bool:
+    """Return whether calling an embedding looks up rows of its weight and nothing else."""
+    return is_plain(table, types=(nn.Embedding,)) and table.max_norm is None
+
+
+def clips(layer: nn.Module) -> TypeGuard[ClippedLinear]:
+    """Return whether a layer clips, multiplies with its weight, and computes nothing else."""
+    if not isinstance(layer, ClippedLinear) or not is_plain(layer, types=(ClippedLinear,)):
+        return False
+    return all(type(part) is Bounds and is_untouched(part) for part in layer.bounds)
+
+
+def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
+    """Return the ranges of input and output of one layer that clips, else None and None."""
+    if not clips(layer) or len(layer.bounds) > 1:
+        return None, None
+    return layer.inputs[0], layer.outputs[0]

@@ -26,7 +26,6 @@ from ..data import (
     output_like,
 )
 from ..grids import split_rows
-from ..layers.products import add_weighted_rows
 from ..layers.segments import segment_metadata
 from .checks import (
     check_pixels,
@@ -303,11 +302,17 @@ class VisionEncoder(Encoder):
             weight: [P, taps], float32 or wider.
 
         Returns:
-            [P, D] in the dtype of ``rows``.
+            [P, D] in the dtype of ``rows``. The sum is made in the dtype of ``weight`` and rounded
+            to that of ``rows`` before it is added.
         """
-        if self.accelerator is None or self._records_gradients(rows):
-            return add_weighted_rows(rows, table, index, weight)
-        return self.accelerator.add_weighted_rows(rows, table, index, weight)
+        if self.accelerator is not None and not self._records_gradients(rows):
+            added = self.accelerator.add_weighted_rows(rows, table, index, weight)
+            if added is not None:
+                return added
+        total = table(index[:, 0]) * weight[:, :1]
+        for tap in range(1, index.shape[1]):
+            total = torch.addcmul(total, table(index[:, tap]), weight[:, tap, None])
+        return rows + total.to(rows.dtype)
 
     def _records_gradients(self, hidden: Tensor) -> bool:
         """Return whether autograd records operations on ``hidden`` or on the weights."""

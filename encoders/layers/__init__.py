@@ -4,7 +4,7 @@
 - ``segments``: the offsets of segments, and what all blocks of a forward read
 - ``table_taps``: the entries of a table of positions that a place in a grid is interpolated from
 - ``frame_pairs``: the cells of two frames that make one token
-- ``products``: convolutions and tables computed from their weights, where that is the same
+- ``products``: convolutions computed from their weights, where that is the same
 - ``clipped``: linear layers that clip what they read and return
 - ``blocks``, ``siglip``, ``clip``, ``sam``: the blocks and the towers inside other towers
 - ``assembly``: the tokens of an image's views as one sequence

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ..block_parts import BlockParts
 from ..hf_config import require_divisible
 from .attention import attention
-from .products import patch_product
 from .segments import TileSegments
 
 
@@ -136,18 +135,3 @@ def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
         grid, size=(h, w), mode="bicubic", antialias=antialias, align_corners=False
     )
     return rearrange(grid, "1 d h w -> (h w) d").to(table.dtype)
-
-
-class PatchEmbed(nn.Module):
-    """Embeds patches of p*p pixels: a Conv2d whose kernel equals its stride, as one product."""
-
-    def __init__(self, width: int, patch_size: int, channels: int) -> None:
-        super().__init__()
-        self.patch = (channels, patch_size, patch_size)
-        self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return [B, h, w, D] of views [B, C, H, W]."""
-        side = self.patch[-1]
-        rows = rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
-        return patch_product(self.proj, rows, self.patch)

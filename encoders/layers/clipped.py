@@ -5,13 +5,11 @@ Source: ``Gemma4ClippableLinear`` of transformers 5.23.0.
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from .products import is_plain, is_untouched
 
 Range: TypeAlias = tuple[Tensor, Tensor]
 """The smallest and the largest value that clipping lets through, each a 0-dim tensor."""
@@ -67,17 +65,3 @@ class ClippedLinear(nn.Linear):
         weights = self.weight.chunk(len(self.bounds))
         parts = [bounds(x, weight) for bounds, weight in zip(self.bounds, weights, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-def clips(layer: nn.Module) -> TypeGuard[ClippedLinear]:
-    """Return whether a layer clips, multiplies with its weight, and computes nothing else."""
-    if not isinstance(layer, ClippedLinear) or not is_plain(layer, types=(ClippedLinear,)):
-        return False
-    return all(type(part) is Bounds and is_untouched(part) for part in layer.bounds)
-
-
-def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
-    """Return the ranges of input and output of one layer that clips, else None and None."""
-    if not clips(layer) or len(layer.bounds) > 1:
-        return None, None
-    return layer.inputs[0], layer.outputs[0]

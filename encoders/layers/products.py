@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -36,12 +37,6 @@ def is_plain(*layers: nn.Module, types: tuple[type[nn.Module], ...] = _KNOWN) ->
         ):
             return False
     return True
-
-
-def is_plain_table(table: nn.Module) -> bool:
-    """Return whether calling an embedding looks up rows of its weight and nothing else."""
-    plain = type(table) is nn.Embedding and type(table._parameters.get("weight")) in _WEIGHTS
-    return plain and is_untouched(table) and table.max_norm is None
 
 
 def is_untouched(module: nn.Module) -> bool:
@@ -74,6 +69,21 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
     return out.flatten(1).unflatten(0, rows.shape[:-1])
 
 
+class PatchEmbed(nn.Module):
+    """Embeds patches of p*p pixels: a Conv2d whose kernel equals its stride, as one product."""
+
+    def __init__(self, width: int, patch_size: int, channels: int) -> None:
+        super().__init__()
+        self.patch = (channels, patch_size, patch_size)
+        self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return [B, h, w, D] of views [B, C, H, W]."""
+        side = self.patch[-1]
+        rows = rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
+        return patch_product(self.proj, rows, self.patch)
+
+
 def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     """Apply a Conv2d to maps in the full precision of their dtype.
 
@@ -104,22 +114,3 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     rows = F.linear(columns.mT.flatten(0, 1), layer.weight.flatten(1), layer.bias)
     height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
     return rows.unflatten(0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)
-
-
-def add_weighted_rows(rows: Tensor, table: nn.Module, index: Tensor, weight: Tensor) -> Tensor:
-    """Add to each row a weighted sum of rows of a table.
-
-    Args:
-        rows: [P, D].
-        table: an embedding of [entries, D], or a module that wraps or replaces it.
-        index: int64 [P, taps], the entries to sum per row.
-        weight: [P, taps], the weights of these entries.
-
-    Returns:
-        [P, D] in the dtype of ``rows``. The sum is made in the dtype of ``weight`` and rounded to
-        that of ``rows`` before it is added.
-    """
-    total = table(index[:, 0]) * weight[:, :1]
-    for tap in range(1, index.shape[1]):
-        total = torch.addcmul(total, table(index[:, tap]), weight[:, tap, None])
-    return rows + total.to(rows.dtype)

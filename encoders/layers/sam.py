@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from ..block_parts import BlockParts, RelativePositions
 from ..hf_config import read_blocks, read_ratio, read_size, require_divisible, require_value
 from .attention import observe_attention
-from .blocks import MLP, PatchEmbed, resize_table
-from .products import convolve
+from .blocks import MLP, resize_table
+from .products import PatchEmbed, convolve
 
 
 @dataclass(frozen=True)

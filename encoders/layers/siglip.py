@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ..hf_config import read_size, require_value
-from .blocks import Block, BlockSizes, PatchEmbed, resize_table
+from .blocks import Block, BlockSizes, resize_table
+from .products import PatchEmbed
 
 _TRANSFORMERS = {
     "hidden_size": 768,
