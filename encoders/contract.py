@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OUTPUT_FIELDS",
     "Accelerable",
+    "AcceleratesItself",
     "Accelerator",
     "BlockTower",
     "DeviceOrDtype",
@@ -197,11 +198,16 @@ class Accelerator(Protocol):
 
 
 @runtime_checkable
-class Accelerable(Protocol):
-    """The optional part of the contract: an encoder that has a faster form of itself."""
-
-    accelerator: Accelerator | None
+class AcceleratesItself(Protocol):
+    """A class of encoders that have a faster form, as ``issubclass`` tells."""
 
     def accelerated(self, kernels: str = "auto", precision: str = "bf16") -> GraphableEncoder:
         """Return the accelerated form of the encoder, over the same weights."""
         ...
+
+
+@runtime_checkable
+class Accelerable(AcceleratesItself, Protocol):
+    """The optional part of the contract: an encoder that has a faster form of itself."""
+
+    accelerator: Accelerator | None

@@ -21,16 +21,13 @@ from encoders.contract import Metadata
 from .torch_internals import (
     PoolHandle,
     StreamNumbers,
-    abandon_pool,
+    abandon_capture,
     bytes_at,
     current_stream_numbers,
 )
 
 ALIGN = 16
 PADDING = "__padding__"
-BROKEN: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture could not be ended, kept as long as the process lives: torch's
-allocator of pinned memory may query them after their ``GraphedEncoder`` is gone."""
 
 
 class MetadataFormat:
@@ -172,8 +169,7 @@ class Memory:
         try:
             graph.capture_end()
         except RuntimeError:
-            abandon_pool(torch.cuda.current_device(), self.handles[-1])
-            BROKEN.append(graph)
+            abandon_capture(graph, torch.cuda.current_device(), self.handles[-1])
             self.renew()
             with contextlib.suppress(RuntimeError):
                 graph, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from encoders.contract import (
     Accelerable,
+    AcceleratesItself,
     Accelerator,
     EncoderOutput,
     FeatureRows,
@@ -25,6 +26,7 @@ from encoders.contract import (
 
 from .budgets import Budget
 from .guards import MEMBERS, require_members
+from .torch_internals import compiled
 
 if TYPE_CHECKING:
     from encoders.contract import EncoderConfig
@@ -120,13 +122,17 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
         TypeError: a path without the contract's members.
     """
     whole: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
-    if isinstance(encoder, MultiPathEncoder):
-        owner = getattr(encoder.join, "__self__", encoder)
-        if owner is encoder or encoder.paths["image"] is not owner:
-            whole = encoder
+    if isinstance(encoder, MultiPathEncoder) and not _passes_on_its_path(encoder):
+        whole = encoder
     for path in whole.paths.values():
         require_members(cast(nn.Module, path), MEMBERS, "see encoders.contract.GraphableEncoder")
     return whole
+
+
+def _passes_on_its_path(encoder: MultiPathEncoder) -> bool:
+    """Return whether a module joins outputs by the method of its only path, which it wraps."""
+    path: object = encoder.paths.get("image")
+    return path is not encoder and isinstance(path, MultiPathEncoder) and path.join == encoder.join
 
 
 def choose_form(
@@ -136,7 +142,7 @@ def choose_form(
     accelerator = _find_accelerator(encoder)
     # A wrapper that passes on the attributes of its module is not accelerated: the faster form
     # is one of its module and would leave out the steps of the wrapper's own forward.
-    own = any("accelerated" in vars(kind) for kind in type(encoder).__mro__)
+    own = issubclass(type(encoder), AcceleratesItself)
     if accelerator is not None:
         why = "this encoder is accelerated already (pass the one accelerated() was called on)"
     elif not (own and isinstance(encoder, Accelerable)):
@@ -167,11 +173,8 @@ def captured_forward(form: EncoderForm, budgets: int) -> Callable[..., EncoderOu
     """Return the forward that graphs are captured from, compiled if the settings say so."""
     if not form.settings.compile:
         return form.encoder
-    many = 2 * budgets  # by default torch compiles a function at most eight times
-    limits = torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
     return cast(
-        Callable[..., EncoderOutput],
-        limits(torch.compile(cast(nn.Module, form.encoder), dynamic=False)),
+        Callable[..., EncoderOutput], compiled(cast(nn.Module, form.encoder), times=2 * budgets)
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from encoders.contract import OUTPUT_FIELDS
 
-from .torch_internals import autocast_is_on, makes_tensors_on_cpu
+from .torch_internals import HOOKS, MODULES, SLOTS, autocast_is_on, makes_tensors_on_cpu, slots_of
 
 MEMBERS = (
     "budget_range",
@@ -25,8 +25,6 @@ MEMBERS = (
     "split",
 )
 BACKENDS = ("auto", "cudagraph", "static", "eager")
-SLOTS = ("_parameters", "_buffers", "_modules")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 AS_IT_IS = nullcontext()
 """A context that changes nothing, which :func:`settled` returns if no mode has to be changed."""
 TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
@@ -68,7 +66,7 @@ class WeightGuard:
         self._names = [
             (where, kind) for where in modules for kind in (SLOTS + HOOKS if hooks else SLOTS)
         ]
-        self._slots = [vars(modules[where])[kind] for where, kind in self._names]
+        self._slots = [slots_of(modules[where], kind) for where, kind in self._names]
         self._kept = [dict(slots) for slots in self._slots]
         everything = [(slots, name, slots[name]) for slots in self._slots for name in slots]
         tensors = [place for place in everything if isinstance(place[2], Tensor)]
@@ -135,7 +133,7 @@ class WeightGuard:
                 if kind in HOOKS and new is not old:
                     return f"forward hook {new or old!r} was registered or removed"
                 if new is not old or id(old) in moved:
-                    what = "module" if kind == "_modules" else "weight"
+                    what = "module" if kind == MODULES else "weight"
                     return f"{what} {f'{where}.{name}'.lstrip('.')!r} was rebound or moved"
         names = [name for slots, name, value in self._alone if slots.get(name) is not value]
         return f"tensor {[*names, 'attribute'][0]!r} was rebound or moved"
@@ -200,6 +198,8 @@ def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
             "vitgraph.load_encoder(repo_id) does"
         )
+    # By name, since the message says which are missing, and since isinstance with a protocol does
+    # not ask a wrapper for the members of its module from Python 3.12 on.
     if missing := [name for name in names if getattr(encoder, name, None) is None]:
         raise TypeError(f"{type(encoder).__name__} has no {', '.join(missing)}: {fix}")
 
