@@ -65,7 +65,7 @@ class Layout:
     """Per module of ours, the published modules whose rows are concatenated to it in this order."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Per published module or parameter, the name that ours has."""
-    views: Mapping[str, str] = field(default_factory=dict)
+    reshapes: Mapping[str, str] = field(default_factory=dict)
     """Our tensor -> the axes of our shape and of the published one, as in ``"n d -> one n d"``; an
     axis that only one of them has is of length one, and ``s²`` is as long as ``s`` times ``s``."""
     rotary_halves: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class Layout:
             The shape by the axes that ``views`` names. A tensor without such axes, and a shape that
             they do not fit, keep theirs, so that the comparison with the encoder finds a mistake.
         """
-        axes = [side.split() for side in self.views.get(ours, " -> ").split("->")]
+        axes = [side.split() for side in self.reshapes.get(ours, " -> ").split("->")]
         before, after = reversed(axes) if inverse else axes
         if len(before) != len(shape):
             return shape

@@ -253,7 +253,7 @@ def _publication(
     return Publication(
         files={"config": tower.described, **files},
         names={name: layout.to_published(name) for name in state},
-        shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.views},
+        shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.reshapes},
         rotary_halves={
             tensor.local: tower.num_heads
             for tensor in tower.wanted.tensors

@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..layers.attention import attention
 
-HALF = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 SHORT = 64
 """Segments of at most so many rows are one tile each in the Triton attention kernel."""
 SEARCHED = 128
@@ -227,7 +227,7 @@ def _reference(
 
 
 def _takes_half(shape: AttentionShape, dtype: torch.dtype, most: int) -> bool:
-    return dtype in HALF and shape.size % 8 == 0 and 16 <= shape.size <= most
+    return dtype in HALF_DTYPES and shape.size % 8 == 0 and 16 <= shape.size <= most
 
 
 def _takes_triton(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:

@@ -25,7 +25,7 @@ from ..data import Metadata
 from ..layers.clipped import ClippedLinear, Range
 from ..layers.products import is_plain
 from .aligned import aligned_mlp
-from .attention_kernels import HALF
+from .attention_kernels import HALF_DTYPES
 from .choices import KernelChoices, graph_milliseconds
 from .derived import DerivedWeights
 from .fused_attention import BlocksRun, FusedAttention
@@ -248,7 +248,7 @@ class FusedForward:
         up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:
             return self._gated(parts, parts.gate, rows)
-        fast = rows.is_cuda and rows.dtype in HALF  # in float32 it is less exact than F.gelu
+        fast = rows.is_cuda and rows.dtype in HALF_DTYPES  # in float32 it is less exact than F.gelu
         fast = fast and is_plain(up) and not clips(down)
         if kind == "gelu_tanh" and fast and up.bias is not None:
             # cuBLAS adds bias and tanh-GELU in the product: 104 instead of 124 us at 6,272 rows.

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data import Grid, Limits, VisionInputs
-from .processor_files import Stats
+from .processor_files import PerChannel
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
 
@@ -30,8 +30,8 @@ class StagedItem(NamedTuple):
     pixels: Tensor
     """uint8 [frames, H, W, 3], contiguous; for tiled families [tiles, S, S, 3]."""
     grid: Grid
-    mean: Stats
-    std: Stats
+    mean: PerChannel
+    std: PerChannel
     tiles: tuple[int, int, bool] | None = None
     """How the tiles of an image lie, (columns, rows, thumbnail), for tiled families."""
 
@@ -102,7 +102,9 @@ def _lanczos(batch: Tensor, height: int, width: int) -> Tensor:
         return torch.from_numpy(resized).permute(2, 0, 1)[None].to(batch.device)
 
 
-def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colour: Stats) -> Tensor:
+def laid_over(
+    image: Tensor, height: int, width: int, top: int, left: int, colour: PerChannel
+) -> Tensor:
     """Lay an image over a canvas of one colour.
 
     Args:
@@ -122,7 +124,7 @@ def laid_over(image: Tensor, height: int, width: int, top: int, left: int, colou
     return canvas
 
 
-def padded(image: Tensor, height: int, width: int, colour: Stats) -> Tensor:
+def padded(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor:
     """Resize an image in its shape to fit a canvas, centred, as PIL's ``ImageOps.pad`` does.
 
     Python's ``round`` (half to even) is part of the definition. A side that it makes 0, for which
@@ -168,13 +170,13 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def folded_stats(mean: Stats, std: Stats) -> tuple[Tensor, Tensor]:
+def folded_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
     """Return mean and std, float32 [3, 1, 1] each, in the scale of pixels from 0 to 255."""
-    stats = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
-    return stats[0].view(3, 1, 1), stats[1].view(3, 1, 1)
+    mean_std = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
+    return mean_std[0].view(3, 1, 1), mean_std[1].view(3, 1, 1)
 
 
-def normalize(pixels: Tensor, mean: Stats, std: Stats) -> Tensor:
+def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
     """Normalise uint8 pixels on their device, with the bits of the preprocessing on the CPU.
 
     Args:
@@ -185,18 +187,20 @@ def normalize(pixels: Tensor, mean: Stats, std: Stats) -> Tensor:
     Returns:
         float32 [N, 3, ...].
     """
-    stats = _pinned_stats(mean, std) if pixels.is_cuda else torch.stack(folded_stats(mean, std))
-    low, scale = stats.to(pixels.device, non_blocking=True).view(2, 3, *[1] * (pixels.ndim - 2))
+    mean_std = (
+        _pinned_mean_std(mean, std) if pixels.is_cuda else torch.stack(folded_mean_std(mean, std))
+    )
+    low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, 3, *[1] * (pixels.ndim - 2))
     return pixels.to(torch.float32).sub_(low).div_(scale)
 
 
 @lru_cache(maxsize=16)
-def _pinned_stats(mean: Stats, std: Stats) -> Tensor:
+def _pinned_mean_std(mean: PerChannel, std: PerChannel) -> Tensor:
     """Return mean and std in page-locked memory, [2, 3, 1, 1].
 
     A copy from pageable memory to a GPU would wait until all batches that are queued have run.
     """
-    return torch.stack(folded_stats(mean, std)).pin_memory()
+    return torch.stack(folded_mean_std(mean, std)).pin_memory()
 
 
 def grid_tensor(grids: Sequence[Grid]) -> Tensor:

@@ -16,12 +16,12 @@ from .processor_files import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
+    PerChannel,
     ProcessorFiles,
     Section,
-    Stats,
     image_section,
+    read_mean_std,
     read_positive,
-    read_stats,
     require_supported,
     video_section,
 )
@@ -35,8 +35,8 @@ class PixelRules:
 
     min_pixels: int
     max_pixels: int
-    mean: Stats = CLIP_MEAN
-    std: Stats = CLIP_STD
+    mean: PerChannel = CLIP_MEAN
+    std: PerChannel = CLIP_STD
     whole_clip: bool = False
     """The bounds on the area hold for all frames together (Qwen3-VL, GLM), not per frame; an image
     counts as two."""
@@ -182,11 +182,11 @@ def long_side_rules(
     if longest is None:
         raise ValueError(f"{where}: size={size!r} must have longest_edge, a side in pixels")
     side = read_positive(where, "longest_edge", longest, 1024, math.isqrt(MOST_PIXELS))
-    mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    mean, std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
     return long_side(side, mean, std)
 
 
-def long_side(side: int, mean: Stats = CLIP_MEAN, std: Stats = CLIP_STD) -> PixelRules:
+def long_side(side: int, mean: PerChannel = CLIP_MEAN, std: PerChannel = CLIP_STD) -> PixelRules:
     """Return the rules of images whose sides have at most ``side`` pixels, rounded up."""
     return PixelRules(1, MOST_PIXELS, mean, std, longest_edge=side)
 
@@ -248,7 +248,7 @@ def _read_pixel_rules(
         lowest, highest = _token_bounds(where, section, defaults)
     else:
         lowest, highest = _pixel_bounds(where, section, defaults)
-    mean, std = read_stats(where, section, defaults.mean, defaults.std)
+    mean, std = read_mean_std(where, section, defaults.mean, defaults.std)
     return replace(
         defaults,
         min_pixels=lowest,

@@ -17,13 +17,14 @@ ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
 Settings: TypeAlias = dict[str, Any]
 """Fields of a preprocessor by name, as ``dataclasses.replace`` takes them."""
-Stats: TypeAlias = tuple[float, float, float]
+PerChannel: TypeAlias = tuple[float, float, float]
+"""The means or the standard deviations of red, green and blue."""
 
-CLIP_MEAN: Stats = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD: Stats = (0.26862954, 0.26130258, 0.27577711)
-IMAGENET_MEAN: Stats = (0.485, 0.456, 0.406)
-IMAGENET_STD: Stats = (0.229, 0.224, 0.225)
-HALF: Stats = (0.5, 0.5, 0.5)
+CLIP_MEAN: PerChannel = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: PerChannel = (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN: PerChannel = (0.485, 0.456, 0.406)
+IMAGENET_STD: PerChannel = (0.229, 0.224, 0.225)
+HALF: PerChannel = (0.5, 0.5, 0.5)
 
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 _MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
@@ -37,7 +38,9 @@ _MUST_BE: Settings = {
 }
 
 
-def tile_image_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: Stats) -> Settings:
+def tile_image_rules(
+    files: ProcessorFiles, image_size: int, mean: PerChannel, std: PerChannel
+) -> Settings:
     """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for images.
 
     Args:
@@ -55,10 +58,10 @@ def tile_image_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: S
     where, section = entry
     # A repo with code of its own describes tiling in its config.json.
     if not _describes_tiles(section):
-        mean, std = read_stats(where, section, mean, std)
+        mean, std = read_mean_std(where, section, mean, std)
         return {"mean": mean, "std": std}
     _check_converted(where, section, image_size)
-    mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+    mean, std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
     outer = files.get("processor_config", {}).get("processor_class")
     # InternVLProcessor cuts images into tiles even if the section of its image processor says
     # crop_to_patches=false, as published -hf repos do.
@@ -75,7 +78,9 @@ def tile_image_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: S
     }
 
 
-def tile_video_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: Stats) -> Settings:
+def tile_video_rules(
+    files: ProcessorFiles, image_size: int, mean: PerChannel, std: PerChannel
+) -> Settings:
     """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for videos.
 
     Args:
@@ -95,7 +100,7 @@ def tile_video_rules(files: ProcessorFiles, image_size: int, mean: Stats, std: S
         mean, std = CLIP_MEAN, CLIP_STD  # the defaults of the class that the section names
         _check_converted(where, section, image_size)
         require_supported(where, section, {"do_center_crop": False})
-    mean, std = read_stats(where, section, mean, std)
+    mean, std = read_mean_std(where, section, mean, std)
     shift = True if section.get("initial_shift") is None else section["initial_shift"]
     if not isinstance(shift, int | float) or not 0 <= shift < 1e9:
         raise ValueError(
@@ -198,7 +203,9 @@ def read_resample(where: str, section: Section, usual: str) -> str:
     return kinds[value]
 
 
-def read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[Stats, Stats]:
+def read_mean_std(
+    where: str, section: Section, mean: PerChannel, std: PerChannel
+) -> tuple[PerChannel, PerChannel]:
     """Return ``image_mean`` and ``image_std`` of a section of a processor file, or the defaults."""
     rescale = section.get("rescale_factor")
     known = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
@@ -213,8 +220,8 @@ def read_stats(where: str, section: Section, mean: Stats, std: Stats) -> tuple[S
 
 
 def _triple(
-    where: str, key: str, value: object, default: Stats, bounds: tuple[float, float]
-) -> Stats:
+    where: str, key: str, value: object, default: PerChannel, bounds: tuple[float, float]
+) -> PerChannel:
     if value is None:
         return default
     numbers = [value] * 3 if isinstance(value, int | float) else value

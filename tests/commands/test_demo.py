@@ -15,8 +15,8 @@ from encoders.inputs.intake import to_rgb
 from vitgraph.cli import main
 from vitgraph.commands.demo import check_demo
 from vitgraph.commands.demo_pictures import (
-    FAMILIES,
     README_TOWERS,
+    SEEDED_NAMES,
     draw_nearest,
     panned_clip,
     run_demo,
@@ -45,7 +45,7 @@ def test_demo_encodes_photographs_and_a_clip_with_every_family(
     assert np.abs(difference).mean() < 4  # of 255
     lines = capsys.readouterr().out.splitlines()
     table = [re.split(" {2,}", line) for line in lines]
-    for title in FAMILIES:
+    for title in SEEDED_NAMES:
         rows = [cells for cells in table if cells[0] == title]
         assert [row[1] for row in rows] == ["pavilion", "dahlia", "portrait", "pan.mp4"]
         assert all(int(row[-1]) >= 0 for row in rows)
@@ -82,7 +82,7 @@ def test_demo_refuses_a_file_in_place_of_its_folder(tmp_path: Path) -> None:
 
 
 def test_picture_of_the_readme_shows_two_photographs_and_four_towers() -> None:
-    assert set(README_TOWERS) <= set(FAMILIES)
+    assert set(README_TOWERS) <= set(SEEDED_NAMES)
     assert README_PICTURE.stat().st_size < 150_000
     readme = (ROOT / "README.md").read_text()
     (caption,) = re.findall(r"!\[([^]]+)\]\(docs/feature_maps.jpg\)", readme)

@@ -16,7 +16,7 @@ from command_line import Cli, refusal
 from encoders.accelerated import CHOICES
 from encoders.contract import EncoderOutput
 from vitgraph.commands.arguments import DTYPE_NAMES
-from vitgraph.commands.benching.bench_speed import KERNELS
+from vitgraph.commands.benching.bench_speed import KERNEL_NAMES
 from vitgraph.devices import DTYPES
 from vitgraph.features import Features, Item, save_features
 from vitgraph.plots import write_figure
@@ -165,7 +165,7 @@ def test_a_mistake_is_answered_in_one_line_before_torch_is_imported(
 
 def test_what_is_checked_without_torch_is_what_torch_is_given() -> None:
     assert set(DTYPE_NAMES) == set(DTYPES)
-    assert KERNELS == CHOICES
+    assert KERNEL_NAMES == CHOICES
 
 
 def test_a_picture_larger_than_pil_opens_is_named_with_what_helps(

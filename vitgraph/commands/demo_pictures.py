@@ -19,7 +19,7 @@ from torch import Tensor
 
 from encoders import Encoder
 from encoders.inputs.intake import to_rgb
-from weights import families, load_encoder
+from weights import FAMILIES, load_encoder
 
 from ..plots import plot_feature_maps, plot_nearest_patches, write_figure
 from ..seeded import write_seeded_checkpoint
@@ -27,9 +27,9 @@ from ..terminal import counted, format_table
 from ..video import read_video, write_video
 from .encode_items import HEADER, Encoded, Media, encode_items, row
 
-FAMILIES = {
+SEEDED_NAMES = {
     small.title: name
-    for family in families.FAMILIES.values()
+    for family in FAMILIES.values()
     for name, small in family.small.items()
     if small.title
 }
@@ -169,7 +169,7 @@ def _load(repo: str) -> Encoder:
 
 def _seeded(folder: Path) -> Iterator[tuple[str, Encoder]]:
     """Yield a small tower of each family with its title; the seed depends on the title alone."""
-    for title, family in FAMILIES.items():
+    for title, family in SEEDED_NAMES.items():
         seed = crc32(title.encode())
         checkpoint = write_seeded_checkpoint(folder / family, family, depth=4, width=160, seed=seed)
         yield title, load_encoder(checkpoint, progress=False, dtype=torch.float32)

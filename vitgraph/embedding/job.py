@@ -21,9 +21,9 @@ from ..devices import DTYPES
 from ..terminal import counted, readable
 from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
-from .parquet_files import VECTORS
+from .parquet_files import VECTORS, Array
 from .reading import File, ImageReader
-from .shards import Array, Row, csv_bytes, missing_of, read_all_stats, shards_of
+from .shards import Row, csv_bytes, missing_of, read_all_stats, shards_of
 from .storage import JOB, TENSOR, Storage
 from .workers import Worker
 

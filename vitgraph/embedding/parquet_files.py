@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from encoders.data import Grid
+
 Array: TypeAlias = np.ndarray
-Grid: TypeAlias = tuple[int, int, int]
 VECTORS = "embeddings"
 """The name of the array of vectors in a shard of pooled outputs."""
 _VECTOR = "embedding"

@@ -44,10 +44,9 @@ from safetensors.numpy import save_file
 from weights.tensor_file import JsonDict, file_crc32
 
 from .manifest import Manifest
-from .parquet_files import VECTORS, read_arrays, write_tokens, write_vectors
+from .parquet_files import VECTORS, Array, read_arrays, write_tokens, write_vectors
 from .storage import STORED, TENSOR, Storage, open_storage
 
-Array = np.ndarray
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
 """The keys of a shard's statistics that are read again."""
 

@@ -14,9 +14,9 @@ import numpy as np
 from tqdm import tqdm
 
 from ..embedding.manifest import FileList, Manifest
-from ..embedding.parquet_files import VECTORS
+from ..embedding.parquet_files import VECTORS, Array
 from ..embedding.reading import File
-from ..embedding.shards import Array, Shard, finished_shards
+from ..embedding.shards import Shard, finished_shards
 from ..embedding.storage import open_storage
 
 ROWS_AT_ONCE = 1 << 14

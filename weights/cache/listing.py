@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, DamagedError
 from .kept import KeptTower
-from .store import TOWERS, Store, cache_root
+from .store import TOWERS_FOLDER, Store, cache_root
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
 def _repos(root: Path) -> list[Path]:
     """Return the folders of all repos of which the cache keeps something."""
     try:
-        return _subfolders(root / TOWERS, r"models--.+--.+")
+        return _subfolders(root / TOWERS_FOLDER, r"models--.+--.+")
     except FileNotFoundError:
         return []
     except OSError as error:

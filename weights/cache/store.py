@@ -27,7 +27,7 @@ from ..errors import DamagedError
 from ..parallel import said_if_slow
 from ..writing import write_whole
 
-TOWERS = "towers"
+TOWERS_FOLDER = "towers"
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
@@ -45,7 +45,7 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
 
 def repo_folder(root: Path, repo_id: str) -> Path:
     """Return the folder of a repo inside the cache folder ``root``."""
-    return root / TOWERS / ("models--" + repo_id.replace("/", "--"))
+    return root / TOWERS_FOLDER / ("models--" + repo_id.replace("/", "--"))
 
 
 class Store:

@@ -78,7 +78,7 @@ _VL_HF_LAYOUT = Layout(
         "aligner.linear1": "aligner.layers.0",
         "aligner.linear2": "aligner.layers.2",
     },
-    views={"vision.pos_embed": "one n d -> n d"},
+    reshapes={"vision.pos_embed": "one n d -> n d"},
     ignored=("head",),  # pools to one vector, which the model does not use
     processor_files=family_facts("deepseek_vl").processors["deepseek-vl-hf"],
 )
@@ -107,7 +107,7 @@ _HYBRID_HF_LAYOUT = replace(  # only SigLIP's names have the tower's prefix
         "aligner.high_res_vision_proj": "high.aligner",
         "aligner.proj": "aligner",
     },
-    views={"low.vision.pos_embed": "one n d -> n d"},
+    reshapes={"low.vision.pos_embed": "one n d -> n d"},
     processor_files=family_facts("deepseek_vl_hybrid").processors["deepseek-vl-hybrid-hf"],
 )
 

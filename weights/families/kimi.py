@@ -35,7 +35,7 @@ _KIMI_VL = Layout(
     projector=("multi_modal_projector.",),
     projected=True,
     renames={**_NAMES, "multi_modal_projector": "projector"},
-    views=_TABLE,
+    reshapes=_TABLE,
     processor_files=_FACTS.processors["kimi-vl"],
     images_only=_FACTS.images_only["kimi-vl"],
 )
@@ -50,7 +50,7 @@ _KIMI_K25 = Layout(
         "mm_projector.proj.0": "projector.linear_1",
         "mm_projector.proj.2": "projector.linear_2",
     },
-    views=_TABLE,
+    reshapes=_TABLE,
     processor_files=_FACTS.processors["kimi-k25"],
 )
 _HF_QKV = tuple(f"layers.N.attn.{part}_proj" for part in "qkv")
@@ -72,7 +72,7 @@ _KIMI_K25_HF = Layout(  # ``Kimi_K25Model`` of transformers 5.23.0, which permut
         "mm_projector.in_proj": "projector.linear_1",
         "mm_projector.out_proj": "projector.linear_2",
     },
-    views=_TABLE,
+    reshapes=_TABLE,
     processor_files=_FACTS.processors["kimi-k25-hf"],
 )
 

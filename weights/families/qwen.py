@@ -92,7 +92,10 @@ _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the pr
         "merger.fc1": "merger.linear_fc1",
         "merger.fc2": "merger.linear_fc2",
     },
-    views={"pos_embed.weight": "n d -> one n d", "patch_embed.proj.weight": "d c t h w -> d c h w"},
+    reshapes={
+        "pos_embed.weight": "n d -> one n d",
+        "patch_embed.proj.weight": "d c t h w -> d c h w",
+    },
     images_only=family_facts("qwen3_vl").images_only["qwen3-timm"],
 )
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention_kernels import HALF, RelativeShape
+from ..attention_kernels import HALF_DTYPES, RelativeShape
 from .triton_attention import LOG2_E
 
 
@@ -119,7 +119,7 @@ WIDEST = 128
 
 def takes(shape: RelativeShape, dtype: torch.dtype) -> bool:
     """Return whether the kernel for relative positions runs for a shape and a dtype."""
-    return dtype in HALF and shape.size in (16, 32, 64, 128) and shape.segment[1] <= WIDEST
+    return dtype in HALF_DTYPES and shape.size in (16, 32, 64, 128) and shape.segment[1] <= WIDEST
 
 
 def attend(

@@ -25,7 +25,7 @@ def _rotate_kernel(
     TURNED: tl.constexpr,
     VALUES: tl.constexpr,
     SIZE: tl.constexpr,
-    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
     APART: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -42,11 +42,11 @@ def _rotate_kernel(
         tl.store(value, zero, mask=(head < VALUES) & (column < SIZE))
     else:
         pair = tl.arange(0, BLOCK)[None, :]
-        inside = (head < TURNED) & (pair < HALF)
+        inside = (head < TURNED) & (pair < PAIRS)
         place = start + pair // APART * (2 * APART) + pair % APART
-        angle = (row % period) * HALF + pair
-        c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
-        s = tl.load(sin + angle, mask=pair < HALF, other=0.0)
+        angle = (row % period) * PAIRS + pair
+        c = tl.load(cos + angle, mask=pair < PAIRS, other=0.0)
+        s = tl.load(sin + angle, mask=pair < PAIRS, other=0.0)
         first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(place + APART, mask=inside, other=0.0).to(tl.float32)
         if QUERIES:
@@ -98,7 +98,7 @@ def rotate_in_place(
         TURNED=turned,
         VALUES=heads - turned,
         SIZE=size,
-        HALF=pairs,
+        PAIRS=pairs,
         APART=apart or pairs,
         BLOCK_H=HEADS_PER_PROGRAM,
         BLOCK=triton.next_power_of_2((size + 1) // 2),

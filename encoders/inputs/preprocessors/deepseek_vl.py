@@ -28,12 +28,12 @@ from ..processor_files import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
+    PerChannel,
     Section,
     Settings,
-    Stats,
     check_side,
+    read_mean_std,
     read_positive,
-    read_stats,
     require_supported,
 )
 from .views import ViewPreprocessor, Views
@@ -58,7 +58,7 @@ class SquarePreprocessor(ViewPreprocessor):
         return False
 
     @property
-    def colour(self) -> Stats:
+    def colour(self) -> PerChannel:
         """The red, green and blue of the padding around an image, from 0 to 1."""
         return self.mean
 
@@ -82,7 +82,9 @@ class SquarePreprocessor(ViewPreprocessor):
         """Return the settings in a file: mean, std, smallest side; the size must be the tower's."""
         check_side(where, section, self.image_size)
         require_supported(where, section, {"do_pad": True})
-        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)  # as DeepseekVLImageProcessor
+        mean, std = read_mean_std(
+            where, section, CLIP_MEAN, CLIP_STD
+        )  # as DeepseekVLImageProcessor
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:
@@ -99,15 +101,15 @@ class HybridPreprocessor(SquarePreprocessor):
     """
 
     image_size: int = 1024
-    mean: Stats = CLIP_MEAN
-    std: Stats = CLIP_STD
+    mean: PerChannel = CLIP_MEAN
+    std: PerChannel = CLIP_STD
     low_size: int = 384
-    low_mean: Stats = HALF
-    low_std: Stats = HALF
-    background: Stats = CLIP_MEAN
+    low_mean: PerChannel = HALF
+    low_std: PerChannel = HALF
+    background: PerChannel = CLIP_MEAN
 
     @property
-    def colour(self) -> Stats:
+    def colour(self) -> PerChannel:
         """The red, green and blue of the padding around an image, from 0 to 1."""
         return self.background
 
@@ -116,7 +118,7 @@ class HybridPreprocessor(SquarePreprocessor):
         """Return the side in pixels of the views of each path, the small view's first."""
         return {"image": self.low_size, "high": self.image_size}
 
-    def stats(self, path: str) -> tuple[Stats, Stats]:
+    def mean_std(self, path: str) -> tuple[PerChannel, PerChannel]:
         """Return mean and standard deviation with which the pixels of a path are normalised."""
         return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
 
@@ -137,14 +139,14 @@ class HybridPreprocessor(SquarePreprocessor):
         if "high_res_size" not in section:  # in the original repo, the towers normalise the pixels
             check_side(where, section, self.image_size)
             require_supported(where, section, {"do_normalize": False})
-            colour, _ = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+            colour, _ = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
             return {"background": colour, "min_size": self.smallest(where, section)}
         require_supported(where, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
         check_side(where, section, self.low_size)
         check_side(where, {"size": section["high_res_size"]}, self.image_size)
         high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}
-        mean, std = read_stats(where, high, CLIP_MEAN, CLIP_STD)
-        low_mean, low_std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+        mean, std = read_mean_std(where, high, CLIP_MEAN, CLIP_STD)
+        low_mean, low_std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
         return {
             "mean": mean,
             "std": std,

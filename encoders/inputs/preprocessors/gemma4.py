@@ -22,7 +22,7 @@ from ..processor_files import (
     ProcessorFiles,
     Section,
     image_section,
-    read_stats,
+    read_mean_std,
     require_supported,
     video_section,
 )
@@ -81,7 +81,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         sizes = {"patch_size": self.patch_size, "pooling_kernel_size": self.pool}
         require_supported(where, section, {"do_normalize": section.get("do_normalize"), **sizes})
         plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-        if section.get("do_normalize") and read_stats(where, section, *plain) != plain:
+        if section.get("do_normalize") and read_mean_std(where, section, *plain) != plain:
             raise ValueError(
                 f"{where}: image_mean and image_std are not implemented: the tower takes pixels "
                 "from 0 to 1, mean 0 and std 1"

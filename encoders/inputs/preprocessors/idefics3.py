@@ -23,9 +23,9 @@ from ..images import resize
 from ..processor_files import (
     Section,
     Settings,
+    read_mean_std,
     read_positive,
     read_resample,
-    read_stats,
     require_supported,
 )
 from ..sizes import check_area
@@ -77,7 +77,7 @@ class SplitPreprocessor(StagedViews):
                 f"{where}: max_image_size={tile} but the tower takes tiles of {self.image_size}: "
                 "use the processor files of the checkpoint's own repo"
             )
-        mean, std = read_stats(where, section, self.mean, self.std)
+        mean, std = read_mean_std(where, section, self.mean, self.std)
         return {
             "mean": mean,
             "std": std,

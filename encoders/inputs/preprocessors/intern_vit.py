@@ -27,7 +27,7 @@ from ..clips import read_videos
 from ..images import (
     StagedItem,
     check_limits,
-    folded_stats,
+    folded_mean_std,
     grid_tensor,
     normalize,
     resize,
@@ -37,8 +37,8 @@ from ..intake import read_images
 from ..processor_files import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    PerChannel,
     ProcessorFiles,
-    Stats,
     tile_image_rules,
     tile_video_rules,
 )
@@ -61,11 +61,11 @@ class TilePreprocessor:
     """Whether the whole image is appended as one more tile, unless it is a single tile anyway."""
     dynamic: bool = True
     """Whether images are cut into tiles; otherwise each image is resized to one tile."""
-    mean: Stats = IMAGENET_MEAN
-    std: Stats = IMAGENET_STD
-    video_mean: Stats | None = None
+    mean: PerChannel = IMAGENET_MEAN
+    std: PerChannel = IMAGENET_STD
+    video_mean: PerChannel | None = None
     """The mean of the pixels of videos, where it differs from that of images."""
-    video_std: Stats | None = None
+    video_std: PerChannel | None = None
     """The standard deviation of the pixels of videos, where it differs from that of images."""
     initial_shift: bool | float = True
     """Where sampling of frames starts: True is half a step into the video, a number is a frame."""
@@ -138,8 +138,8 @@ class TilePreprocessor:
         size = self.image_size
         pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
         places = pixel_values.split(counts)
-        for (frames, tiling, *stats), out in zip(items, places, strict=True):
-            mean, std = folded_stats(*stats)
+        for (frames, tiling, *mean_std), out in zip(items, places, strict=True):
+            mean, std = folded_mean_std(*mean_std)
             tiles = (tile for frame in frames for tile in _cut(frame, tiling, size))
             for tile, target in zip(tiles, out, strict=True):
                 target.copy_(tile).sub_(mean).div_(std)
@@ -198,7 +198,7 @@ class TilePreprocessor:
         images: Sequence[object],
         videos: Sequence[object],
         limits: Limits,
-    ) -> list[tuple[list[Tensor], tuple[int, int, bool], Stats, Stats]]:
+    ) -> list[tuple[list[Tensor], tuple[int, int, bool], PerChannel, PerChannel]]:
         """Return the frames of each item, how each frame is cut into tiles, mean and std."""
         for name in ("min_pixels", "max_pixels", "max_soft_tokens"):
             if (value := limits._asdict()[name]) is not None:
@@ -216,13 +216,13 @@ class TilePreprocessor:
             initial_shift=self.initial_shift,
         )
         clips = read_videos(videos, choose, self.video_error)
-        stats = self.video_mean or self.mean, self.video_std or self.std
+        mean_std = self.video_mean or self.mean, self.video_std or self.std
         return [
             *(
                 ([image], self._tiling(image, limits.max_tiles), self.mean, self.std)
                 for image in stills
             ),
-            *((clip, (1, 1, False), *stats) for clip in clips),
+            *((clip, (1, 1, False), *mean_std) for clip in clips),
         ]
 
     def _grids(self, counts: Sequence[int]) -> Tensor:

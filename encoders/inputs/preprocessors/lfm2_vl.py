@@ -21,16 +21,16 @@ from einops import rearrange
 from torch import Tensor
 
 from ...data import Limits, PathInputs
-from ..images import folded_stats, grid_tensor, resize
+from ..images import folded_mean_std, grid_tensor, resize
 from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
     Settings,
+    read_mean_std,
     read_positive,
     read_resample,
-    read_stats,
     require_supported,
 )
 from ..sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
@@ -120,7 +120,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             "max_pixels_tolerance": 2.0,
         }
         require_supported(where, section, sizes)
-        mean, std = read_stats(where, section, HALF, HALF)
+        mean, std = read_mean_std(where, section, HALF, HALF)
         token, split = self.factor**2, section.get("do_image_splitting") is not False
 
         def read(name: str, default: int, most: int) -> int:
@@ -180,7 +180,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
         """Normalise the views of one path and cut them into patches."""
-        low, scale = folded_stats(*self.stats(name))
+        low, scale = folded_mean_std(*self.mean_std(name))
         patch, grids, parts, users = self.patch_size, [], [], []
         for item, views in enumerate(items):
             found = views.paths.get(name, [])

@@ -29,9 +29,9 @@ from ..images import laid_over, resize
 from ..processor_files import (
     Section,
     check_side,
+    read_mean_std,
     read_positive,
     read_resample,
-    read_stats,
     require_supported,
 )
 from ..sizes import MOST_TILES, check_area
@@ -102,7 +102,7 @@ class CanvasPreprocessor(StagedViews):
             where, section, {"resample": section.get("resample"), "add_global_tile": True}
         )
         check_side(where, section, self.image_size)
-        mean, std = read_stats(where, section, self.mean, self.std)
+        mean, std = read_mean_std(where, section, self.mean, self.std)
         tiles = read_positive(where, "max_patches", section.get("max_patches"), 16, MOST_TILES)
         largest = section.get("resize_to_max_canvas")
         if largest not in (None, True, False):

@@ -28,8 +28,8 @@ from ..processor_files import (
     ProcessorFiles,
     Section,
     image_section,
+    read_mean_std,
     read_positive,
-    read_stats,
     require_supported,
     video_section,
 )
@@ -120,7 +120,9 @@ class NavitPreprocessor(PatchPreprocessor):
         most = read_positive(
             where, name, section.get(name), own.max_pixels // area, MOST_PIXELS // area
         )
-        mean, std = read_stats(where, section, *((CLIP_MEAN, CLIP_STD) if flat else (HALF, HALF)))
+        mean, std = read_mean_std(
+            where, section, *((CLIP_MEAN, CLIP_STD) if flat else (HALF, HALF))
+        )
         rules = replace(own, max_pixels=most * area, mean=mean, std=std)
         return rules, self._side(where, section)
 

@@ -36,7 +36,7 @@ from ..image_files import naming
 from ..images import (
     StagedItem,
     check_limits,
-    folded_stats,
+    folded_mean_std,
     grid_tensor,
     laid_over,
     normalize,
@@ -244,9 +244,9 @@ class PatchPreprocessor:
         """
         p, pair = self.patch_size, self.temporal_patch_size
         parts = [] if items else [torch.empty(0, 3 * pair * p * p)]
-        for stats, group in groupby(items, lambda item: (item.mean, item.std)):
+        for mean_std, group in groupby(items, lambda item: (item.mean, item.std)):
             rows = torch.cat([self._cut(item.pixels) for item in group])
-            normal = normalize(rows, *stats)
+            normal = normalize(rows, *mean_std)
             parts.append((normal.mT if self.channels_last else normal).flatten(1))
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return VisionInputs(rows, grid_tensor([item.grid for item in items]))
@@ -348,7 +348,7 @@ class PatchPreprocessor:
         rows, columns, pair = out.shape[1], out.shape[2], out.shape[6]
         side = self.patch_size * self.merge_size
         strip = max(1, _STRIP // (columns * side**2))
-        mean, std = folded_stats(rules.mean, rules.std)
+        mean, std = folded_mean_std(rules.mean, rules.std)
         for step, target in enumerate(out):
             group = frames[step * pair : (step + 1) * pair]
             group = self._resized(group, rules, len(frames), rows * side, columns * side)

@@ -21,8 +21,8 @@ from ..processor_files import (
     Section,
     Settings,
     check_side,
+    read_mean_std,
     read_resample,
-    read_stats,
     require_supported,
 )
 from .views import StagedViews, Views
@@ -47,5 +47,5 @@ class StretchPreprocessor(StagedViews):
         resample = read_resample(where, section, usual)
         more = {"resample": section.get("resample"), "do_pan_and_scan": False}
         require_supported(where, section, more)
-        mean, std = read_stats(where, section, self.mean, self.std)
+        mean, std = read_mean_std(where, section, self.mean, self.std)
         return {"mean": mean, "std": std, "resample": resample}

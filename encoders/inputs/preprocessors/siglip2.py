@@ -18,9 +18,9 @@ from ..processor_files import (
     HALF,
     ProcessorFiles,
     image_section,
+    read_mean_std,
     read_positive,
     read_resample,
-    read_stats,
     require_supported,
 )
 from ..sizes import MOST_PIXELS
@@ -77,7 +77,7 @@ class NaflexPreprocessor(PatchPreprocessor):
             self.images.max_pixels // area,
             MOST_PIXELS // area,
         )
-        mean, std = read_stats(where, section, HALF, HALF)
+        mean, std = read_mean_std(where, section, HALF, HALF)
         rules = replace(_rules(self.patch_size, most), mean=mean, std=std)
         resample = read_resample(where, section, "bilinear")
         return replace(self, images=rules, resample=resample)

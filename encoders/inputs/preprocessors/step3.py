@@ -34,10 +34,10 @@ from ..images import resize
 from ..processor_files import (
     CLIP_MEAN,
     CLIP_STD,
+    PerChannel,
     Section,
     Settings,
-    Stats,
-    read_stats,
+    read_mean_std,
     require_supported,
 )
 from ..sizes import MOST_PIXELS, MOST_TILES, check_area
@@ -104,8 +104,8 @@ class CropPreprocessor(ViewPreprocessor):
     """
 
     patch_size: int = 14
-    mean: Stats = CLIP_MEAN
-    std: Stats = CLIP_STD
+    mean: PerChannel = CLIP_MEAN
+    std: PerChannel = CLIP_STD
     image_size: int = 728
     tile_size: int = 504
     tiled: bool = True
@@ -129,7 +129,7 @@ class CropPreprocessor(ViewPreprocessor):
         size = {"height": self.image_size, "width": self.image_size}
         sizes = {"size": size, "patch_size": self.tile_size, "max_image_size": LARGEST}
         require_supported(where, section, {"resample": 2, **sizes})
-        mean, std = read_stats(where, section, CLIP_MEAN, CLIP_STD)
+        mean, std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
         return {"mean": mean, "std": std}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:

@@ -19,7 +19,7 @@ from ..image_files import naming
 from ..images import (
     StagedItem,
     check_limits,
-    folded_stats,
+    folded_mean_std,
     grid_tensor,
     normalize,
     stack_frames,
@@ -27,12 +27,12 @@ from ..images import (
 from ..intake import read_images
 from ..processor_files import (
     HALF,
+    PerChannel,
     ProcessorFiles,
     Section,
     Settings,
-    Stats,
     image_section,
-    read_stats,
+    read_mean_std,
     require_supported,
 )
 from ..sizes import check_area
@@ -54,8 +54,8 @@ class ViewPreprocessor(ABC):
     """Turns each image into square views for the paths of a tower; there are no videos."""
 
     patch_size: int
-    mean: Stats = HALF
-    std: Stats = HALF
+    mean: PerChannel = HALF
+    std: PerChannel = HALF
     tiles_several: bool = True
     """Whether images have tiles in a call with several; a ``max_tiles`` of the call cuts each."""
 
@@ -82,7 +82,7 @@ class ViewPreprocessor(ABC):
         """Whether an image lies whole in the middle of its view, with a border of one colour."""
         return True
 
-    def stats(self, path: str) -> tuple[Stats, Stats]:
+    def mean_std(self, path: str) -> tuple[PerChannel, PerChannel]:
         """Return mean and standard deviation with which the pixels of a path are normalised."""
         return self.mean, self.std
 
@@ -108,7 +108,7 @@ class ViewPreprocessor(ABC):
     def rules(self, where: str, section: Section) -> Settings:
         """Return the settings of this preprocessor that a section of the processor files gives."""
         require_supported(where, section, {"normalize": True})
-        mean, std = read_stats(where, section, self.mean, self.std)
+        mean, std = read_mean_std(where, section, self.mean, self.std)
         return {"mean": mean, "std": std}
 
     def without_videos(self: Own, error: ValueError) -> Own:
@@ -168,7 +168,7 @@ class ViewPreprocessor(ABC):
         counts = [len(item.paths.get(name, ())) for item in items]
         side, patches = self.sides[name], self.sides[name] // self.patch_size
         pixels = torch.empty(sum(counts), 3, side, side, dtype=torch.float32, device="cpu")
-        low, scale = folded_stats(*self.stats(name))
+        low, scale = folded_mean_std(*self.mean_std(name))
         views = (view for item in items for view in item.paths.get(name, ()))
         for view, target in zip(views, pixels, strict=True):
             target.copy_(view).sub_(low).div_(scale)

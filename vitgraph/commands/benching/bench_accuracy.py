@@ -51,11 +51,11 @@ def print_accuracy(options: argparse.Namespace) -> None:
             cannot be loaded.
     """
     from ..encode_checks import check_media
-    from .bench_speed import KERNELS
+    from .bench_speed import KERNEL_NAMES
 
     for name in options.kernels:
-        if name not in KERNELS:
-            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNELS)}")
+        if name not in KERNEL_NAMES:
+            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNEL_NAMES)}")
     check_names(options.dtype, options.device)
     check_media(options)
     check_checkpoint(options.repo, "vitgraph bench accuracy REPO_OR_FOLDER PHOTO")

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from graphwrap import GraphedEncoder, GraphStats
     from weights.tensor_file import JsonDict, JsonObject
 
-SIZES = ((1, 1), (1, 4), (1, 16), (8, 4))
+WORKLOADS = ((1, 1), (1, 4), (1, 16), (8, 4))
 """Images per batch, and the tokens of each image in multiples of the smallest budget."""
-SIZES_WITHOUT_GPU = ((1, 1), (2, 1))
+WORKLOADS_WITHOUT_GPU = ((1, 1), (2, 1))
 RUNS, RUNS_WITHOUT_GPU = 15, 3
-KERNELS = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
+KERNEL_NAMES = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
 """The values of the argument ``kernels`` of ``accelerated``."""
 
 
@@ -78,8 +78,8 @@ def check_options(options: argparse.Namespace) -> None:
         ValueError: options that make no sense, or a checkpoint that is not there.
     """
     for name in options.kernels:
-        if name not in KERNELS:
-            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNELS)}")
+        if name not in KERNEL_NAMES:
+            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNEL_NAMES)}")
     if options.runs is not None and options.runs < 1:
         raise ValueError(f"--runs {options.runs}: must be a positive integer")
     check_names(options.dtype, options.device)
@@ -132,7 +132,7 @@ def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) 
     if gpu:
         graphed = GraphedEncoder(encoder, kernels=kernels)
         graphed.capture(progress=sys.stderr.isatty())
-    sizes = SIZES if gpu else SIZES_WITHOUT_GPU
+    sizes = WORKLOADS if gpu else WORKLOADS_WITHOUT_GPU
     rows = [measure_size(encoder, fast, graphed, size, runs) for size in sizes]
     graphs = None if graphed is None else describe(graphed.stats())
     if graphed is not None:

@@ -20,7 +20,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import Grid
 
 
-class Batch(Protocol):
+class BatchInputs(Protocol):
     """The inputs of a batch by name, each a tensor or, for images of several sizes, a list."""
 
     def __getitem__(self, name: str, /) -> Any: ...
@@ -35,7 +35,7 @@ class Packed(NamedTuple):
     """Grids per item: the tiles of an image, the frames of a clip, or 1."""
 
 
-def read_tiles(batch: Batch, encoder: VisionEncoder) -> Packed:
+def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read tiles [B, C, H, W] of Gemma 3, Idefics3 and SmolVLM, ``num_patches`` of them per image.
 
     vLLM pads no batch with tiles, and the tiles of these models have no padded edges.
@@ -44,7 +44,7 @@ def read_tiles(batch: Batch, encoder: VisionEncoder) -> Packed:
     return Packed(tiles, [encoder.grid_for(1)] * len(tiles), batch["num_patches"].tolist())
 
 
-def read_images(batch: Batch, encoder: VisionEncoder) -> Packed:
+def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read images [C, H, W] of Pixtral and Mistral 3, each of its own size in whole tokens."""
     assert isinstance(encoder, PatchEncoder)
     images = list(batch["pixel_values"])
@@ -58,13 +58,13 @@ def read_images(batch: Batch, encoder: VisionEncoder) -> Packed:
     return Packed(torch.cat(rows), grids, [1] * len(grids))
 
 
-def read_grids(batch: Batch, encoder: VisionEncoder) -> Packed:
+def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read patches [P, C, p, p] of Kimi-VL, whose grids [I, 2] are rows and columns."""
     grids = [(1, h, w) for h, w in batch["image_grid_hws"].tolist()]
     return Packed(batch["pixel_values"].flatten(1), grids, [1] * len(grids))
 
 
-def read_patches(batch: Batch, encoder: VisionEncoder) -> Packed:
+def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read patches of PaddleOCR-VL, whose images vLLM encodes one after the other.
 
     They are [P, C, p, p] of all images in vLLM 0.33, and a list of such tensors or [I, P, C, p, p]
@@ -77,7 +77,7 @@ def read_patches(batch: Batch, encoder: VisionEncoder) -> Packed:
     return Packed(cells.flatten(0, -4).flatten(1), grids, [1] * len(grids))
 
 
-def read_positions(batch: Batch, encoder: VisionEncoder) -> Packed:
+def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read images or frames of Gemma 4, padded patches with positions (column, row), -1 in padding.
 
     The positions are on the device, so that reading the grids waits for it; vLLM's code waits, too.
@@ -89,14 +89,14 @@ def read_positions(batch: Batch, encoder: VisionEncoder) -> Packed:
     return Packed(2 * (torch.cat(rows) - 0.5), grids, [1] * len(grids))
 
 
-def read_frames(batch: Batch, encoder: VisionEncoder) -> Packed:
+def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read clips of Gemma 4, frame by frame as :func:`read_positions` does."""
     names = ("pixel_values", "pixel_position_ids")
     packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
     return packed._replace(counts=[int(count) for count in batch["video_frame_counts"]])
 
 
-READERS: Mapping[str, Callable[[Batch, VisionEncoder], Packed]] = {
+READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "tiles": read_tiles,
     "images": read_images,
     "grids": read_grids,

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
-from .inputs import READERS, Batch, Packed, read_frames
+from .inputs import READERS, BatchInputs, Packed, read_frames
 from .records import MODELS
 from .replacing import ReplacesTower
 
@@ -21,13 +21,13 @@ from .replacing import ReplacesTower
 class ReadsInputs(ReplacesTower):
     """For classes that give a tower one image after the other, or project what it returns."""
 
-    def _process_image_input(self, image_input: Batch) -> Any:
+    def _process_image_input(self, image_input: BatchInputs) -> Any:
         """Encode the images of a batch to a tensor [tokens, width] each."""
         if not self.vision_tower_ours or image_input["type"] == "image_embeds":
             return super()._process_image_input(image_input)  # type: ignore[misc]
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
 
-    def _process_video_input(self, video_input: Batch) -> Any:
+    def _process_video_input(self, video_input: BatchInputs) -> Any:
         """Encode the clips of a batch, of Gemma 4 alone, to a tensor [tokens, width] each."""
         if not self.vision_tower_ours:
             return super()._process_video_input(video_input)  # type: ignore[misc]

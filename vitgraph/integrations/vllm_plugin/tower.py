@@ -31,7 +31,7 @@ from weights.tensor_file import JsonObject
 from .inputs import Packed, tokens_per_item
 from .options import Options
 
-LAYOUTS = (
+VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
     *("paddleocr-vl", "gemma4"),
 )
@@ -250,7 +250,7 @@ class Tower(nn.Module):
         Raises:
             ValueError: the names of tensors that the checkpoint lacks.
         """
-        layout = next(one for one in self._family.layouts if one.name in LAYOUTS)
+        layout = next(one for one in self._family.layouts if one.name in VLLM_LAYOUTS)
         names = [name for name in self.encoder.state_dict() if self._filled.get(name, {0})]
         if names:
             missing = [part for name in names for part in layout.to_published(name)]
