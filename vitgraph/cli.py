@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .commands import cache, demo, embed, encode, search, towers
 from .commands.arguments import (
-    EXAMPLES,
+    COMMANDS,
     Parser,
     add_source,
     before_dashes,
@@ -28,6 +29,7 @@ from .commands.arguments import (
     parse,
     read_source,
 )
+from .commands.benching import bench
 from .terminal import make_streams_safe, one_line, show_warning
 
 
@@ -72,109 +74,53 @@ def build_parser() -> argparse.ArgumentParser:
         prog="vitgraph",
         usage="vitgraph [-h] [--version] COMMAND ...",
         description="Vision encoders from a repo id or a folder.",
+        # The epilog lists the commands, since argparse cannot show them in groups.
+        epilog=list_commands(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"vitgraph {__version__}")
-    # The epilog lists the commands, since argparse cannot show them in groups.
     commands = parser.add_subparsers(
         prog="vitgraph", metavar="COMMAND", required=True, help=argparse.SUPPRESS
     )
-    _add_encode(commands)
-    _add_embed(commands)
-    _add_search(commands)
-    _add_list(commands)
-    _add_inspect(commands)
-    _add_extract(commands)
-    _add_cache(commands)
-    _add_bench(commands)
-    _add_demo(commands)
-    parser.epilog = list_commands(
-        {name: command.description for name, command in commands.choices.items()}
-    )
+    for name, add, command in (
+        ("encode", encode.add_encode, encode.encode),
+        ("embed", embed.add_embed, embed.embed),
+        ("search", search.add_search, search.search),
+        ("list", towers.add_list, towers.list_towers),
+        ("inspect", _add_inspect, inspect),
+        ("extract", _add_extract, extract),
+        ("demo", demo.add_demo, demo.demo),
+    ):
+        subparser = _add_parser(commands, name)
+        add(subparser)
+        subparser.add_argument(
+            "--debug", action="store_true", help="show the traceback of an error"
+        )
+        subparser.set_defaults(command=command, parser=subparser)
+    cache.add_cache(_add_parser(commands, "cache"))
+    bench.add_bench(_add_parser(commands, "bench"))
     return parser
 
 
-def _add_parser(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+def _add_parser(commands: Any, name: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        description=summary,
-        epilog=f"example:\n  {EXAMPLES[name]}",
+        description=COMMANDS[name].summary,
+        epilog=f"example:\n  {COMMANDS[name].example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return parser
 
 
-def _add_command(
-    commands: object, name: str, command: Callable[[argparse.Namespace], int | None], summary: str
-) -> argparse.ArgumentParser:
-    parser = _add_parser(commands, name, summary)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(command=command, parser=parser)
-    return parser
-
-
-def _add_encode(commands: object) -> None:
-    from .commands.encode import add_encode, encode
-
-    summary = "Encode images and videos into a file."
-    add_encode(_add_command(commands, "encode", encode, summary))
-
-
-def _add_embed(commands: object) -> None:
-    from .commands.embed import add_embed, embed
-
-    summary = "Encode a folder of images into shards of vectors; goes on where it was stopped."
-    add_embed(_add_command(commands, "embed", embed, summary))
-
-
-def _add_search(commands: object) -> None:
-    from .commands.search import add_search, search
-
-    summary = "Find the images of an embedding job that are nearest to a photograph."
-    add_search(_add_command(commands, "search", search, summary))
-
-
-def _add_list(commands: object) -> None:
-    from .commands.towers import add_list, list_towers
-
-    summary = "List the published towers, with every repo id that has each."
-    add_list(_add_command(commands, "list", list_towers, summary))
-
-
-def _add_inspect(commands: object) -> None:
-    summary = "Say what a checkpoint holds and loading would fetch, without downloading a tensor."
-    parser = _add_command(commands, "inspect", inspect, summary)
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
-def _add_extract(commands: object) -> None:
-    summary = "Write the tower alone: configs and model.safetensors."
-    parser = _add_command(commands, "extract", extract, summary)
+def _add_extract(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
     parser.add_argument("--force", action="store_true", help="replace OUT if it holds a tower")
-
-
-def _add_cache(commands: object) -> None:
-    from .commands.cache import add_cache
-
-    summary = "List, verify or remove the towers that were fetched and kept."
-    add_cache(_add_parser(commands, "cache", summary))
-
-
-def _add_bench(commands: object) -> None:
-    from .commands.benching.bench import add_bench, print_list
-
-    summary = "Print or measure figures; without a name, list the measured ones."
-    add_bench(_add_command(commands, "bench", print_list, summary))
-
-
-def _add_demo(commands: object) -> None:
-    from .commands.demo import add_demo, demo
-
-    summary = "Encode sample photographs with a small seeded checkpoint of every family."
-    add_demo(_add_command(commands, "demo", demo, summary))
 
 
 _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}

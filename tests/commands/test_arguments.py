@@ -40,7 +40,7 @@ def photo(tmp_path: Path) -> Path:
         ("extract", ("repo", "tower")),
         ("inspect", ("repo",)),
         ("list", ()),
-        ("bench", ()),
+        ("bench speed", ("repo",)),
         ("demo", ()),
         ("cache list", ()),
         ("cache remove", ("owner/name",)),

@@ -13,7 +13,7 @@ import pytest
 
 from vitgraph import list_models
 from vitgraph.cli import build_parser, main
-from vitgraph.commands.arguments import EXAMPLES, parse
+from vitgraph.commands.arguments import COMMANDS, parse
 from vitgraph.commands.towers import FINE_TUNES
 from weights import FAMILIES, PUBLISHED
 from weights.published import NO_VIDEO
@@ -129,18 +129,18 @@ def test_help_shows_every_command_in_a_group_with_its_example() -> None:
         "checkpoints:",
         "trying and measuring:",
     ]
-    assert sorted(listed) == sorted(EXAMPLES)
-    for line in EXAMPLES.values():
+    assert sorted(listed) == sorted(COMMANDS)
+    for _, line in COMMANDS.values():
         assert line in "\n".join(groups)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_commands_help_has_an_example_that_parses(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program, *arguments = shlex.split(EXAMPLES[name])
+    program, *arguments = shlex.split(COMMANDS[name].example)
     assert (program, arguments[0]) == ("vitgraph", name)
     parse(build_parser(), arguments)
     with pytest.raises(SystemExit):
         main([name, "--help"])
-    assert f"example:\n  {EXAMPLES[name]}" in capsys.readouterr().out
+    assert f"example:\n  {COMMANDS[name].example}" in capsys.readouterr().out

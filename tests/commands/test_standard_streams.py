@@ -124,21 +124,6 @@ def test_features_file_has_the_mode_of_the_umask(
     assert out.stat().st_mode & 0o777 == mode
 
 
-def test_figures_of_another_kind_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (photo,) = photos(tmp_path, "photo.jpg")
-    deep = tmp_path / "deep.json"
-    deep.write_text("[" * 100_000)
-    Path(photo).write_bytes(Path(photo).read_bytes() + bytes(500_000))
-    for path in (photo, deep):
-        assert main(["bench", "--results", str(path), "graphs"]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith(f"vitgraph: error: {path}: ")
-        assert len(said.err) < 400
-
-
 def test_size_of_a_photograph_taken_sideways_is_the_one_that_is_encoded(
     checkpoint: Path, tmp_path: Path, out: Path
 ) -> None:

@@ -119,11 +119,6 @@ def test_demo_runs_in_a_bare_environment(demo: Environment, tmp_path: Path) -> N
     assert (tmp_path / "demo" / "feature_maps.png").stat().st_size > 10_000
 
 
-def test_bench_says_what_it_can_do_in_a_bare_environment(demo: Environment, tmp_path: Path) -> None:
-    run = demo.run("-m", "vitgraph", "bench", cwd=tmp_path)
-    assert "`vitgraph bench speed REPO` measures a checkpoint" in run.stdout, run.stderr
-
-
 def test_bench_speed_runs_in_a_bare_environment(demo: Environment, tmp_path: Path) -> None:
     write = "from vitgraph.seeded import write_seeded_checkpoint as w; w('tower', 'qwen3_vl')"
     assert demo.run("-c", write, cwd=tmp_path).returncode == 0

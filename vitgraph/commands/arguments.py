@@ -8,38 +8,69 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _GROUPS = {
     "features": ("encode", "embed", "search"),
     "checkpoints": ("list", "inspect", "extract", "cache"),
     "trying and measuring": ("demo", "bench"),
 }
-EXAMPLES = {
-    "encode": "vitgraph encode Qwen/Qwen3-VL-2B-Instruct street.jpg --out street.safetensors",
-    "embed": "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors --device auto",
-    "search": "vitgraph search vectors street.jpg --html street.html",
-    "list": "vitgraph list 'qwen3*'",
-    "inspect": "vitgraph inspect Qwen/Qwen3-VL-2B-Instruct",
-    "extract": "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",
-    "cache": "vitgraph cache list",
-    "demo": "vitgraph demo --out demo",
-    "bench": "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
+
+
+class CommandHelp(NamedTuple):
+    """The summary of a command and an example of its command line, which the help prints."""
+
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "encode": CommandHelp(
+        "Encode images and videos into a file.",
+        "vitgraph encode Qwen/Qwen3-VL-2B-Instruct street.jpg --out street.safetensors",
+    ),
+    "embed": CommandHelp(
+        "Encode a folder of images into shards of vectors; goes on where it was stopped.",
+        "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors --device auto",
+    ),
+    "search": CommandHelp(
+        "Find the images of an embedding job that are nearest to a photograph.",
+        "vitgraph search vectors street.jpg --html street.html",
+    ),
+    "list": CommandHelp(
+        "List the published towers, with every repo id that has each.",
+        "vitgraph list 'qwen3*'",
+    ),
+    "inspect": CommandHelp(
+        "Say what a checkpoint holds and loading would fetch, without downloading a tensor.",
+        "vitgraph inspect Qwen/Qwen3-VL-2B-Instruct",
+    ),
+    "extract": CommandHelp(
+        "Write the tower alone: configs and model.safetensors.",
+        "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",
+    ),
+    "cache": CommandHelp(
+        "List, verify or remove the towers that were fetched and kept.", "vitgraph cache list"
+    ),
+    "demo": CommandHelp(
+        "Encode sample photographs with a small seeded checkpoint of every family.",
+        "vitgraph demo --out demo",
+    ),
+    "bench": CommandHelp(
+        "Measure the speed or the error of a checkpoint on this machine.",
+        "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
+    ),
 }
-"""One example of a command line per command, which the help prints."""
 PRECISIONS = ("bf16", "fp8")
 PRECISION_HELP = "fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)"
 
 
-def list_commands(summaries: Mapping[str, str | None]) -> str:
-    """Return the commands in groups, each with its summary and an example, for the help.
-
-    Args:
-        summaries: one line about each command, by the name of the command.
-    """
+def list_commands() -> str:
+    """Return the commands in groups, each with its summary and an example, for the help."""
     groups = []
     for title, names in _GROUPS.items():
-        lines = [f"  {name:9} {summaries[name]}\n{'':12}{EXAMPLES[name]}" for name in names]
+        commands = [(name, *COMMANDS[name]) for name in names]
+        lines = [f"  {name:9} {summary}\n{'':12}{example}" for name, summary, example in commands]
         groups.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join(groups)
 

@@ -1,5 +1,5 @@
-"""``vitgraph bench``: figures of a clone, and times and errors that it measures.
+"""``vitgraph bench``: the times and the errors of a checkpoint on this machine.
 
-- ``bench``: the command, and the tables of committed figures
+- ``bench``: the parser of the command
 - ``bench_speed``, ``bench_accuracy``: a checkpoint's speed and error on this machine
 """

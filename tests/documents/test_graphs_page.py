@@ -1,0 +1,30 @@
+"""``docs/graphs.md``: its figures are those that were measured, and its picture is well-formed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_docs_show_the_padding_that_was_printed() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "ladder_waste.json").read_text())
+    text = (ROOT / "docs" / "graphs.md").read_text()
+    header, _, *rows = text[text.index("| preprocessing of |") :].split("\n\n")[0].splitlines()
+    ladders = [cell.strip() for cell in header.split("|")[2:-1]]
+    for row in rows:
+        family, *cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        measured = [results[family][ladder]["fixed"]["padding"] for ladder in ladders]
+        assert cells == [f"{100 * padding:.1f} %" for padding in measured], family
+
+
+def test_the_picture_is_well_formed_and_says_in_words_what_it_shows() -> None:
+    root = ElementTree.parse(ROOT / "docs" / "graphs.svg").getroot()
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    assert root.find("{*}title") is not None
+    assert root.find("{*}desc") is not None
+    for element in root.iter():
+        assert 0 <= float(element.get("x", 0)) <= width
+        assert 0 <= float(element.get("y", 0)) <= height
