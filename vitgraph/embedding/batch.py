@@ -31,25 +31,29 @@ class EmbedBatch:
     load the same. Where an engine makes the objects itself, in each of its processes, pass the
     commit as ``revision``: ``vitgraph.resolve_commit(repo)``.
 
+    The keywords stand in five groups: the vector of a row, the checkpoint that makes it (as
+    ``load_encoder`` takes it), where the encoder runs, the batches of its calls (as ``encode_many``
+    takes them), and the sizes of images (as ``preprocess`` takes them).
+
     Args:
         repo: Hugging Face repo id, or the folder of a checkpoint.
         pool: "mean", "max", "cls" or "head", as ``encode`` takes it.
         normalize: divide each vector by its L2 norm.
         column: name of the column of images, which are arrays, bytes or paths of image files, PIL
             images, or whatever else ``preprocess`` takes.
-        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
-        graph: replay CUDA graphs; None does so on a GPU.
-        dtype: dtype of the weights, such as "bfloat16"; None keeps the stored one.
         revision: branch, tag or commit of the repo.
         subfolder: folder inside the repo that holds the checkpoint.
         local_files_only: never touch the network.
-        batch_tokens: output tokens per call, as ``encode_many`` takes it.
+        dtype: dtype of the weights, such as "bfloat16"; None keeps the stored one.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        graph: replay CUDA graphs; None does so on a GPU.
+        batch_tokens: output tokens per call.
         workers: threads that decode; None takes one per core, at most 16.
-        max_tokens_per_call: as ``encode`` takes it.
-        min_pixels: as ``preprocess`` takes it.
-        max_pixels: as ``preprocess`` takes it.
-        max_tiles: as ``preprocess`` takes it.
-        max_soft_tokens: as ``preprocess`` takes it.
+        max_tokens_per_call: most output tokens of a call; a larger image is encoded in parts.
+        min_pixels: smallest area of an image in pixels.
+        max_pixels: largest area of an image in pixels.
+        max_tiles: most tiles that an image is cut into, thumbnail not counted.
+        max_soft_tokens: most tokens per image.
 
     Raises:
         ValueError: a pool that makes no vector.
@@ -62,12 +66,12 @@ class EmbedBatch:
         *,
         normalize: bool = False,
         column: str = "image",
-        device: str = "auto",
-        graph: bool | None = None,
-        dtype: str | None = None,
         revision: str | None = None,
         subfolder: str | None = None,
         local_files_only: bool = False,
+        dtype: str | None = None,
+        device: str = "auto",
+        graph: bool | None = None,
         batch_tokens: int | None = None,
         workers: int | None = None,
         max_tokens_per_call: int | None = None,
