@@ -7,7 +7,7 @@ way through them:
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
 - ``guards``: what is refused, such as gradients and weights that have changed
 - ``forms``: the form of the encoder that is captured, such as the accelerated one
-- ``budgets``, ``bucketing``: the capacities of the graphs, and which ones are captured
+- ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds
 - ``capture``, ``budget_graph``, ``buffers``: graphs made, each with its part of the static buffers
 - ``measuring``, ``prices``: times of replays and eager runs, taken, saved and compared
 - ``packing``: items put into the groups that cost least
@@ -16,7 +16,7 @@ way through them:
 - ``torch_internals``: the functions of torch that are called although they are not public
 """
 
-from .bucketing import fit_budgets
+from .budget_sizes import fit_budgets
 from .budgets import Budget
 from .graphed_encoder import GraphedEncoder
 from .stats import BudgetStats, GraphStats

@@ -17,7 +17,7 @@ from typing import NamedTuple, SupportsIndex, TypeAlias
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 
-from .bucketing import default_budgets, positive, positives, square_counts
+from .budget_sizes import default_budgets, positive, positives, square_counts
 
 LONG_SEGMENTS = 8
 """The segments of a budget's long shape; its short shape has this many times more, each shorter."""
