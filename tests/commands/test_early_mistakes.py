@@ -75,10 +75,33 @@ MISTAKES = {
         ["encode", "photos", "a.jpg", *OUT],
         "photos: no safetensors files (a.jpg)",
     ),
+    "a photograph in the place of the checkpoint": (
+        ["encode", "a.jpg", "a.jpg", *OUT],
+        "a.jpg: is no checkpoint; the first argument is a repo id or the folder of a checkpoint",
+    ),
+    "no command": ([], "arguments are required: COMMAND"),
+    "a misspelt option": (["encode", "tower", "--outt", "x"], "vitgraph encode --help"),
+    "a stray argument": (["extract", "tower", "out", "stray"], "unrecognized arguments: stray"),
+    "a rate without a video": (["encode", "tower", "a.jpg", *OUT, "--fps", "2"], "samples videos"),
+    "a folder that is not there": (
+        ["encode", "tower", "a.jpg", "--out", "no/f.safetensors"],
+        "no/f.safetensors: must be a file in a folder that exists",
+    ),
     "no image": (["encode", "tower", *OUT], "name at least one image"),
-    "another suffix": (["encode", "tower", "a.jpg", "--out", "f.pt"], "--out f.pt: "),
-    "another kind of picture": (["encode", "tower", "a.jpg", *OUT, "--plot", "m.xyz"], "m.xyz: "),
-    "an unknown dtype": (["encode", "tower", "a.jpg", *OUT, "--dtype", "int8"], "--dtype int8: "),
+    "another suffix": (
+        ["encode", "no", "no.jpg", "--out", "f.pt"],
+        "--out f.pt: the features file is a safetensors file; let its name end in .safetensors, as "
+        "f.safetensors",
+    ),
+    "no suffix": (["encode", "no", "no.jpg", "--out", "f"], "--out f: the features file is a "),
+    "another kind of picture": (
+        ["encode", "tower", "a.jpg", *OUT, "--plot", "m.xyz"],
+        "m.xyz: the suffix must name a picture format: ",
+    ),
+    "an unknown dtype": (
+        ["encode", "tower", "a.jpg", *OUT, "--dtype", "int8"],
+        "--dtype int8: must be one of auto, float32, float16, bfloat16, float64",
+    ),
     "an unknown device": (["encode", "tower", "a.jpg", *OUT, "--device", "gpu"], "--device gpu: "),
     "a device without a number": (
         ["encode", "tower", "a.jpg", *OUT, "--device", "cuda:x"],
