@@ -29,7 +29,7 @@ from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.preprocessors.siglip import StretchPreprocessor
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from vitgraph.embedding import feature_store
-from vitgraph.integrations import transformers
+from vitgraph.integrations.model_towers.records import CALLS
 from vitgraph.integrations.vllm_plugin.records import MODELS
 from weights import FAMILIES
 from weights.families import build_config
@@ -104,7 +104,7 @@ def overview() -> Iterator[str]:
             (
                 *(link(family), f"`{encoder_class(family).__name__}`", family.video),
                 *(family.replays["image"], family.replays["video"]),
-                yes(issubclass(encoder_class(family), transformers.TOWERS)),
+                yes(encoder_class(family) in CALLS),
                 yes(any(record.family == family.name for record in MODELS.values())),
                 yes(issubclass(encoder_class(family), feature_store.TOWERS)),
                 yes(encoder_class(family) is Qwen3VLEncoder),

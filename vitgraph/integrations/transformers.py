@@ -1,10 +1,10 @@
 """Encoders inside the vision-language models of transformers.
 
 There are two ways. :func:`as_vision_tower` replaces the tower of a model, and everything else of
-the model works as before. :func:`mm_encoder_outputs` encodes first, perhaps in another process,
-and its result goes to ``generate``.
+the model works as before; ``model_towers`` lists the models. :func:`mm_encoder_outputs` encodes
+first, perhaps in another process, and its result goes to ``generate``.
 
-Source: ``generation/utils.py`` and the Qwen, GLM and InternVL models of transformers 5.23.0.
+Source: ``generation/utils.py`` and the models of transformers 5.23.0.
 
 Shapes: P patches, N output tokens, D tower width.
 """
@@ -12,22 +12,21 @@ Shapes: P patches, N output tokens, D tower width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from encoders import (
-    EncoderOutput,
-    Glm4VEncoder,
-    GlmOCREncoder,
-    InternViT,
-    Qwen2_5VLEncoder,
-    Qwen2VLEncoder,
-    Qwen3VLEncoder,
-    VisionEncoder,
-)
+from encoders import Encoder, EncoderOutput, InternViT, PathsEncoder, VisionEncoder
+from encoders.base.patch_encoder import PatchEncoder
+from encoders.contract import Grid, PathInputs, VisionInputs
 from graphwrap import GraphedEncoder
+
+from .model_towers.calls import Passing
+from .model_towers.records import CALLS, REFUSED, Call
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 try:
     from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -39,53 +38,55 @@ except ImportError as error:
 __all__ = ["VisionTower", "as_vision_tower", "mm_encoder_outputs"]
 
 
-TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, Glm4VEncoder, GlmOCREncoder)
-"""The encoders of packed patches whose tower in transformers is called with ``grid_thw``."""
-
-
 class VisionTower(nn.Module):
-    """An encoder with the call, outputs and ``state_dict`` of a Qwen or GLM tower of transformers.
+    """An encoder in the place of the tower of a model of transformers.
 
     It shares all layers with the encoder: training, moving or changing one changes both.
 
     Args:
-        encoder: an encoder of a Qwen or GLM family, or a :class:`GraphedEncoder` around one.
+        encoder: an encoder of a family that ``model_towers.records`` lists, or a
+            :class:`GraphedEncoder` around one.
 
     Attributes:
         encoder: the encoder that was given.
         config: the encoder's own config.
-        spatial_merge_size: patches per side of one output token.
+        projector: the module for the place of the model's projector, where that lies apart.
 
     Raises:
-        ValueError: the encoder is of neither family, or a :class:`GraphedEncoder` whose
-            ``outputs`` lack ``pooler_output`` or ``deepstack_features``.
+        ValueError: another encoder, or a :class:`GraphedEncoder` whose ``outputs`` lack
+            ``pooler_output`` or ``deepstack_features``.
     """
 
-    encoder: VisionEncoder | GraphedEncoder
+    encoder: Encoder | GraphedEncoder
+    projector: Passing
 
-    def __init__(self, encoder: VisionEncoder | GraphedEncoder) -> None:
+    def __init__(self, encoder: Encoder | GraphedEncoder) -> None:
         super().__init__()
         inner = _unwrap(encoder)
-        if not isinstance(inner, TOWERS):
-            other = "call encoder.encode(images) for the features of each image"
-            if isinstance(inner, InternViT):
-                other = (
-                    "its tower and projector lie apart in transformers; pass mm_encoder_outputs to "
-                    "generate"
-                )
-            raise ValueError(
-                "as_vision_tower takes encoders of the Qwen and GLM families, not "
-                f"{type(inner).__name__}: {other}"
-            )
-        # The dictionaries themselves are shared: a layer that peft replaces is replaced in both,
-        # and the keys are those of the encoder, which are the published ones. The encoder is not
-        # registered, so that no layer is found twice.
+        self._call = _call_of(inner)
+        # The dictionaries themselves are shared: a layer that peft replaces is replaced in both.
+        # The encoder is not registered, so that no layer is found twice.
         self._modules, self._parameters = inner._modules, inner._parameters
         self._buffers = inner._buffers
         self.__dict__["encoder"] = encoder
-        self.config = inner.config
-        self.spatial_merge_size: int = inner.config.spatial_merge_size
+        path = self._path()
+        self.config = path.config
+        merge = path.config.spatial_merge_size if isinstance(path, PatchEncoder) else 1
+        self.spatial_merge_size: int = merge
+        self.__dict__["projector"] = Passing(merge)
         self.training = inner.training
+        if self._call.run is not None:  # the others have the names of transformers
+            self.register_state_dict_pre_hook(_refuse_saving)  # type: ignore[no-untyped-call]
+
+    @property
+    def patch_size(self) -> int:
+        """The side of a patch in pixels."""
+        return self.config.patch_size
+
+    @property
+    def merge_kernel_size(self) -> tuple[int, int]:
+        """Rows and columns of patches of one output token."""
+        return self.spatial_merge_size, self.spatial_merge_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,45 +101,99 @@ class VisionTower(nn.Module):
     @property
     def gradient_checkpointing(self) -> bool:
         """Whether the encoder computes its blocks again in the backward pass."""
-        return _unwrap(self.encoder).gradient_checkpointing
+        return self._path().gradient_checkpointing
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, enabled: bool) -> None:
-        _unwrap(self.encoder).gradient_checkpointing = enabled
+        self._path().gradient_checkpointing = enabled
+
+    def put_into(self, model: PreTrainedModel) -> None:
+        """Put this module in the place of a model's tower, and pass its projector by.
+
+        Args:
+            model: a model of the encoder's own checkpoint.
+
+        Raises:
+            ValueError: a model that does not call this tower, or one of another width.
+        """
+        kind, name = model.config.model_type, type(_unwrap(self.encoder)).__name__
+        if kind not in self._call.models:
+            raise ValueError(
+                f"{name} is no tower of a model of type {kind!r}, but of "
+                f"{', '.join(self._call.models)}: load the encoder of the model's own checkpoint"
+            )
+        place, holder = self._call.models[kind], model.base_model
+        if place.projector:
+            mine = _unwrap(self.encoder).out_features
+            width = model.config.get_text_config().hidden_size
+            if mine != width:
+                raise ValueError(
+                    f"{name} makes tokens of width {mine}, and this model's are {width} wide: load "
+                    "the encoder of the model's own checkpoint"
+                )
+            setattr(holder, place.projector, self.projector)
+        setattr(holder, place.tower, self)
 
     def forward(
         self,
-        hidden_states: Tensor,
-        grid_thw: Tensor,
+        pixel_values: Tensor,
+        grid_thw: Tensor | None = None,
         return_dict: bool = True,
-        **unused: object,
+        **batch: Any,
     ) -> BaseModelOutputWithPooling | tuple[Tensor, ...]:
-        """Encode packed patches, as the tower that this one replaces does.
+        """Encode a batch, as the tower that this one replaces does.
 
         Args:
-            hidden_states: [P, patch_dim], the ``pixel_values`` of the processor.
-            grid_thw: [items, 3].
+            pixel_values: the ``pixel_values`` of the processor: [P, patch_dim] for Qwen and GLM.
+            grid_thw: [items, 3], for models of packed patches.
             return_dict: False returns the fields that are not None as a tuple.
-            unused: keywords that models pass on to all of their parts. Metadata made beforehand is
-                made anew, and ``output_hidden_states`` and ``output_attentions`` add nothing.
+            batch: what else the model gives its tower by name. Metadata made beforehand is made
+                anew, and ``output_hidden_states`` and ``output_attentions`` add nothing.
 
         Returns:
-            ``last_hidden_state`` [P, D], ``pooler_output`` [N, out] and, for Qwen3-VL,
-            ``deepstack_features``, a list of [N, out]. ``last_hidden_state`` is the output of the
-            last block in the order of the patches, while transformers keeps the order of windows
-            (Qwen2.5-VL) or downsamples (GLM); it is None from a :class:`GraphedEncoder` without it.
+            For Qwen and GLM ``last_hidden_state`` [P, D], ``pooler_output`` [N, out] and, for
+            Qwen3-VL, ``deepstack_features``, a list of [N, out]. ``last_hidden_state`` is the
+            output of the last block in the order of the patches, while transformers keeps the order
+            of windows (Qwen2.5-VL) or downsamples (GLM); it is None from a :class:`GraphedEncoder`
+            without it. For the other models, all fields have the projected tokens, except that
+            ``pooler_output`` of SigLIP has the vector of its head per image.
         """
-        output = self.encoder(hidden_states, grid_thw)
-        deepstack = list(output.deepstack_features or ())
-        given = _model_output(output.last_hidden_state, output.pooler_output, deepstack)
+        if self._call.run is None:
+            output = self.encoder(pixel_values, cast(Tensor, grid_thw))
+            deepstack = list(output.deepstack_features or ())
+            given = _model_output(output.last_hidden_state, output.pooler_output, deepstack)
+        else:
+            named = {"pixel_values": pixel_values, "grid_thw": grid_thw, **batch}
+            inner = _unwrap(self.encoder)
+            tokens = self._call.run(self._encode, inner, named)
+            head = inner.pooling_head
+            pooled = tokens if head is None else head(list(tokens))
+            given = BaseModelOutputWithPooling(tokens, pooled, hidden_states=(tokens,))
         return given if return_dict else given.to_tuple()
 
+    def _encode(self, pixels: Tensor, grids: list[Grid]) -> Tensor:
+        """Encode packed pixels to tokens [N, out]; all views enter one path."""
+        if not isinstance(_unwrap(self.encoder), PathsEncoder):
+            return cast(Tensor, self.encoder(pixels, grids).pooler_output)
+        none = PathInputs(pixels[:0], torch.empty(0, 3, dtype=torch.int64), ())
+        inputs = VisionInputs(pixels, torch.tensor(grids), other_paths={"tiles": none})
+        return torch.cat([cast(Tensor, output.pooler_output) for output in self.encoder(inputs)])
 
-def as_vision_tower(encoder: VisionEncoder | GraphedEncoder) -> VisionTower:
-    """Return a module for ``model.model.visual`` of Qwen2-VL to Qwen3.5 and of the GLM families.
+    def _path(self) -> VisionEncoder:
+        """Return the encoder that takes tensors: the encoder itself, or its path "image"."""
+        inner = _unwrap(self.encoder)
+        path = inner.paths["image"] if isinstance(inner, PathsEncoder) else inner
+        return cast(VisionEncoder, path)
 
-    Logits and generated tokens stay what they are, and so do the keys of ``state_dict``:
-    ``model.save_pretrained`` writes a checkpoint that transformers loads with its own tower.
+
+def as_vision_tower(encoder: Encoder | GraphedEncoder) -> VisionTower:
+    """Return a module for the place of a model's vision tower: ``.put_into(model)`` puts it there.
+
+    Logits and generated tokens stay what they are. For Qwen2-VL to Qwen3.5 and the GLM families the
+    module may also be assigned, ``model.model.visual = as_vision_tower(encoder)``, and the keys of
+    ``state_dict`` stay, too: ``model.save_pretrained`` writes a checkpoint that transformers loads
+    with its own tower. In the other models it replaces tower and projector, and the model cannot be
+    saved with it.
 
     Args:
         encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
@@ -151,6 +206,31 @@ def as_vision_tower(encoder: VisionEncoder | GraphedEncoder) -> VisionTower:
         ValueError: what :class:`VisionTower` raises.
     """
     return VisionTower(encoder)
+
+
+def _call_of(encoder: Encoder) -> Call:
+    """Return how models call the tower that an encoder replaces.
+
+    Raises:
+        ValueError: it replaces none.
+    """
+    kind = type(encoder)
+    if kind in CALLS:
+        return CALLS[kind]
+    reason = REFUSED.get(kind, "it is one path of an encoder")
+    raise ValueError(
+        f"as_vision_tower does not take {kind.__name__}, since {reason}: call "
+        "encoder.encode(images) for the features of each image"
+    )
+
+
+def _refuse_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Raise, because the names of the encoder's tensors are not those of transformers."""
+    raise ValueError(
+        f"{prefix or 'the tower '}is an encoder of vitgraph whose tensors have other names than "
+        "transformers loads: save the model before its tower is replaced, and the tower with "
+        "encoder.save_pretrained"
+    )
 
 
 def mm_encoder_outputs(
@@ -236,7 +316,7 @@ def _model_output(
     )
 
 
-def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> VisionEncoder:
+def _unwrap(encoder: Encoder | GraphedEncoder) -> Encoder:
     """Return the encoder itself.
 
     Raises:
@@ -250,4 +330,4 @@ def _unwrap(encoder: VisionEncoder | GraphedEncoder) -> VisionEncoder:
                 f"the GraphedEncoder returns no {field}, which language models read: leave its "
                 "outputs at ('pooler_output', 'deepstack_features')"
             )
-    return cast(VisionEncoder, encoder.encoder)
+    return cast(Encoder, encoder.encoder)

@@ -1,0 +1,131 @@
+"""Batches of transformers' models encoded to what each model takes from its tower.
+
+An encoder returns projected tokens in the place of the tower, in a shape that the lines between
+the tower and the projector of a model leave as it is. :class:`Passing` stands for the projector.
+
+Source: ``get_image_features`` of ``models/*/modeling_*.py`` of transformers 5.23.0.
+
+Shapes: P patches, B tiles, C channels, I images, S patches of the longest image, N tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoders.contract import Grid
+
+from ..vllm_plugin.inputs import BatchInputs, read_images, read_positions
+
+Encode = Callable[[Tensor, list[Grid]], Tensor]
+"""Encodes packed pixels with a grid per image or tile to tokens [N, D]."""
+
+
+class Passing(nn.Module):
+    """Stands where a projector was: it returns tokens that are projected already.
+
+    Args:
+        merge: patches per side of a token, which some models read from their projector.
+    """
+
+    def __init__(self, merge: int) -> None:
+        super().__init__()
+        self.spatial_merge_size, self.temporal_merge_size = merge, 2
+
+    def forward(
+        self,
+        image_features: Tensor | None = None,
+        sizes: object = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """Return the tokens, under either name that models give them.
+
+        Args:
+            image_features: tokens [N, D] or [B, N/B, D]; or those of one image of LFM2-VL, which
+                are the first of the rows [1, h, w, D] of its patches.
+            sizes: the sizes of the images, which nothing here needs.
+            inputs_embeds: the tokens of Gemma 4.
+        """
+        tokens = inputs_embeds if image_features is None else image_features
+        assert tokens is not None
+        if tokens.ndim < 4:
+            return tokens
+        rows = tokens.flatten(0, 2)
+        return rows[: len(rows) // self.spatial_merge_size**2]
+
+
+def run_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode tiles [B, C, H, W] to tokens [B, N/B, D]."""
+    tiles = batch["pixel_values"]
+    h, w = (side // encoder.config.patch_size for side in tiles.shape[2:])
+    return encode(tiles, [(1, h, w)] * len(tiles)).unflatten(0, (len(tiles), -1))
+
+
+def run_whole_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode tiles of Idefics3 and SmolVLM, none of which may be padded.
+
+    Raises:
+        ValueError: a tile with padding.
+    """
+    mask = batch["patch_attention_mask"]
+    if not mask.all():
+        raise ValueError(
+            f"{int((~mask).sum())} of {mask.numel()} patches are padding, which this tower does "
+            "not take: let the processor split images, do_image_splitting=True"
+        )
+    return run_tiles(encode, encoder, batch)
+
+
+def run_shuffled_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode tiles of InternVL to rows [B, 1 + n, D/4], of which the model makes the tokens again.
+
+    It drops the class token and lays 2x2 rows side by side, so that each row is a quarter of a
+    token here.
+    """
+    tokens = run_tiles(encode, encoder, batch)
+    side = round(tokens.shape[1] ** 0.5)
+    cells = tokens.view(len(tokens), side, side, 2, 2, -1)  # the last axes: row, column, quarter
+    rows = cells.transpose(2, 3).flatten(1, 4)
+    return F.pad(rows, (0, 0, 1, 0))
+
+
+def run_images(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode images of Pixtral [I, C, H, W], padded to one size, to tokens [1, N, D]."""
+    sizes = torch.as_tensor(batch["image_sizes"]).tolist()
+    images = [image[:, :h, :w] for image, (h, w) in zip(batch["pixel_values"], sizes, strict=True)]
+    packed = read_images({"pixel_values": images}, encoder)
+    return encode(packed.pixel_values, packed.grids)[None]
+
+
+def run_positions(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode images of Gemma 4 [I, S, C*p*p], whose padding has the position -1, to [N, D]."""
+    packed = read_positions(batch, encoder)
+    return encode(packed.pixel_values, packed.grids)
+
+
+def run_padded(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode views of LFM2-VL [I, S, C*p*p] to rows [I, S, D], of which the first are tokens."""
+    images, shapes = batch["pixel_values"], batch["spatial_shapes"].tolist()
+    rows = torch.cat([image[: h * w] for image, (h, w) in zip(images, shapes, strict=True)])
+    tokens = encode(rows, [(1, h, w) for h, w in shapes])
+    unit = encoder.config.spatial_merge_size**2
+    parts = tokens.split([h * w // unit for h, w in shapes])
+    hidden = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+    return F.pad(hidden, (0, 0, 0, images.shape[1] - hidden.shape[1]))
+
+
+def run_patches(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode packed patches [P, C*p*p], [P, C, p, p] or [1, P, C, p, p] to tokens [1, N, D]."""
+    grids = [(t, h, w) for t, h, w in batch["grid_thw"].tolist()]
+    count = sum(t * h * w for t, h, w in grids)
+    return encode(batch["pixel_values"].reshape(count, -1), grids)[None]
+
+
+def run_flat(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+    """Encode packed patches as :func:`run_patches` does, to tokens [N, D]."""
+    return run_patches(encode, encoder, batch)[0]

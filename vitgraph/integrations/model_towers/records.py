@@ -1,0 +1,119 @@
+"""The models of transformers whose vision tower an encoder replaces, and how each calls it.
+
+Towers of Qwen and GLM end in their merger. In the other models a projector lies beside the tower,
+and an encoder replaces both.
+
+Source: ``models/*/modeling_*.py`` of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from encoders import (
+    DeepseekOCREncoder,
+    DeepseekVL2Encoder,
+    DeepseekVLEncoder,
+    DeepseekVLHybridEncoder,
+    Encoder,
+    Ernie4_5VLEncoder,
+    Gemma3Encoder,
+    Gemma4Encoder,
+    Glm4VEncoder,
+    GlmOCREncoder,
+    Idefics3Encoder,
+    InternViT,
+    Lfm2VLEncoder,
+    Llama4Encoder,
+    MiniMaxM3Encoder,
+    MoonViTEncoder,
+    PaddleOCRVLEncoder,
+    PixtralEncoder,
+    Qwen2_5VLEncoder,
+    Qwen2VLEncoder,
+    Qwen3VLEncoder,
+    Siglip2Encoder,
+    SiglipEncoder,
+    Step3Encoder,
+    Step3VLEncoder,
+)
+
+from ..vllm_plugin.inputs import BatchInputs
+from .calls import (
+    Encode,
+    run_flat,
+    run_images,
+    run_padded,
+    run_patches,
+    run_positions,
+    run_shuffled_tiles,
+    run_tiles,
+    run_whole_tiles,
+)
+
+
+class Place(NamedTuple):
+    """The attributes of a model that hold its tower and, where it is apart, its projector."""
+
+    tower: str
+    projector: str = ""
+
+
+class Call(NamedTuple):
+    """How models of transformers call one tower."""
+
+    models: Mapping[str, Place]
+    """The model types of such models, and where each has its tower."""
+    run: Callable[[Encode, Any, BatchInputs], Tensor] | None = None
+    """Encodes a batch, the keywords of the call by name, to what the model takes from its tower;
+    None for towers that take packed patches and whose output has a class of its own."""
+
+
+_VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
+_BESIDE, _VISUAL = Place(_VISION, _PROJECTOR), Place("visual")
+_IDEFICS = Place("vision_model", "connector")
+
+CALLS: Mapping[type[Encoder], Call] = {
+    Qwen2VLEncoder: Call({"qwen2_vl": _VISUAL}),
+    Qwen2_5VLEncoder: Call({"qwen2_5_vl": _VISUAL, "exaone4_5": _VISUAL}),
+    Qwen3VLEncoder: Call(
+        dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _VISUAL)
+    ),
+    Glm4VEncoder: Call({"glm4v": _VISUAL, "glm4v_moe": _VISUAL}),
+    GlmOCREncoder: Call({"glm_ocr": _VISUAL, "glm5_next": _VISUAL}),
+    PixtralEncoder: Call(
+        {
+            "mistral3": _BESIDE,
+            "llava": _BESIDE,
+            "lighton_ocr": Place("vision_encoder", "vision_projection"),
+        },
+        run_images,
+    ),
+    Gemma3Encoder: Call({"gemma3": _BESIDE}, run_tiles),
+    SiglipEncoder: Call({"siglip": Place("vision_model")}, run_tiles),
+    Gemma4Encoder: Call({"gemma4": Place(_VISION, "embed_vision")}, run_positions),
+    DeepseekVLEncoder: Call({"deepseek_vl": Place("vision_model", "aligner")}, run_tiles),
+    Idefics3Encoder: Call({"idefics3": _IDEFICS, "smolvlm": _IDEFICS}, run_whole_tiles),
+    MoonViTEncoder: Call({"kimi_k25": Place(_VISION, "mm_projector")}, run_flat),
+    PaddleOCRVLEncoder: Call({"paddleocr_vl": Place("visual", "projector")}, run_flat),
+    Lfm2VLEncoder: Call({"lfm2_vl": _BESIDE}, run_padded),
+    Llama4Encoder: Call({"llama4": Place("vision_model", _PROJECTOR)}, run_tiles),
+    InternViT: Call({"internvl": _BESIDE}, run_shuffled_tiles),
+    MiniMaxM3Encoder: Call({"minimax_m3_vl": _BESIDE}, run_patches),
+    Ernie4_5VLEncoder: Call({"ernie4_5_vl_moe": Place(_VISION, "resampler_model")}, run_flat),
+}
+"""The encoders that replace a tower."""
+
+_NO_MODEL = "transformers has no model with this tower"
+REFUSED: Mapping[type[Encoder], str] = {
+    Siglip2Encoder: "the head of its model in transformers reads padded tokens",
+    DeepseekVLHybridEncoder: "its projector in transformers takes what two towers return",
+    DeepseekVL2Encoder: _NO_MODEL,
+    DeepseekOCREncoder: _NO_MODEL,
+    Step3Encoder: _NO_MODEL,
+    Step3VLEncoder: "its model in transformers calls its tower once per kind of view",
+}
+"""Why the other encoders replace none."""
