@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from torch import Tensor
 from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
 from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImageProcessor
 
-from checkpoints import edit_config, edit_tensors, same_weights
-from encoders.contract import Limits
 from encoders.idefics3 import nearest_below
 from encoders.inputs.images import resize
 from encoders.inputs.intake import to_rgb
@@ -21,8 +18,6 @@ from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
 from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from oracles.idefics import idefics3_output
 from photographs import china, flower, photographs
-from vitgraph.seeded import write_seeded_checkpoint
-from weights import CheckpointError, load_encoder
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
@@ -53,15 +48,6 @@ def test_without_splitting_there_is_the_whole_image_alone() -> None:
     ours = SplitPreprocessor(14, image_size=70).with_files({"preprocessor_config": file})
     wanted = Idefics3ImageProcessor(**file)([flower()], return_tensors="pt")["pixel_values"]
     assert torch.equal(ours([flower()]).pixel_values, wanted[0])
-
-
-def test_staged_tiles_have_the_bits_of_a_call() -> None:
-    ours = SplitPreprocessor(14, image_size=60, longest_edge=180)
-    images = [china(), flower().resize((90, 300))]
-    wanted, got = ours(images), ours.finish(ours.stage(images, [], Limits()))
-    assert torch.equal(got.pixel_values, wanted.pixel_values)
-    assert torch.equal(got.grid_thw, wanted.grid_thw)
-    assert got.tiles == wanted.tiles
 
 
 @pytest.mark.parametrize(
@@ -105,25 +91,6 @@ def test_maps_join_the_tiles_and_leave_the_whole_image_out() -> None:
     outputs = encoder(inputs)
     (maps,) = encoder.feature_maps(outputs, inputs)
     assert maps["image"].shape == (1, 8 * rows, 8 * columns, 64)
-
-
-@pytest.mark.parametrize("kind", ["idefics3", "smolvlm"])
-def test_few_fields_are_enough_and_strangers_are_refused(tmp_path: Path, kind: str) -> None:
-    folder = write_seeded_checkpoint(tmp_path / kind, kind, width=64)
-    whole = load_encoder(folder)
-
-    def thin(config: dict[str, Any]) -> None:
-        kept = ("model_type", "num_attention_heads")
-        config["vision_config"] = {key: config["vision_config"][key] for key in kept}
-        del config["scale_factor"], config["text_config"]
-
-    edit_config(folder, thin)
-    assert load_encoder(folder).config == whole.config
-    assert same_weights(load_encoder(folder), whole)
-    stranger = "model.connector.perceiver.latents"
-    edit_tensors(folder, lambda t: t.update({stranger: torch.zeros(2)}))
-    with pytest.raises(CheckpointError, match=rf"unexpected \(1\): {stranger}"):
-        load_encoder(folder)
 
 
 def test_images_are_resized_by_lanczos_where_torch_has_no_kernel_for_it(

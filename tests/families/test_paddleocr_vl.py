@@ -49,14 +49,6 @@ def test_the_file_sets_area_mean_and_std() -> None:
         OURS([], [[china(), china()]])
 
 
-def test_staged_pixels_have_the_bits_of_a_call() -> None:
-    from encoders.contract import Limits
-
-    wanted, images = OURS(photographs()[:2]), photographs()[:2]
-    got = OURS.finish(OURS.stage(images, [], Limits()))
-    assert torch.equal(got.pixel_values, wanted.pixel_values)
-
-
 @pytest.mark.parametrize("grid", [(2, 2), (27, 27), (6, 40), (60, 4), (13, 31)])
 def test_taps_are_those_of_bilinear_interpolation(grid: tuple[int, int]) -> None:
     h, w = grid

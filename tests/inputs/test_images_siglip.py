@@ -12,8 +12,6 @@ from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProces
 from transformers.models.siglip.image_processing_siglip import SiglipImageProcessor
 from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImageProcessor
 
-from encoders.contract import Limits
-from encoders.inputs.images import StagedPreprocessor
 from encoders.inputs.preprocessors.siglip import StretchPreprocessor
 from encoders.inputs.preprocessors.siglip2 import NaflexPreprocessor, most_patches
 from photographs import china, flower, hopper, photographs
@@ -109,18 +107,6 @@ def test_gemma_s_file_is_bilinear_and_has_no_crops() -> None:
     assert StretchPreprocessor(14, image_size=896).with_files({"preprocessor_config": bare}) == ours
     with pytest.raises(ValueError, match="do_pan_and_scan=True is not implemented"):
         ours.with_files({"preprocessor_config": {**section, "do_pan_and_scan": True}})
-
-
-@pytest.mark.parametrize("ours", [NAFLEX, StretchPreprocessor(14, image_size=100)], ids=type)
-def test_staged_pixels_have_the_bits_of_a_call(ours: Any) -> None:
-    assert isinstance(ours, StagedPreprocessor)
-    images = [china(), flower().resize((90, 300))]
-    wanted = ours(images)
-    got = ours.finish(ours.stage(images, [], Limits()))
-    assert torch.equal(got.pixel_values, wanted.pixel_values)
-    assert torch.equal(got.grid_thw, wanted.grid_thw)
-    assert got.tiles == wanted.tiles
-    assert ours.finish([]).pixel_values.shape[1:] == wanted.pixel_values.shape[1:]
 
 
 @pytest.mark.parametrize("ours", [NAFLEX, StretchPreprocessor(14, image_size=100)], ids=type)
