@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .base.paths_encoder import PathsEncoder, tilings_of
+from .base.paths_encoder import PathsEncoder, share_modules, tilings_of
 from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Output, Preprocessor, VisionInputs, output_like
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
@@ -82,8 +82,8 @@ class DeepseekOCRConfig:
     """Whether images are cut into tiles even if a call has several; ignored in comparisons."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("sam", SamSizes), ("clip", BlockSizes)):
-            object.__setattr__(self, name, nested_sizes(kind, getattr(self, name)))
+        object.__setattr__(self, "sam", nested_sizes(SamSizes, self.sam))
+        object.__setattr__(self, "clip", nested_sizes(BlockSizes, self.clip))
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r}: must be one of {', '.join(map(repr, MODES))}")
         if self.downsample_channels[-1] != self.clip.hidden_size:
@@ -167,7 +167,7 @@ class DeepseekOCREncoder(PathsEncoder):
     def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekOCRTower(config)
-        self._modules = tower._modules  # so each weight stands once in the state_dict
+        share_modules(self, tower)
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
         self._preprocessor = preprocessor

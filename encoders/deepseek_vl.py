@@ -90,8 +90,8 @@ class DeepseekVLHybridConfig:
     downsample_channels: tuple[int, ...] = (512, 1024)
 
     def __post_init__(self) -> None:
-        for name, kind in (("low", DeepseekVLConfig), ("high", SamSizes)):
-            object.__setattr__(self, name, nested_sizes(kind, getattr(self, name)))
+        object.__setattr__(self, "low", nested_sizes(DeepseekVLConfig, self.low))
+        object.__setattr__(self, "high", nested_sizes(SamSizes, self.high))
 
     @property
     def out_hidden_size(self) -> int:

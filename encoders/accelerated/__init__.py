@@ -9,6 +9,7 @@ This package knows no model. The blocks of an encoder list their layers by role,
 - ``fp8``: products in e4m3, where a timing finds them faster
 - ``derived``, ``aligned``: copies of weights in a layout that runs fast, kept equal to the weights
 - ``obstacles``: why a tower, a block or a mode runs the reference instead
+- ``torch_internals``: the functions of torch that are called although they are not public
 - ``kernels``: the kernels in Triton
 """
 

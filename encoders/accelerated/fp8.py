@@ -20,9 +20,10 @@ from ..layers.products import is_plain
 from .choices import rounded
 from .derived import QuantisedWeights
 from .kernels.quantise import Rows8, quantise
+from .torch_internals import fp8_product
 
 MULTIPLE = 16
-"""``torch._scaled_mm`` takes weights whose sides are multiples of this number."""
+"""The product of torch takes weights whose sides are multiples of this number."""
 
 OUTLIER = 8.0
 """An input column of a weight this many times as large as the median one is an outlier."""
@@ -158,16 +159,7 @@ class Fp8Products:
 
 def product(rows: Rows8, weight: Rows8, bias: Tensor | None) -> Tensor:
     """Return ``rows @ weight.T + bias``, bfloat16 [T, N], of rows [T, K] and weights [N, K]."""
-    out: Tensor = torch._scaled_mm(
-        rows.values,
-        weight.values.t(),
-        scale_a=rows.scales,
-        scale_b=weight.scales.t(),
-        bias=bias,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=True,
-    )
-    return out
+    return fp8_product(rows.values, weight.values, rows.scales, weight.scales, bias)
 
 
 def _layers(step: str, parts: BlockParts) -> tuple[nn.Linear, ...]:

@@ -8,11 +8,11 @@ from typing import TypeGuard
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 
 from ..block_parts import BlockParts, NamesItsParts
 from ..layers.clipped import Bounds, ClippedLinear, Range
 from ..layers.products import is_plain, is_untouched
+from .torch_internals import transforms_are_on
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
 ACCELERATED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -36,7 +36,7 @@ def obstacle_now() -> str | None:
         return "torch.compile is tracing"
     if torch.is_autocast_enabled("cuda"):
         return "autocast is on"
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if transforms_are_on():
         return "a function transform or forward-mode differentiation is running"
     return None
 

@@ -140,6 +140,23 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
     return [(columns, rows) for columns, rows, _ in tilings]
 
 
+def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False) -> None:
+    """Give a module the submodules of a tower as its own, and with ``tensors`` its own weights.
+
+    The tower itself is not registered, so each weight stands once in the ``state_dict``, under the
+    name that it has in the tower. A layer replaced in one of both, as peft does, is replaced in the
+    other. Torch has no public function for that, so its dicts are shared here and nowhere else.
+
+    Args:
+        holder: a module without submodules; with ``tensors``, without parameters and buffers, too.
+        tower: the module that it stands for.
+        tensors: share the parameters and buffers that are the tower's own, not its submodules'.
+    """
+    holder._modules = tower._modules
+    if tensors:
+        holder._parameters, holder._buffers = tower._parameters, tower._buffers
+
+
 class TilesThenImage(PathsEncoder):
     """An encoder of whole images and their tiles by one tower: an item's tiles come first.
 
@@ -160,8 +177,7 @@ class TilesThenImage(PathsEncoder):
     ) -> None:
         super().__init__()
         self.config, self._preprocessor = image.config, preprocessor
-        self._parameters, self._buffers = image._parameters, image._buffers
-        self._modules = image._modules  # so each weight stands once in the state_dict
+        share_modules(self, image, tensors=True)
         self.paths = {"image": image, "tiles": tiles}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

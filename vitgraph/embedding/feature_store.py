@@ -34,6 +34,7 @@ from encoders.contract import EncoderOutput, PartialOutput
 from graphwrap import GraphedEncoder
 from weights.writing import flush, temporary_beside
 
+from ..devices import DTYPES
 from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
 
 TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
@@ -152,8 +153,7 @@ class FeatureStore:
 
     def write_array(self, key: str, rows: np.ndarray, near: Path) -> bool:
         """Write rows that numpy holds, in the dtype of the store; see :meth:`write`."""
-        dtype: torch.dtype = vars(torch)[self.settings.dtype]
-        return self.write(key, torch.from_numpy(rows).to(dtype), near)
+        return self.write(key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), near)
 
     def read_arrays(self, keys: Sequence[str]) -> np.ndarray:
         """Return the rows of several items one below another, in float32."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from encoders import Encoder, EncoderOutput, InternViT, PathsEncoder, VisionEncoder
 from encoders.base.patch_encoder import PatchEncoder
+from encoders.base.paths_encoder import share_modules
 from encoders.contract import Grid, PathInputs, VisionInputs
 from graphwrap import GraphedEncoder
 
@@ -64,10 +65,8 @@ class VisionTower(nn.Module):
         super().__init__()
         inner = _unwrap(encoder)
         self._call = _call_of(inner)
-        # The dictionaries themselves are shared: a layer that peft replaces is replaced in both.
         # The encoder is not registered, so that no layer is found twice.
-        self._modules, self._parameters = inner._modules, inner._parameters
-        self._buffers = inner._buffers
+        share_modules(self, inner, tensors=True)
         self.__dict__["encoder"] = encoder
         path = self._path()
         self.config = path.config

@@ -115,8 +115,12 @@ def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
 
     with torch.no_grad():
         outputs = encoder.encode(images=[str(path) for path in images])
+    fields = {
+        "last_hidden_state": [one.last_hidden_state for one in outputs],
+        "pooler_output": [one.pooler_output for one in outputs],
+    }
     return {
-        field: torch.cat([getattr(one, field).flatten(0, -2).cpu() for one in outputs])
+        field: torch.cat([rows.flatten(0, -2).cpu() for rows in fields[field]])
         for field in COMPARED_FIELDS
     }
 
