@@ -16,7 +16,7 @@ Shapes: P patches (rows of ``pixel_values``), D tower width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -182,6 +182,12 @@ class Accelerator(Protocol):
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor | None:
         """Return rows plus a weighted sum of rows of a table; None if no kernel can make it."""
+        ...
+
+    def metadata_of(
+        self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
+    ) -> Metadata:
+        """Return what ``prepare`` makes of the grids, made once for calls with the same grids."""
         ...
 
     def refresh(self) -> bool:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from .base.paths_encoder import PathsEncoder, share_modules, tilings_of
-from .base.tile_encoder import TileEncoder
+from .base.tile_encoder import InnerStack, TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Output, Preprocessor, VisionInputs, output_like
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
 from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
@@ -295,6 +295,11 @@ class DeepseekOCRTower(TileEncoder):
         """The blocks of CLIP; those of SAM come before."""
         return self.vision_model.blocks
 
+    @property
+    def inner_stacks(self) -> Mapping[str, InnerStack]:
+        """The blocks of SAM, under the name "sam"."""
+        return {"sam": InnerStack(self.sam_model.blocks, self._embed_views)}
+
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
         """Return the offsets of views for CLIP's blocks; those of SAM, [B, h, w, D], need none."""
         return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
@@ -308,10 +313,13 @@ class DeepseekOCRTower(TileEncoder):
 
     def _compress(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         """Run SAM and the compressor on views; returns [B, h/4, w/4, D of CLIP]."""
-        weight = self.sam_model.pos_embed
-        hidden = self.sam_model.embed(self._admit_tiles(pixel_values, weight, grid_thw))
-        blocks = self.sam_model.blocks
+        hidden, blocks = self._embed_views(pixel_values, grid_thw), self.sam_model.blocks
         return self.sam_model.compress(self._hidden_after(hidden, {}, len(blocks), blocks))
+
+    def _embed_views(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+        """Return the rows [B, h, w, D of SAM] that SAM's first block reads."""
+        weight = self.sam_model.pos_embed
+        return self.sam_model.embed(self._admit_tiles(pixel_values, weight, grid_thw))
 
 
 class Compressor(Sam):

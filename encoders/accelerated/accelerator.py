@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from ..data import Metadata
+from ..data import Grid, Metadata
 from .choices import KernelChoices
 from .derived import DerivedWeights
 from .fused_attention import BlocksRun
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 class FusedBlocks:
     """The accelerator of one encoder: it implements :class:`encoders.contract.Accelerator`."""
+
+    _last_metadata: tuple[object, Metadata] | None = None
 
     def __init__(self, kernels: str, precision: str, because: str | None = None) -> None:
         self.precision = precision
@@ -111,6 +113,29 @@ class FusedBlocks:
         forward = FusedForward(self.attention, self.derived, encoder, hidden, metadata, self.fp8)
         self.ran[blocks] = forward.ran
         return forward.states(blocks, wanted)
+
+    def metadata_of(
+        self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
+    ) -> Metadata:
+        """Return the metadata of a grid, made once for consecutive calls with the same grid.
+
+        With 32 images of 448x448 an accelerated call took 57.9 ms when every call made its
+        metadata, and a replay 51.3 ms (H200). It is read and written in one step each, for threads.
+
+        Args:
+            grids: ``(t, h, w)`` per item.
+            weight: a weight of the encoder, which says device and dtype.
+            prepare: ``prepare_encoder_metadata`` of the encoder.
+        """
+        on_cuda = weight.device.type == "cuda"
+        stream = torch.cuda.current_stream(weight.device).stream_id if on_cuda else 0
+        key = (tuple(grids), weight.device, weight.dtype, stream)
+        last = self._last_metadata
+        if last is None or last[0] != key:
+            with torch.inference_mode(False):  # inference tensors would make later training fail
+                last = key, prepare(grids)
+            self._last_metadata = last
+        return last[1]
 
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor

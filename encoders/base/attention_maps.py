@@ -12,10 +12,10 @@ size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from ..data import Metadata, VisionInputs
 from ..grids import plain_values, stitch_tiles
 from ..layers.attention import AttentionCall, observed_calls
-from ..layers.sam import Sam, SamBlock, in_windows
 from ..streams.items import AttentionAsked
 from .encoder import Encoder
 from .intermediates import block_indices
-from .tile_encoder import TileEncoder
+from .tile_encoder import InnerStack, TileEncoder
 from .vision_encoder import VisionEncoder
 
 SCORES_AT_ONCE = 1 << 24
@@ -54,19 +53,20 @@ def attention_maps(
     """
     if asked.heads not in ("mean", "all"):
         raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
-    path, tower, sam = _read_path(encoder, asked.path)
-    wanted = block_indices(asked.blocks, tower.config.depth if sam is None else len(sam.blocks))
+    path, tower, inner = _read_path(encoder, asked.path)
+    depth = tower.config.depth if inner is None else len(inner.blocks)
+    wanted = block_indices(asked.blocks, depth)
     if not inputs.paths[path].items or not wanted:
         return [[] for _ in inputs.grid_thw]
     observer, twin = AttentionObserver(), copy.copy(tower)
-    observer.blocks, twin._observer = (tower if sam is None else sam).blocks, observer.run_blocks
+    observer.blocks = tower.blocks if inner is None else inner.blocks
+    twin._observer = observer.run_blocks
     numbers, (pixels, grid_thw, _) = sorted(set(wanted)), inputs.paths[path]
-    if sam is None:
+    if inner is None:
         states = twin._block_outputs(pixels, grid_thw, numbers)
     else:
-        assert isinstance(tower, TileEncoder)
-        patches = sam.embed(tower._admit_tiles(pixels, sam.pos_embed, grid_thw))
-        states = observer.run_blocks(tower, patches, {}, numbers, sam.blocks)
+        patches = inner.embed(pixels, grid_thw)
+        states = observer.run_blocks(tower, patches, {}, numbers, inner.blocks)
     rows = _maps_of_path(encoder, inputs, asked.path, next(states))
     observer.share = _shares(rows, asked.queries, observer.shape)
     kept = {}
@@ -81,25 +81,28 @@ def attention_maps(
     ]
 
 
-def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, Sam | None]:
-    """Return a path and its tower; with ".sam" behind the path, SAM in front of the tower's blocks.
+def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerStack | None]:
+    """Return a path, its tower and, of a path like "image.sam", the blocks before the tower's own.
 
     Raises:
         ValueError: there is no such path, or the encoder is accelerated.
     """
     path, _, inner = asked.partition(".")
     path = path if len(encoder.paths) > 1 or inner else "image"
-    sams = {name: _sam_inside(tower) for name, tower in encoder.paths.items()}
-    if path not in sams or (inner and (inner != "sam" or sams[path] is None)):
-        inside = [f"{name}.sam" for name, sam in sams.items() if sam is not None]
-        raise _no_path(asked, [*sams, *inside])
+    stacks = {
+        name: tower.inner_stacks if isinstance(tower, TileEncoder) else {}
+        for name, tower in encoder.paths.items()
+    }
+    if path not in stacks or (inner and inner not in stacks[path]):
+        inside = [f"{name}.{stack}" for name, found in stacks.items() for stack in found]
+        raise _no_path(asked, [*stacks, *inside])
     tower = cast(VisionEncoder, encoder.paths[path])
     if tower.accelerator is not None:
         raise ValueError(
             "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
             "call attention_maps of the encoder that accelerated() was called on"
         )
-    return path, tower, sams[path] if inner else None
+    return path, tower, stacks[path][inner] if inner else None
 
 
 class AttentionObserver:
@@ -151,14 +154,22 @@ class AttentionObserver:
             yield _weights_of_block(block, calls[0], self.share)
 
 
+@runtime_checkable
+class CutsViews(Protocol):
+    """A block over views [B, h, w, D] that each attend to themselves, whole or in windows."""
+
+    def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Apply a function of views or windows to ``x`` [B, h, w, D], cut as for attention."""
+        ...
+
+
 def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> Tensor:
     """Return the weights [.., H] of each row, summed over queries times ``share`` [.., 1]."""
 
     def attend(share: Tensor) -> Tensor:
         return _weights(call, share.flatten()).unflatten(0, share.shape[:-1])
 
-    window = block.window if isinstance(block, SamBlock) else 0
-    return in_windows(attend, share, window) if window else attend(share)
+    return block.cut_views(attend, share) if isinstance(block, CutsViews) else attend(share)
 
 
 def _weights(call: AttentionCall, share: Tensor) -> Tensor:
@@ -251,19 +262,13 @@ def _maps_of_path(
     _, grid_thw, items = inputs.paths[path]
     tilings = inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)
     tiles = [(*tilings[item][:2], False) for item in items] if path == "tiles" else None
-    if inner:  # SAM's rows lie in space, [views, h, w, C]
+    if inner:  # these rows lie in space, [views, h, w, C]
         views = rows.split(grid_thw[:, 0].tolist())
         whole = [(1, 1, False)] * len(views)
         maps = [stitch_tiles(*pair) for pair in zip(views, tiles or whole, strict=True)]
     else:
         maps = encoder.paths[path]._maps_of_grids(rows, grid_thw, tiles)
     return dict(zip(items, maps, strict=True))
-
-
-def _sam_inside(tower: nn.Module) -> Sam | None:
-    """Return SAM in front of the blocks of a tower, or None if there is none (or no other)."""
-    parts = (part for part in tower.children() if isinstance(part, Sam))
-    return next((part for part in parts if part.blocks is not tower.blocks), None)
 
 
 def _no_path(path: str, names: object) -> ValueError:

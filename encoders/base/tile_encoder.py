@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata
 from ..grids import read_grid, stitch_tiles
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from ..configs import TileConfig
 
 Own = TypeVar("Own", bound="TileEncoder")
+
+
+class InnerStack(NamedTuple):
+    """Blocks over views in space, which a tower runs before its own ``blocks``."""
+
+    blocks: nn.ModuleList
+    embed: Callable[[Tensor, GridLike | None], Tensor]
+    """Takes tiles and a grid, and returns the rows [B, h, w, D] that the first block reads."""
 
 
 class TileEncoder(VisionEncoder):
@@ -53,6 +61,11 @@ class TileEncoder(VisionEncoder):
     def side(self) -> int:
         """Height and width of a tile in pixels."""
         return self.config.tile_size if self._side is None else self._side
+
+    @property
+    def inner_stacks(self) -> Mapping[str, InnerStack]:
+        """The blocks that the tower runs before ``blocks``, by name; most towers have none."""
+        return {}
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
         """Return the offsets of the tiles in the batch; rotary towers add their angles."""

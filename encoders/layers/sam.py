@@ -150,10 +150,12 @@ class SamBlock(nn.Module):
 
     def forward(self, hidden: Tensor, context: object = None) -> Tensor:
         """Return [B, h, w, D]; there is no context, because each view attends to itself."""
-        rows = self.norm1(hidden)
-        rows = in_windows(self.attn, rows, self.window) if self.window else self.attn(rows)
-        hidden = hidden + rows
+        hidden = hidden + self.cut_views(self.attn, self.norm1(hidden))
         return hidden + self.mlp(self.norm2(hidden))
+
+    def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Apply attention to the windows of the views ``x`` [B, h, w, D], or to whole views."""
+        return in_windows(attend, x, self.window) if self.window else attend(x)
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP is a module of another type."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from accelerated_cases import OURS, assert_close, fresh, needs_interpreter, needs_triton, run
-from encoders.base.vision_encoder import VisionEncoder
+from encoders.accelerated.accelerator import FusedBlocks
 from oracles import BY_NAME, distances, draw_pixels, fields_of
 
 LIKE = "qwen2_5_vl"
@@ -69,16 +69,16 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, call: Callable[[], objec
         if counts[0] == at:
             call()
 
-    def read(encoder: VisionEncoder) -> Any:
-        found = kept.get(id(encoder))
+    def read(accelerator: FusedBlocks) -> Any:
+        found = kept.get(id(accelerator))
         count()
         return found
 
-    def write(encoder: VisionEncoder, value: Any) -> None:
-        kept[id(encoder)] = value
+    def write(accelerator: FusedBlocks, value: Any) -> None:
+        kept[id(accelerator)] = value
         count()
 
-    monkeypatch.setattr(VisionEncoder, "_last_metadata", property(read, write))
+    monkeypatch.setattr(FusedBlocks, "_last_metadata", property(read, write))
 
 
 @pytest.mark.parametrize("before", [None, ONE, OTHER], ids=["first", "same grid", "other grid"])

@@ -67,7 +67,7 @@ KNOWS = {
 FAMILY_KNOWS = {"data", "block_parts", "grids", "hf_config", "base", "layers"}
 # The most files and lines that the file of a family closes over, itself included.
 CLOSURE = (15, 3200)
-CLOSURE_OF_SEVERAL_TOWERS = (19, 3850)  # DeepSeek's
+CLOSURE_OF_SEVERAL_TOWERS = (19, 3870)  # DeepSeek's
 # The only files of ``encoders`` that know what an image, an array or a video file is.
 INTAKE = {
     "image_files": {"PIL", "pillow_heif"},
