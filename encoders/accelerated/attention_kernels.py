@@ -150,7 +150,7 @@ def _tma(
 
 def _takes_tma(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
     """Return whether heads have 72 or 80 columns and the GPU has a tensor memory accelerator."""
-    sizes = _takes_half(shape, dtype, 80) and shape.size > 64 and shape.longest > SHORT
+    sizes = _takes_half(shape, dtype, 80) and shape.size > 64
     return sizes and capability[0] >= 9
 
 

@@ -67,10 +67,10 @@ def test_attention_through_descriptors_takes_no_rows(rows: int, segments: int) -
         (72, 784, (8, 9), False),
         (64, 784, (9, 0), False),
         (88, 784, (9, 0), False),
-        (80, 64, (9, 0), False),
+        (80, 24, (9, 0), True),
     ],
 )
-def test_only_long_segments_of_72_and_80_columns_on_hopper_take_descriptors(
+def test_only_heads_of_72_and_80_columns_on_hopper_take_descriptors(
     size: int, longest: int, capability: tuple[int, int], taken: bool
 ) -> None:
     kernel = KERNELS["tma"]

@@ -3,7 +3,8 @@
 Like ``triton_attention`` it computes a head as products of 64 and 16 columns, the last of which may
 be zeros. Unlike it, the tensor memory accelerator copies the tiles of queries, keys and values, and
 a small kernel plans the tiles before, those of the longest segments first, so that no long tile
-begins while other processors have run out of work. Windows of up to 64 rows are too short for it.
+begins while other processors have run out of work. It is slower than ``triton_attention`` for
+windows of up to 64 rows.
 
 A step reads up to ``Tile.keys - 1`` rows beyond its segment. Their scores are masked, but their
 values are multiplied by 0, so NaN in them spreads: rows beyond the last offset have to be cleared
