@@ -33,7 +33,7 @@ CAPTURES = threading.RLock()
 
 
 class GraphedEncoder(EncodesItems[PartialOutput]):
-    """Wraps any encoder that keeps the contract of :class:`encoders.contract.GraphableEncoder`.
+    """Wraps any encoder that keeps the contract of :class:`GraphableEncoder`.
 
     Args:
         encoder: the module; its weights say device and dtype. Weights updated in place are seen by

@@ -30,8 +30,8 @@ Self = TypeVar("Self", bound="Encoder")
 class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     """Any encoder of this library: the class that ``load_encoder`` returns and annotations name.
 
-    Each is either a :class:`encoders.VisionEncoder`, which has one input path, or a
-    :class:`encoders.PathsEncoder`, which has several.
+    Each is either a :class:`VisionEncoder`, which has one input path, or a
+    :class:`PathsEncoder`, which has several.
     """
 
     config: EncoderConfig

@@ -68,8 +68,8 @@ class JoinsOutputs(Preprocesses, Protocol[Output]):
 PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
 
 
-class ItemResults(NamedTuple):
-    """The kind of result of each item: whole or pooled, and whether a vector is normalised."""
+class ResultSettings(NamedTuple):
+    """The settings of results: whole outputs or vectors, and the most output tokens per call."""
 
     pool: str = "none"
     normalize: bool = False
@@ -95,7 +95,7 @@ class ItemEncoder(Generic[Output]):
     head: PoolingHead | None = None
     """The pooling head of the encoder, which makes one vector of an item, if there is one."""
 
-    def check(self, results: ItemResults) -> None:
+    def check(self, results: ResultSettings) -> None:
         """Raise unless these results can be had from this encoder.
 
         Raises:
@@ -120,7 +120,7 @@ class ItemEncoder(Generic[Output]):
             for spec in path.item_specs(inputs.paths[name].grid_thw)
         )
 
-    def encode(self, inputs: VisionInputs, results: ItemResults) -> list[Any]:
+    def encode(self, inputs: VisionInputs, results: ResultSettings) -> list[Any]:
         """Encode preprocessed items.
 
         Args:

@@ -102,9 +102,9 @@ class EncodesItems(Generic[Output]):
             torch.OutOfMemoryError, MemoryError: memory ran out; the message names
                 ``max_tokens_per_call``.
         """
-        from .calls import ItemResults
+        from .calls import ResultSettings
 
-        wanted = ItemResults(pool, normalize, max_tokens_per_call)
+        wanted = ResultSettings(pool, normalize, max_tokens_per_call)
         item_encoder = self.item_encoder()
         item_encoder.check(wanted)
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
@@ -161,11 +161,11 @@ class EncodesItems(Generic[Output]):
                 else an item's own source raises stays as it is.
             torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it, while iterating.
         """
-        from .calls import ItemResults
+        from .calls import ResultSettings
         from .stream import StreamOptions, stream_items
 
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
-        wanted = ItemResults(pool, normalize, max_tokens_per_call)
+        wanted = ResultSettings(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
         results = stream_items(self.item_encoder(), items, limits, wanted, options)
         return _as_given(results)

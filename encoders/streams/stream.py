@@ -21,7 +21,7 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
 from ..inputs.intake import is_one_item
-from .calls import EitherItemEncoder, ItemResults, advising_limit, is_out_of_memory, join_inputs
+from .calls import EitherItemEncoder, ResultSettings, advising_limit, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch
 from .progress import Progress
@@ -86,7 +86,7 @@ def stream_items(
     item_encoder: EitherItemEncoder,
     items: Iterable[object],
     limits: Limits,
-    wanted: ItemResults,
+    wanted: ResultSettings,
     options: StreamOptions,
 ) -> Generator[ItemResult, None, None]:
     """Encode items in order, in batches of tokens, with bounded memory.
@@ -154,7 +154,7 @@ class _Stream:
         self,
         item_encoder: EitherItemEncoder,
         limits: Limits,
-        wanted: ItemResults,
+        wanted: ResultSettings,
         batch_tokens: int,
         keep: bool,
     ) -> None:

@@ -19,7 +19,7 @@ from encoders.contract import (
     PathInputs,
     VisionInputs,
 )
-from encoders.streams.calls import ItemResults
+from encoders.streams.calls import ResultSettings
 from graphwrap import GraphedEncoder
 from oracles import distance
 from path_cases import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
@@ -137,7 +137,9 @@ def test_an_encoding_owns_no_views_of_the_next_call() -> None:
     encoder = shared("step3_vl")
     item_encoder = replace(encoder.item_encoder(), owned=False)
     inputs = encoder.preprocess(IMAGES)
-    for one, other in zip(item_encoder.encode(inputs, ItemResults()), encoder(inputs), strict=True):
+    for one, other in zip(
+        item_encoder.encode(inputs, ResultSettings()), encoder(inputs), strict=True
+    ):
         assert distance(tokens(one), tokens(other)) <= 2e-6
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.streams.calls import ItemEncoder, ItemResults, plan_calls
+from encoders.streams.calls import ItemEncoder, ResultSettings, plan_calls
 from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
 from graphwrap.forms import OnePath
@@ -212,6 +212,6 @@ def test_an_encoding_needs_no_encoder_of_ours() -> None:
     grid = torch.tensor([[5, 1, 6], [1, 1, 10]])
     inputs = VisionInputs(pixels, grid)
     one, other = (
-        item_encoder.encode(inputs, ItemResults(max_tokens_per_call=n)) for n in (None, 7)
+        item_encoder.encode(inputs, ResultSettings(max_tokens_per_call=n)) for n in (None, 7)
     )
     assert all(torch.equal(whole(a), whole(b)) for a, b in zip(one, other, strict=True))

@@ -143,14 +143,14 @@ class Command:
     def calls(self) -> Calls:
         """Return how the encoder is called for the images of the job."""
         from encoders.contract import Limits
-        from encoders.streams.calls import ItemResults
+        from encoders.streams.calls import ResultSettings
         from encoders.streams.stream import StreamOptions
 
         from ..embedding.job import Calls
 
         options = self.options
         threads = self.worker.threads() if options.workers is None else options.workers
-        results = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
+        results = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
         progress = not options.no_progress
         stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
         return Calls(Limits(**self.limits), results, stream)

@@ -147,7 +147,7 @@ def encode(options: argparse.Namespace) -> None:
     graphs = check(options)
     from PIL import Image
 
-    from encoders.streams.calls import ItemResults
+    from encoders.streams.calls import ResultSettings
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
@@ -157,7 +157,7 @@ def encode(options: argparse.Namespace) -> None:
     # The check before has already warned and named the file.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     limits = _limits(options)
-    wanted = ItemResults(options.pool, options.normalize, options.max_tokens_per_call)
+    wanted = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         # Without a device that was asked for, the log says that a GPU stays idle.

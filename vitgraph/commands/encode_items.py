@@ -15,7 +15,7 @@ from encoders.contract import EncoderOutput, Limits, VisionInputs
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
 from encoders.inputs.preprocessors.views import ViewPreprocessor
-from encoders.streams.calls import ItemResults
+from encoders.streams.calls import ResultSettings
 from encoders.streams.pooling import pool
 from encoders.streams.stream import ItemError, StreamOptions, stream_items
 from graphwrap import GraphedEncoder
@@ -28,7 +28,7 @@ from ..video import read_video
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 NO_LIMITS = Limits()
 """Limits for ``preprocess`` that set nothing, so that the checkpoint's own hold."""
-WHOLE = ItemResults()
+WHOLE = ResultSettings()
 """The request for the whole output of each item instead of one vector."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
 """The stream options with which each item is a call of its own."""
@@ -107,7 +107,7 @@ def encode_items(
     encoder: Encoder,
     media: Iterable[Media],
     limits: Limits = NO_LIMITS,
-    wanted: ItemResults = WHOLE,
+    wanted: ResultSettings = WHOLE,
     options: StreamOptions = ONE_BY_ONE,
     graphed: GraphedEncoder | None = None,
 ) -> Iterator[Encoded]:
@@ -127,7 +127,7 @@ def encode_items(
     Raises:
         ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    whole = ItemResults(max_tokens_per_call=wanted.max_tokens_per_call)
+    whole = ResultSettings(max_tokens_per_call=wanted.max_tokens_per_call)
     item_encoder = (encoder if graphed is None else graphed).item_encoder()
     pairs = ((one, one.item) for one in media)
     kept = options._replace(on_error="keep")  # a kept error says which item of a batch failed
@@ -161,7 +161,7 @@ def _describe(
     layout: VisionInputs,
     output: EncoderOutput,
     milliseconds: float,
-    wanted: ItemResults,
+    wanted: ResultSettings,
 ) -> Encoded:
     """Return an item's output with its feature map, its vector and its description."""
     hidden = output.last_hidden_state

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoders.base.encoder import Encoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput
-from encoders.streams.calls import EitherItemEncoder, ItemResults
+from encoders.streams.calls import EitherItemEncoder, ResultSettings
 from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
 from graphwrap import GraphedEncoder
 
@@ -36,7 +36,7 @@ class Calls(NamedTuple):
 
     limits: Limits
     """The keywords of ``preprocess`` that bound the size of an image."""
-    results: ItemResults
+    results: ResultSettings
     """The kind of result of each image: whole or pooled."""
     stream: StreamOptions
 

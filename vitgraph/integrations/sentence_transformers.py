@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from encoders import Encoder
-from encoders.streams.calls import ItemResults
+from encoders.streams.calls import ResultSettings
 from encoders.streams.pooling import POOLS, pool_items
 from graphwrap import GraphedEncoder
 from weights import load_encoder
@@ -92,7 +92,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         pools = [name for name in POOLS if name != "none"]
         if pool not in pools:
             raise ValueError(f"pool={pool!r}: must be one of {', '.join(pools)}")
-        encoder.item_encoder().check(ItemResults(pool))
+        encoder.item_encoder().check(ResultSettings(pool))
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
         inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
         self.encoder: Any = cast(Encoder, inner)

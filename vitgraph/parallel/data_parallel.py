@@ -24,7 +24,7 @@ from encoders.contract import (
     VisionInputs,
 )
 from encoders.grids import read_grid
-from encoders.streams.calls import ItemPath, ItemResults, join_outputs, select_items
+from encoders.streams.calls import ItemPath, ResultSettings, join_outputs, select_items
 from encoders.streams.items import AttentionAsked, EncodesItems
 from graphwrap import GraphedEncoder
 from graphwrap.forms import with_paths
@@ -188,7 +188,7 @@ class DataParallelEncoder:
                 or other items than those of the other ranks.
             RuntimeError: another rank failed, or nothing is heard from it any more.
         """
-        wanted = ItemResults(pool, normalize, max_tokens_per_call)
+        wanted = ResultSettings(pool, normalize, max_tokens_per_call)
 
         def work() -> RankResult:
             if not isinstance(self.encoder, EncodesItems):

@@ -23,7 +23,7 @@ from torch import Tensor
 from encoders import Encoder
 from encoders.contract import Limits
 from encoders.inputs.intake import to_rgb
-from encoders.streams.calls import EitherItemEncoder, ItemResults
+from encoders.streams.calls import EitherItemEncoder, ResultSettings
 from encoders.streams.stream import StreamOptions, stream_items
 
 from ..reading import File
@@ -148,7 +148,7 @@ def measure_rate(
     item_encoder: EitherItemEncoder,
     images: Sequence[Tensor],
     limits: Limits,
-    wanted: ItemResults,
+    wanted: ResultSettings,
     options: StreamOptions,
 ) -> Rate:
     """Encode decoded images again and again, and return how many a device encodes per second."""
