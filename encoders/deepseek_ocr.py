@@ -296,7 +296,7 @@ class DeepseekOCRTower(TileEncoder):
         return self.vision_model.blocks
 
     @property
-    def inner_stacks(self) -> Mapping[str, InnerStack]:
+    def _inner_stacks(self) -> Mapping[str, InnerStack]:
         """The blocks of SAM, under the name "sam"."""
         return {"sam": InnerStack(self.sam_model.blocks, self._embed_views)}
 

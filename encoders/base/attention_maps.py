@@ -90,7 +90,7 @@ def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerS
     path, _, inner = asked.partition(".")
     path = path if len(encoder.paths) > 1 or inner else "image"
     stacks = {
-        name: tower.inner_stacks if isinstance(tower, TileEncoder) else {}
+        name: tower._inner_stacks if isinstance(tower, TileEncoder) else {}
         for name, tower in encoder.paths.items()
     }
     if path not in stacks or (inner and inner not in stacks[path]):

@@ -63,7 +63,7 @@ class TileEncoder(VisionEncoder):
         return self.config.tile_size if self._side is None else self._side
 
     @property
-    def inner_stacks(self) -> Mapping[str, InnerStack]:
+    def _inner_stacks(self) -> Mapping[str, InnerStack]:
         """The blocks that the tower runs before ``blocks``, by name; most towers have none."""
         return {}
 
