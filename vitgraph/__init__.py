@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from .analysis.nearest import nearest_patches as nearest_patches
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.batch import EmbedBatch as EmbedBatch
+    from .features import Features as Features
     from .features import load_embeddings as load_embeddings
     from .features import load_features as load_features
     from .fetching import load_image as load_image
@@ -82,6 +83,7 @@ _MODULES = {
     "EmbedBatch": "vitgraph.embedding.batch",
     "FAMILIES": "weights",
     "Family": "weights",
+    "Features": "vitgraph.features",
     "GraphStats": "graphwrap",
     "GraphedEncoder": "graphwrap",
     "LAYOUTS": "weights",
