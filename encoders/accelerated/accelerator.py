@@ -36,12 +36,9 @@ class FusedBlocks:
         self.because = because
         """The reason why the reference is going to run, known before the first run; or None."""
 
-    def __getstate__(self) -> dict[str, str]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Leave out kernel choices and derived weights: a copy makes its own."""
-        return {"kernels": self.attention.asked, "precision": self.precision}
-
-    def __setstate__(self, state: dict[str, str]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        return type(self), (self.attention.asked, self.precision)
 
     @property
     def nbytes(self) -> int:
