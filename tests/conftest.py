@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from PIL import Image
 
 from checkpoints import Written
 from command_line import Cli, Run
+from embed_cases import run_job
 from encoders import Encoder
 from fetching import point_client_at
 from hub_server import HubServer
@@ -257,6 +258,16 @@ def command(repo: Path, photos: Path, tmp_path: Path) -> list[str]:
     out = str(tmp_path / "out")
     options = ["--out", out, "--shard-items", "2", "--dtype", "float32", "--workers", "1"]
     return ["embed", str(repo), str(photos), *options, "--no-progress"]
+
+
+@pytest.fixture
+def embed(repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., int]:
+    """Embeds a source into a folder of ``tmp_path``, ``out`` by default; returns the exit code."""
+
+    def run(source: object, *arguments: object, out: str = "out") -> int:
+        return run_job(repo, source, tmp_path / out, *arguments)
+
+    return run
 
 
 @pytest.fixture

@@ -17,18 +17,12 @@ import torch
 
 from photographs import china
 from vitgraph.features import load_embeddings
-from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SECONDS = 240
 NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64)
 
 
 @pytest.fixture

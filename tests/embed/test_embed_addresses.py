@@ -14,22 +14,12 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from embed_cases import run_in_twos, upload
 from vitgraph.cli import main
 from vitgraph.embedding.sources import Source, find_files
 from vitgraph.embedding.storage import open_storage
 from vitgraph.embedding.tables import is_dataset, pin_files
 from vitgraph.features import load_embeddings
-
-
-def run(repo: Path, source: object, out: object, *options: object) -> int:
-    command = ["embed", repo, source, "--out", out, "--dtype", "float32", "--no-progress"]
-    return main([str(each) for each in (*command, "--shard-items", 2, *options)])
-
-
-def upload(store: Any, photos: Path, folder: str) -> None:
-    for path in photos.iterdir():
-        store.put_file(str(path), f"{folder}/{path.name}")
-
 
 # --- GCS ------------------------------------------------------------------------------------------
 
@@ -80,9 +70,9 @@ def test_a_job_from_and_to_google_has_the_vectors_of_files(
     upload(gs, photos, "gs://bucket/photos")
     out = "gs://bucket/vectors"
     for _ in range(2):
-        assert run(repo, "gs://bucket/photos", out) == 0
+        assert run_in_twos(repo, "gs://bucket/photos", out) == 0
     assert main(["embed", "--verify", out]) == 0
-    assert run(repo, photos, tmp_path / "local") == 0
+    assert run_in_twos(repo, photos, tmp_path / "local") == 0
     keys, vectors = load_embeddings(out)
     wanted_keys, wanted = load_embeddings(tmp_path / "local")
     assert keys == wanted_keys
@@ -136,13 +126,13 @@ def test_a_missing_driver_is_an_error_that_names_the_extra(
     for name in (driver, "fsspec.implementations.http"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, driver, None)
-    assert run(repo, url, tmp_path / "out") == 2
+    assert run_in_twos(repo, url, tmp_path / "out") == 2
     assert f"pip install 'vitgraph[{extra}]', or in a clone pip install '.[{extra}]'" in (
         capsys.readouterr().err
     )
     assert not (tmp_path / "out").exists()
     if extra != "http":
-        assert run(repo, photos, url) == 2
+        assert run_in_twos(repo, photos, url) == 2
         assert f"'vitgraph[{extra}]'" in capsys.readouterr().err
 
 
@@ -150,7 +140,7 @@ def test_a_missing_driver_is_an_error_that_names_the_extra(
 def test_what_cannot_be_written_to_is_refused(
     repo: Path, photos: Path, out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(repo, photos, out) == 2
+    assert run_in_twos(repo, photos, out) == 2
     assert "cannot be written to; give a folder, s3://... or gs://..." in capsys.readouterr().err
 
 
@@ -158,7 +148,7 @@ def test_home_and_file_addresses_are_local(
     repo: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(photos.parent))
-    assert run(repo, f"~/{photos.name}", f"file://{tmp_path}/out") == 0
+    assert run_in_twos(repo, f"~/{photos.name}", f"file://{tmp_path}/out") == 0
     assert len(load_embeddings(f"file://{tmp_path}/out")[0]) == 12
     assert main(["embed", "--verify", os.path.join(str(tmp_path), "out")]) == 0
 

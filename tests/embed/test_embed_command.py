@@ -7,13 +7,13 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import pytest
 import torch
 
+from embed_cases import close
 from encoders.base.vision_encoder import VisionEncoder
 from photographs import china, flower, hopper
 from vitgraph.cli import main
@@ -37,22 +37,6 @@ def photos(tmp_path: Path) -> Path:
     for name in ("notes.txt", "b/._two.jpg", ".hidden/x.jpg", "data.npy"):
         (folder / name).write_bytes(b"no image")
     return folder
-
-
-@pytest.fixture
-def embed(repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Embed:
-    """Run the command with float32 weights; returns its exit code."""
-
-    def run(source: object, *arguments: object, out: str = "out") -> int:
-        command = ["embed", repo, source, "--out", tmp_path / out, "--dtype", "float32"]
-        return main([str(each) for each in (*command, "--no-progress", *arguments)])
-
-    return run
-
-
-def close(one: Any, other: Any) -> bool:
-    difference = np.linalg.norm(np.asarray(one, np.float64) - np.asarray(other, np.float64))
-    return bool(difference <= 2e-6 * np.linalg.norm(np.asarray(other, np.float64)))
 
 
 def test_a_folder_becomes_one_vector_per_image(

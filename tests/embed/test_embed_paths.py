@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from embed_cases import run_job
 from photographs import china
-from vitgraph.cli import main
 from vitgraph.embedding.reading import ImageReader, SourceOptions
 from vitgraph.embedding.sources import Source, find_files, suffixes
 
@@ -33,11 +33,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "photos" / "own.png").write_bytes(image_of(0))
     (tmp_path / "private.png").write_bytes(image_of(1))
     return tmp_path / "photos"
-
-
-def run(repo: Path, source: object, out: object, *options: object) -> int:
-    command = ["embed", repo, source, "--out", out, "--dtype", "float32", "--no-progress"]
-    return main([str(each) for each in (*command, *options)])
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -69,7 +64,7 @@ def test_what_is_left_out_is_counted_by_suffix(
     for name in ("a.jxl", "b.JXL", "clip.mp4", "README", ".hidden.txt"):
         (folder / name).write_bytes(b"x")
     os.mkfifo(folder / "pipe.png")
-    assert run(repo, folder, tmp_path / "out") == 0
+    assert run_job(repo, folder, tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "left out, because they are no images by their names: 2 .jxl, 1 " in said
     for part in ("1 .mp4", "1 without a suffix", "1 pipes or devices"):
@@ -104,12 +99,12 @@ def test_a_list_names_files_in_its_folder_unless_any_path_is_given(
     (folder / "sub").mkdir()
     name = name.format(tmp_path)
     (folder / "list.txt").write_text(f"own.png\n{name}\n")
-    assert run(repo, folder / "list.txt", tmp_path / "out") == 2
+    assert run_job(repo, folder / "list.txt", tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert f"line 2: {name}: lies outside the folder" in said
     assert "give --any-path if it may" in said
     assert not (tmp_path / "out").exists()
-    assert run(repo, folder / "list.txt", tmp_path / "out", "--any-path") == 0
+    assert run_job(repo, folder / "list.txt", tmp_path / "out", "--any-path") == 0
 
 
 @pytest.mark.parametrize("as_struct", [False, True])
@@ -155,7 +150,7 @@ def test_a_job_over_a_pipe_ends_with_an_error_of_its_item(
 ) -> None:
     os.mkfifo(folder / "pipe.png")
     (folder / "list.txt").write_text("own.png\npipe.png\n")
-    assert run(repo, folder / "list.txt", tmp_path / "out") == 3
+    assert run_job(repo, folder / "list.txt", tmp_path / "out") == 3
     assert "is not a regular file" in (tmp_path / "out" / "errors.csv").read_text()
 
 
@@ -172,7 +167,7 @@ def test_urls_stop_the_job_before_it_starts(
 
         cells: list[Any] = [url] if source == "text.parquet" else [{"bytes": None, "path": url}]
         parquet.write_table(arrow.table({"image": cells}), folder / source)
-    assert run(repo, folder / source, tmp_path / "out") == 2
+    assert run_job(repo, folder / source, tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert f"{url} is a URL, and nothing is downloaded unless asked for: give --fetch-urls" in said
     assert not (tmp_path / "out").exists()
@@ -235,4 +230,4 @@ def test_a_sparse_member_has_the_bytes_of_its_file(repo: Path, tmp_path: Path, f
     files = find_files(str(tmp_path / "x.tar"))
     assert [file.kind for file in files] == ["member", "sparse", "sparse"]
     assert [read(file) for file in files] == [image_of(1), content, content]
-    assert run(repo, tmp_path / "x.tar", tmp_path / "out") == 0
+    assert run_job(repo, tmp_path / "x.tar", tmp_path / "out") == 0

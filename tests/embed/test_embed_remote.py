@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embed_cases import run_in_twos, upload
 from hub_server import HubServer
 from own_processes import start
 from photographs import china
@@ -63,16 +64,6 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     files.rm("bucket", recursive=True)
 
 
-def run(repo: Path, source: object, out: object, *options: object) -> int:
-    command = ["embed", repo, source, "--out", out, "--dtype", "float32", "--no-progress"]
-    return main([str(each) for each in (*command, "--shard-items", 2, *options)])
-
-
-def upload(s3: Any, photos: Path, folder: str) -> None:
-    for path in photos.iterdir():
-        s3.put_file(str(path), f"{folder}/{path.name}")
-
-
 def write_tar(path: Path, count: int, padding: int = 0) -> None:
     with tarfile.open(path, "w") as file:
         for number in range(count):
@@ -97,22 +88,22 @@ def test_a_job_from_and_to_a_bucket_has_the_vectors_of_files(
         pytest.importorskip("pyarrow")
     upload(s3, photos, "bucket/photos")
     options = ("--format", format, "--pool", pool)
-    assert run(repo, "s3://bucket/photos", "s3://bucket/vectors", *options) == 0
+    assert run_in_twos(repo, "s3://bucket/photos", "s3://bucket/vectors", *options) == 0
     assert list(tmp_path.iterdir()) == []
-    assert run(repo, photos, "local", *options) == 0
+    assert run_in_twos(repo, photos, "local", *options) == 0
     keys, items = load_embeddings("s3://bucket/vectors")
     wanted_keys, wanted = load_embeddings("local")
     assert keys == wanted_keys
     assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(items, wanted, strict=True))
     for check in ("--verify", "--status"):
         assert main(["embed", check, "s3://bucket/vectors"]) == 0
-    assert run(repo, "s3://bucket/photos", "s3://bucket/vectors", *options) == 0
+    assert run_in_twos(repo, "s3://bucket/photos", "s3://bucket/vectors", *options) == 0
 
 
 def test_a_damaged_object_is_found_and_written_again(
     repo: Path, photos: Path, s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(repo, photos, "s3://bucket/vectors") == 0
+    assert run_in_twos(repo, photos, "s3://bucket/vectors") == 0
     (array,) = [name for name in s3.ls("bucket/vectors", False) if re.search(r"00001\..*npy", name)]
     s3.pipe_file(array, s3.cat_file(array)[:-1] + b"?")
     capsys.readouterr()
@@ -120,7 +111,7 @@ def test_a_damaged_object_is_found_and_written_again(
     said = capsys.readouterr().out
     assert f"{Path(array).name} is not what was written; delete 00001_stats.json" in said
     s3.rm_file("bucket/vectors/00001_stats.json")
-    assert run(repo, photos, "s3://bucket/vectors") == 0
+    assert run_in_twos(repo, photos, "s3://bucket/vectors") == 0
     assert not s3.exists(array)  # the one that counts has another writer's name
     assert main(["embed", "--verify", "s3://bucket/vectors"]) == 0
 
@@ -181,7 +172,7 @@ def test_listing_remote_tar_files_transfers_less_than_a_hundredth(
     write_tar(tmp_path / "x.tar", 20, padding=300_000)
     for name in ("x", "y"):
         s3.put_file(str(tmp_path / "x.tar"), f"bucket/tars/{name}.tar")
-    assert run(repo, "s3://bucket/tars/*.tar", tmp_path / "out") == 0
+    assert run_in_twos(repo, "s3://bucket/tars/*.tar", tmp_path / "out") == 0
     said = capsys.readouterr().out
     found = re.search(
         r"listed 2 remote tar files in [\d.]+ s: 40 members, ([\d,]+) of ([\d,]+) bytes", said
@@ -223,11 +214,11 @@ def test_what_changes_on_a_store_during_a_job_is_an_error(
     write_tar(tmp_path / "x.tar", 4)
     s3.put_file(str(tmp_path / "x.tar"), "bucket/x.tar")
     out = tmp_path / "out"
-    assert run(repo, f"s3://bucket/{source}", out) == 0
+    assert run_in_twos(repo, f"s3://bucket/{source}", out) == 0
     (out / "00001_stats.json").unlink()
     changed = {"photos": "photos/02.png", "x.tar": "x.tar"}[source]
     s3.pipe_file(f"bucket/{changed}", s3.cat_file(f"bucket/{changed}") + bytes(10))
-    assert run(repo, f"s3://bucket/{source}", out) == 3
+    assert run_in_twos(repo, f"s3://bucket/{source}", out) == 3
     table = list(csv.reader((out / "errors.csv").read_text().splitlines()))
     assert len(table) == (2 if source == "photos" else 3)
     assert "has changed since the job listed it" in table[1][1]
@@ -238,11 +229,11 @@ def test_a_list_on_a_store_names_what_lies_beside_it(
 ) -> None:
     upload(s3, photos, "bucket/some/photos")
     s3.pipe_file("bucket/some/list.txt", b"photos/03.png\nphotos/nowhere.png\nphotos/01.png\n")
-    assert run(repo, "s3://bucket/some/list.txt", tmp_path / "out") == 3
+    assert run_in_twos(repo, "s3://bucket/some/list.txt", tmp_path / "out") == 3
     assert load_embeddings(tmp_path / "out")[0] == ["photos/03.png", "photos/01.png"]
     for line in ("../other.png", "/etc/x.png", "s3://other/x.png", f"file://{photos}/01.png"):
         s3.pipe_file("bucket/some/list.txt", f"photos/03.png\n{line}\n".encode())
-        assert run(repo, "s3://bucket/some/list.txt", tmp_path / "no", "--any-path") == 2
+        assert run_in_twos(repo, "s3://bucket/some/list.txt", tmp_path / "no", "--any-path") == 2
         assert "line 2: " in (said := capsys.readouterr().err)
         assert "a file on a remote store names only what lies beside it" in said
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embed_cases import run_job
 from photographs import china
 from vitgraph.cli import main
 from vitgraph.embedding.reading import ImageReader, SourceOptions
@@ -41,13 +42,8 @@ def wanted(repo: Path, images: list[bytes], tmp_path: Path) -> np.ndarray[Any, A
     (tmp_path / "alone").mkdir()
     for number, content in enumerate(images):
         (tmp_path / "alone" / f"{number}.png").write_bytes(content)
-    assert run(repo, tmp_path / "alone", tmp_path / "wanted") == 0
+    assert run_job(repo, tmp_path / "alone", tmp_path / "wanted") == 0
     return load_embeddings(tmp_path / "wanted")[1]
-
-
-def run(repo: Path, source: object, out: Path, *options: object) -> int:
-    command = ["embed", repo, source, "--out", out, "--dtype", "float32", "--no-progress"]
-    return main([str(each) for each in (*command, *options)])
 
 
 Members = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
@@ -87,7 +83,7 @@ def test_images_in_tar_files_give_the_vectors_of_files(
             members[f"{long}{place}.json"] = b"{}"
             members[f"{long}{place}.cls"] = b"1"
         write_tar(tars / f"part-{number}.tar", {**members, "folder/._x.png": b"?"}, format)
-    assert run(repo, tars / "part-*.tar", tmp_path / "out", "--shard-items", 2) == 0
+    assert run_job(repo, tars / "part-*.tar", tmp_path / "out", "--shard-items", 2) == 0
     keys, matrix = load_embeddings(tmp_path / "out")
     parts = [f"part-{number}.tar/{long}{place}.png" for number in range(2) for place in range(3)]
     assert keys == parts
@@ -100,7 +96,7 @@ def test_a_list_may_name_tar_files_beside_images(
 ) -> None:
     write_tar(tmp_path / "two.tar", {"a.png": images[1], "b.png": images[2]})
     (tmp_path / "list.txt").write_text("alone/0.png\ntwo.tar\nalone/3.png\n")
-    assert run(repo, tmp_path / "list.txt", tmp_path / "out") == 0
+    assert run_job(repo, tmp_path / "list.txt", tmp_path / "out") == 0
     keys, matrix = load_embeddings(tmp_path / "out")
     assert keys == ["alone/0.png", "two.tar/a.png", "two.tar/b.png", "alone/3.png"]
     assert np.allclose(matrix, wanted[:4], atol=1e-5)
@@ -110,7 +106,7 @@ def test_members_of_one_name_stay_apart(repo: Path, images: list[bytes], tmp_pat
     names = ["x.png", "x.png", "y.png", "x.png"]
     contents = [b"?", images[0], images[1], images[1]]
     write_tar(tmp_path / "x.tar", list(zip(names, contents, strict=True)))
-    assert run(repo, tmp_path / "x.tar", tmp_path / "out", "--shard-items", 3) == 3
+    assert run_job(repo, tmp_path / "x.tar", tmp_path / "out", "--shard-items", 3) == 3
     keys, matrix = load_embeddings(tmp_path / "out")
     assert keys == [f"x.tar/{name}" for name in names[1:]]
     assert np.allclose(matrix[1], matrix[2], atol=1e-6)
@@ -119,7 +115,7 @@ def test_members_of_one_name_stay_apart(repo: Path, images: list[bytes], tmp_pat
 
 def test_a_damaged_member_is_one_bad_file(repo: Path, images: list[bytes], tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", {"a.png": images[0], "b.png": images[1][:200], "c.png": b""})
-    assert run(repo, tmp_path / "x.tar", tmp_path / "out") == 3
+    assert run_job(repo, tmp_path / "x.tar", tmp_path / "out") == 3
     assert load_embeddings(tmp_path / "out")[0] == ["x.tar/a.png"]
     table = (tmp_path / "out" / "errors.csv").read_text()
     assert table.count("cannot be read as an image") == 2
@@ -158,7 +154,7 @@ def test_a_file_that_should_hold_images_and_is_damaged_is_refused(
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(content)
-    assert run(repo, tmp_path / name, tmp_path / "out") == 2
+    assert run_job(repo, tmp_path / name, tmp_path / "out") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -187,7 +183,7 @@ def test_images_in_a_column_of_parquet_files_give_the_vectors_of_files(
         cells = [f"alone/{number}.png" for number in range(6)]
     write_parquet(tmp_path / "x.parquet", "picture", cells)
     options = ("--column", "picture", "--shard-items", 4)
-    assert run(repo, tmp_path / "x.parquet", tmp_path / "out", *options) == 0
+    assert run_job(repo, tmp_path / "x.parquet", tmp_path / "out", *options) == 0
     keys, matrix = load_embeddings(tmp_path / "out")
     assert keys == [f"x.parquet/{row}" for row in range(6)]
     assert np.allclose(matrix, wanted, atol=1e-5)
@@ -197,18 +193,18 @@ def test_empty_cells_are_bad_files_and_an_unknown_column_is_refused(
     repo: Path, images: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_parquet(tmp_path / "x.parquet", "image", [images[0], None, b"?"])
-    assert run(repo, tmp_path / "x.parquet", tmp_path / "out") == 3
+    assert run_job(repo, tmp_path / "x.parquet", tmp_path / "out") == 3
     assert load_embeddings(tmp_path / "out")[0] == ["x.parquet/0"]
     table = (tmp_path / "out" / "errors.csv").read_text()
     assert "holds NoneType, not the bytes or the path of an image" in table
-    assert run(repo, tmp_path / "x.parquet", tmp_path / "other", "--column", "photo") == 2
+    assert run_job(repo, tmp_path / "x.parquet", tmp_path / "other", "--column", "photo") == 2
     error = capsys.readouterr().err
     assert "x.parquet: has no column 'photo'; name one of number, image with --column" in error
 
 
 def test_a_path_in_a_cell_that_leads_nowhere_is_named(repo: Path, tmp_path: Path) -> None:
     write_parquet(tmp_path / "x.parquet", "image", ["nowhere.png"])
-    assert run(repo, tmp_path / "x.parquet", tmp_path / "out") == 3
+    assert run_job(repo, tmp_path / "x.parquet", tmp_path / "out") == 3
     assert "No such file or directory" in (tmp_path / "out" / "errors.csv").read_text()
 
 
@@ -280,7 +276,7 @@ def test_a_data_set_gives_the_vectors_of_files(
     cells = [{"bytes": content, "path": None} for content in images]
     write_parquet(folder / "test-0.parquet", "image", cells[:4])
     write_parquet(folder / "test-1.parquet", "image", cells[4:])
-    assert run(repo, f"hf://datasets/{folder}", tmp_path / "out", "--split", "test") == 0
+    assert run_job(repo, f"hf://datasets/{folder}", tmp_path / "out", "--split", "test") == 0
     keys, matrix = load_embeddings(tmp_path / "out")
     assert keys == [f"test/{row}" for row in range(6)]
     assert np.allclose(matrix, wanted, atol=1e-5)
@@ -295,5 +291,5 @@ def test_without_the_datasets_package_the_error_names_it(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    assert run(repo, "hf://datasets/beans", tmp_path / "out") == 2
+    assert run_job(repo, "hf://datasets/beans", tmp_path / "out") == 2
     assert "beans: is read by the datasets package: pip install data" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from embed_cases import close
 from encoders.base.vision_encoder import VisionEncoder
 from photographs import china, flower, hopper
 from vitgraph.cli import main
@@ -34,22 +35,6 @@ def photos(tmp_path: Path) -> Path:
     for number, (key, image) in enumerate(zip(KEYS, (china(), hopper(), flower()), strict=True)):
         image.resize((256 + 30 * number, 200)).save(folder / key)
     return folder
-
-
-@pytest.fixture
-def embed(repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Embed:
-    """Run the command with float32 weights; returns its exit code."""
-
-    def run(source: object, *arguments: object, out: str = "out") -> int:
-        command = ["embed", repo, source, "--out", tmp_path / out, "--dtype", "float32"]
-        return main([str(each) for each in (*command, "--no-progress", *arguments)])
-
-    return run
-
-
-def close(one: Any, other: Any) -> bool:
-    difference = np.linalg.norm(np.asarray(one, np.float64) - np.asarray(other, np.float64))
-    return bool(difference <= 2e-6 * np.linalg.norm(np.asarray(other, np.float64)))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -1,0 +1,33 @@
+"""Embedding jobs of the tests: the command in this process, and what they compare and upload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitgraph.cli import main
+
+
+def run_job(repo: Path, source: object, out: object, *options: object) -> int:
+    """Run ``vitgraph embed`` with float32 weights; returns its exit code."""
+    command = ["embed", repo, source, "--out", out, "--dtype", "float32", "--no-progress"]
+    return main([str(each) for each in (*command, *options)])
+
+
+def run_in_twos(repo: Path, source: object, out: object, *options: object) -> int:
+    """Run a job whose shards have two images each; returns its exit code."""
+    return run_job(repo, source, out, "--shard-items", 2, *options)
+
+
+def close(one: Any, other: Any) -> bool:
+    """Return whether two arrays are equal but for the rounding of float32."""
+    difference = np.linalg.norm(np.asarray(one, np.float64) - np.asarray(other, np.float64))
+    return bool(difference <= 2e-6 * np.linalg.norm(np.asarray(other, np.float64)))
+
+
+def upload(store: Any, photos: Path, folder: str) -> None:
+    """Copy the files of a folder to a remote one."""
+    for path in photos.iterdir():
+        store.put_file(str(path), f"{folder}/{path.name}")
