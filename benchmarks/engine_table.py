@@ -60,6 +60,7 @@ def speed(body: dict[str, Any]) -> list[str]:
                 for row in of
             ]
             name = f"{model}, {layers}" + ("" if compiled else ", not compiled")
+            name += "" if all(row["flash"] for row in of if row) else ", without flash-attn-4"
             lines.append(f"| {name} | {cell} | {before:.1f} | {' | '.join(figures)} |")
     return [*lines, "", *[f"- {mode}: {what}." for mode, what in MODES.items()]]
 

@@ -38,7 +38,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.engine_models import MODELS, write_model
-from benchmarks.machine import describe_machine
+from benchmarks.machine import EXTRAS, describe_machine, version_of
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 CELLS = {
@@ -247,6 +247,7 @@ def measure(
             except EOFError:
                 print(f"# the engine {mode} did not start", flush=True)
         common = {"model": model, "layers": layers or "all", "compiled": compiled}
+        common["flash"] = version_of("flash-attn-4", EXTRAS["flash-attn-4"]) is not None
         for cell in cells:
             for mode, row in measure_cell(engines, cell, runs).items():
                 seconds = engines[mode].start_seconds
