@@ -61,8 +61,6 @@ COMMANDS = {
         "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
     ),
 }
-PRECISIONS = ("bf16", "fp8")
-PRECISION_HELP = "fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)"
 
 
 def list_commands() -> str:
@@ -170,6 +168,24 @@ def add_sizes(group: argparse._ActionsContainer) -> None:
     group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
     group.add_argument("--max-soft-tokens", type=int, help="most tokens per image (Gemma 4)")
+
+
+def add_encoder(group: argparse._ActionsContainer) -> None:
+    """Add the options that say how an encoder is loaded and run."""
+    group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    group.add_argument(
+        "--precision",
+        choices=("bf16", "fp8"),
+        default="bf16",
+        help="fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)",
+    )
+    group.add_argument(
+        "--max-tokens-per-call",
+        type=int,
+        metavar="N",
+        help="an item above it runs in parts, between its frames or tiles",
+    )
 
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64")

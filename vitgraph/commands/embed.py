@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import __version__
-from .arguments import PRECISION_HELP, PRECISIONS, add_sizes, add_source, read_source
+from .arguments import add_encoder, add_sizes, add_source, read_source
 
 if TYPE_CHECKING:
     from encoders import Encoder
@@ -80,9 +80,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _add_encoder(parser: argparse.ArgumentParser) -> None:
     """Add how images are sized and encoded."""
     add_sizes(parser)
-    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
-    parser.add_argument("--precision", choices=PRECISIONS, default="bf16", help=PRECISION_HELP)
-    parser.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    add_encoder(parser)
     parser.add_argument(
         "--graph",
         action=argparse.BooleanOptionalAction,
@@ -91,12 +89,6 @@ def _add_encoder(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-tokens", type=int, metavar="N", help="output tokens per batch")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that decode images")
-    parser.add_argument(
-        "--max-tokens-per-call",
-        type=int,
-        metavar="N",
-        help="an image above it runs in parts, between its tiles",
-    )
 
 
 def _add_inside(group: argparse._ArgumentGroup) -> None:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from ..terminal import format_table, printable
 from .arguments import (
     LIMITS,
-    PRECISION_HELP,
-    PRECISIONS,
+    add_encoder,
     add_sizes,
     add_source,
     check_source,
@@ -46,7 +45,7 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", nargs="*", type=Path, metavar="IMAGE", help="image files")
     _add_items(parser.add_argument_group("items"))
     _add_output(parser.add_argument_group("output"))
-    _add_encoder(parser.add_argument_group("encoder"))
+    add_encoder(parser.add_argument_group("encoder"))
     _add_graphs(parser.add_argument_group("graphs"))
 
 
@@ -82,19 +81,6 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="PNG",
         help=f"also draw the feature maps of the first {MOST_PLOTTED} items",
-    )
-
-
-def _add_encoder(group: argparse._ArgumentGroup) -> None:
-    """Add how the encoder is loaded and run."""
-    group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
-    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
-    group.add_argument("--precision", choices=PRECISIONS, default="bf16", help=PRECISION_HELP)
-    group.add_argument(
-        "--max-tokens-per-call",
-        type=int,
-        metavar="N",
-        help="an item above it runs in parts, between its frames or tiles",
     )
 
 

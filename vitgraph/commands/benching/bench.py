@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..arguments import add_source
 from .bench_accuracy import add_accuracy
 from .bench_speed import add_speed
 
@@ -23,6 +24,16 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         subject = subjects.add_parser(name, help=summary, description=summary)
+        add_source(subject)
         add(subject)
+        subject.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
+        subject.add_argument(
+            "--kernels",
+            nargs="+",
+            default=["auto"],
+            metavar="NAME",
+            help="attention kernels to measure one after another: auto, torch, or a kernel's name",
+        )
+        subject.add_argument("--json", action="store_true", help="for programs")
         subject.add_argument("--debug", action="store_true", help="show the traceback of an error")
         subject.set_defaults(parser=subject)

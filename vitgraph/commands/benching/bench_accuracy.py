@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...terminal import format_table
-from ..arguments import add_source, check_checkpoint, check_names, check_source, read_source
+from .bench_speed import load_checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,19 +27,9 @@ NEAR = 0.99
 
 
 def add_accuracy(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command ``bench accuracy`` to its parser."""
-    add_source(parser)
+    """Add the arguments of ``bench accuracy`` alone to its parser."""
     parser.add_argument("images", nargs="+", type=Path, metavar="PHOTO", help="pictures to encode")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
     parser.add_argument("--dtype", default="bfloat16", help="of the encoder (default: bfloat16)")
-    parser.add_argument(
-        "--kernels",
-        nargs="+",
-        default=["auto"],
-        metavar="NAME",
-        help="attention kernels to compare: auto, torch, or a kernel's name",
-    )
-    parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(command=print_accuracy, video=[])
 
 
@@ -51,25 +41,12 @@ def print_accuracy(options: argparse.Namespace) -> None:
             cannot be loaded.
     """
     from ..encode_checks import check_media
-    from .bench_speed import KERNEL_NAMES
 
-    for name in options.kernels:
-        if name not in KERNEL_NAMES:
-            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNEL_NAMES)}")
-    check_names(options.dtype, options.device)
     check_media(options)
-    check_checkpoint(options.repo, "vitgraph bench accuracy REPO_OR_FOLDER PHOTO")
-    check_source(options)
-    import torch
+    encoder = load_checked(options)
+    from ...devices import enough_memory
 
-    from weights import load_encoder
-
-    from ...devices import enough_memory, read_device
-
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    where, source = read_device(device), read_source(options)
     with enough_memory(options.repo, "give another --device"):
-        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=where)
         rows = compare(encoder, options.images, options.kernels)
     print(json.dumps(rows, indent=2) if options.json else table(rows))
 

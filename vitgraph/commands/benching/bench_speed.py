@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ...terminal import counted, format_table
-from ..arguments import add_source, check_checkpoint, check_names, check_source, read_source
+from ..arguments import check_checkpoint, check_names, check_source, read_source
 
 if TYPE_CHECKING:
     import torch
 
+    from encoders.base.encoder import Encoder
     from encoders.base.vision_encoder import VisionEncoder
     from graphwrap import GraphedEncoder, GraphStats
     from weights.tensor_file import JsonDict, JsonObject
@@ -33,19 +34,9 @@ KERNEL_NAMES = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
 
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command ``bench speed`` to its parser."""
-    add_source(parser)
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
+    """Add the arguments of ``bench speed`` alone to its parser."""
     parser.add_argument("--dtype", help="bfloat16, float16, ...; by default the stored one")
-    parser.add_argument(
-        "--kernels",
-        nargs="+",
-        default=["auto"],
-        metavar="NAME",
-        help="attention kernels to measure one after another: auto, torch, or a kernel's name",
-    )
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each call")
-    parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(command=print_speed)
 
 
@@ -55,36 +46,37 @@ def print_speed(options: argparse.Namespace) -> None:
     Raises:
         ValueError: options that make no sense, or a checkpoint that cannot be loaded.
     """
-    check_options(options)
+    if options.runs is not None and options.runs < 1:
+        raise ValueError(f"--runs {options.runs}: must be a positive integer")
+    encoder = load_checked(options)
+    tower = cast("VisionEncoder", encoder.paths["image"])
+    body = measure(options.repo, tower, options.kernels, options.runs)
+    print(json.dumps(body, indent=2) if options.json else table(body))
+
+
+def load_checked(options: argparse.Namespace) -> Encoder:
+    """Check the arguments without torch, and load the encoder, on a GPU if there is one.
+
+    Raises:
+        ValueError: options that make no sense, or a checkpoint that cannot be loaded.
+    """
+    for name in options.kernels:
+        if name not in KERNEL_NAMES:
+            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNEL_NAMES)}")
+    check_names(options.dtype, options.device)
+    check_checkpoint(options.repo, f"{options.parser.prog} REPO_OR_FOLDER")
+    check_source(options)
     import torch
 
     from weights import load_encoder
 
     from ...devices import enough_memory, read_device
 
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    where, source = read_device(device), read_source(options)
+    device = read_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=where)
-    tower = cast("VisionEncoder", encoder.paths["image"])
-    body = measure(options.repo, tower, options.kernels, options.runs)
-    print(json.dumps(body, indent=2) if options.json else table(body))
-
-
-def check_options(options: argparse.Namespace) -> None:
-    """Check the arguments and look for the checkpoint, without torch.
-
-    Raises:
-        ValueError: options that make no sense, or a checkpoint that is not there.
-    """
-    for name in options.kernels:
-        if name not in KERNEL_NAMES:
-            raise ValueError(f"--kernels {name}: must be one of {', '.join(KERNEL_NAMES)}")
-    if options.runs is not None and options.runs < 1:
-        raise ValueError(f"--runs {options.runs}: must be a positive integer")
-    check_names(options.dtype, options.device)
-    check_checkpoint(options.repo, "vitgraph bench speed REPO_OR_FOLDER")
-    check_source(options)
+        return load_encoder(
+            options.repo, **read_source(options), dtype=options.dtype, device=device
+        )
 
 
 def measure(
