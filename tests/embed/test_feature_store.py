@@ -41,6 +41,35 @@ def test_a_file_holds_what_vllms_own_tower_would_return(tmp_path: Path, name: st
         store.get("flower")
 
 
+@pytest.mark.parametrize(
+    "name", ["glm4v", "glm_ocr", "gemma3", "gemma4", "pixtral", "idefics3", "paddleocr_vl"]
+)
+def test_newer_towers_are_stored_with_all_tokens_of_an_image(tmp_path: Path, name: str) -> None:
+    encoder = tiny(name)
+    store = FeatureStore(tmp_path, encoder)
+    first, second = encoder.encode([IMAGE, flower().resize((128, 120))])
+    assert store.put("a", first)
+    assert store.put("b", second)
+    assert store.get("b").equal(second.pooler_output)
+    assert store.settings.width == encoder.out_features
+
+
+def test_a_store_of_gemma_4_keeps_its_limit(tmp_path: Path) -> None:
+    encoder = tiny("gemma4")
+    FeatureStore(tmp_path, encoder, max_soft_tokens=70)
+    with pytest.raises(ValueError, match="max_soft_tokens 70, now it is 140"):
+        FeatureStore(tmp_path, encoder, max_soft_tokens=140)
+
+
+def test_a_store_from_before_gemma_4_is_opened(tmp_path: Path) -> None:
+    encoder = tiny("qwen3_vl")
+    FeatureStore(tmp_path, encoder)
+    about = json.loads((tmp_path / "store.json").read_text())
+    del about["max_soft_tokens"]
+    (tmp_path / "store.json").write_text(json.dumps(about))
+    assert FeatureStore(tmp_path, encoder).settings.max_soft_tokens is None
+
+
 def test_bfloat16_and_graphed_features_keep_their_bits(tmp_path: Path) -> None:
     encoder = tiny("qwen3_vl", torch.bfloat16)
     store = FeatureStore(tmp_path, GraphedEncoder(encoder, backend="eager"))
@@ -154,9 +183,18 @@ def test_stores_on_remote_addresses_and_without_settings_are_refused(tmp_path: P
         FeatureStore(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["deepseek_vl_hybrid", "siglip2", "glm4v"])
-def test_towers_whose_features_vllm_does_not_take_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="the Qwen families and InternVL, not for "):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("deepseek_vl_hybrid", "were not compared"),
+        ("siglip2", "the tower of no language model"),
+        ("moonvit", "the clips of Kimi-K2.5"),
+    ],
+)
+def test_towers_whose_features_vllm_does_not_take_are_refused(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"takes no \w+, since .*{reason}"):
         FeatureStore(tmp_path, tiny(name))
     with pytest.raises(ValueError, match="the Qwen families and InternVL, not for "):
         multi_modal_data(tiny(name), [IMAGE])

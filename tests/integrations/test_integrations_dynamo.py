@@ -83,7 +83,13 @@ def test_threads_may_prepare_images_at_once(built: Make) -> None:
         assert one.cost == again.cost
 
 
-@pytest.mark.parametrize("name", ["intern_vit_300m", "qwen2_5_vl", "step3_vl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("intern_vit_300m", "qwen2_5_vl", "step3_vl", "gemma3", "gemma4", "pixtral", "idefics3"),
+        *("moonvit", "paddleocr_vl", "llama4", "minimax_m3", "ernie4_5_vl"),
+    ],
+)
 def test_text_only_decoders_get_one_tensor_per_image(built: Make, name: str) -> None:
     tower = path_cases.shared(name) if name == "step3_vl" else tiny(name)
     backend = built(tower, image_token_id=7)

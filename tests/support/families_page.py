@@ -29,6 +29,7 @@ from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.preprocessors.siglip import StretchPreprocessor
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from vitgraph.embedding import feature_store
+from vitgraph.integrations import vllm
 from vitgraph.integrations.model_towers.records import CALLS
 from vitgraph.integrations.vllm_plugin.records import MODELS
 from weights import FAMILIES
@@ -63,9 +64,10 @@ TOP = """# Families
 Every family has `encode`, `encode_many`, `feature_maps` and `GraphedEncoder`. The columns on the
 right are about other libraries. [`as_vision_tower`](integrations.md#transformers) puts the tower
 into a model of transformers, and the [plug-in](engines.md#vllm-our-towers-inside) puts it into
-vLLM. With [features and stores](engines.md#a-feature-store-for-vllm), vLLM reads what was encoded
-before. [Dynamo](engines.md#an-encoder-for-dynamo) calls the encoder for a model that it serves; to
-a text-only decoder it hands the rows of any tower without DeepStack.
+vLLM. With [features](engines.md#features-in-requests-to-vllm) in requests or in a
+[store](engines.md#a-feature-store-for-vllm), vLLM reads what was encoded before.
+[Dynamo](engines.md#an-encoder-for-dynamo) calls the encoder for a model that it serves; to a
+text-only decoder it hands the rows of any tower without DeepStack.
 """
 INPUTS = """
 ## What each reads
@@ -98,7 +100,7 @@ def overview() -> Iterator[str]:
     yield from table(
         (
             *("family", "class", "video", "graphs of images", "graphs of videos"),
-            *("`as_vision_tower`", "vLLM plug-in", "vLLM features, stores", "Dynamo"),
+            *("`as_vision_tower`", "vLLM plug-in", "vLLM features", "vLLM stores", "Dynamo"),
         ),
         [
             (
@@ -106,7 +108,8 @@ def overview() -> Iterator[str]:
                 *(family.replays["image"], family.replays["video"]),
                 yes(encoder_class(family) in CALLS),
                 yes(any(record.family == family.name for record in MODELS.values())),
-                yes(issubclass(encoder_class(family), feature_store.TOWERS)),
+                yes(encoder_class(family) in vllm.TOWERS),
+                yes(encoder_class(family) in feature_store.TOWERS),
                 yes(encoder_class(family) is Qwen3VLEncoder),
             )
             for family in FAMILIES.values()

@@ -20,16 +20,32 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from encoders import Encoder, InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
+from encoders import (
+    Encoder,
+    Gemma3Encoder,
+    Gemma4Encoder,
+    Glm4VEncoder,
+    GlmOCREncoder,
+    Idefics3Encoder,
+    InternViT,
+    MoonViTEncoder,
+    PaddleOCRVLEncoder,
+    PixtralEncoder,
+    Qwen2_5VLEncoder,
+    Qwen2VLEncoder,
+    Qwen3VLEncoder,
+    Siglip2Encoder,
+    SiglipEncoder,
+)
 from encoders.contract import EncoderOutput, PartialOutput
 from graphwrap import GraphedEncoder
 from weights.writing import flush, temporary_beside
@@ -37,8 +53,17 @@ from weights.writing import flush, temporary_beside
 from ..devices import DTYPES
 from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
 
-TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
-"""The encoders whose stored features vLLM accepts."""
+TOWERS = (
+    *(Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT, Glm4VEncoder, GlmOCREncoder),
+    *(Gemma3Encoder, Gemma4Encoder, PixtralEncoder, Idefics3Encoder, PaddleOCRVLEncoder),
+)
+"""The encoders whose stored features vLLM accepts: one tensor per image, of all of its tokens."""
+REFUSED: Mapping[type[Encoder], str] = {
+    SiglipEncoder: "it is the tower of no language model",
+    Siglip2Encoder: "it is the tower of no language model",
+    MoonViTEncoder: "vLLM splits the clips of Kimi-K2.5 into items of its own",
+}
+"""Why features of other encoders are not stored, where it is not that nobody compared them."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
 """The endings of the names of files that an embedding job writes into its folder."""
@@ -57,6 +82,7 @@ class StoreSettings(NamedTuple):
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_tiles: int | None = None
+    max_soft_tokens: int | None = None
 
 
 class FeatureStore:
@@ -64,9 +90,10 @@ class FeatureStore:
 
     Args:
         folder: a path, local or mounted; made if it does not exist.
-        encoder: makes the features, of a Qwen family or InternVL. A new store takes its settings
-            from it, and an existing one refuses another. None opens an existing store as it is.
-        min_pixels, max_pixels, max_tiles: the keywords of ``encode`` for every item of the store.
+        encoder: makes the features, one of :data:`TOWERS`. A new store takes its settings from it,
+            and an existing one refuses another. None opens an existing store as it is.
+        min_pixels, max_pixels, max_tiles, max_soft_tokens: the keywords of ``encode`` for every
+            item of the store.
 
     Attributes:
         folder: the folder of the store.
@@ -85,6 +112,7 @@ class FeatureStore:
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
     ) -> None:
         self.folder = local_folder(folder)
         stored = _read_settings(self.folder)
@@ -96,7 +124,10 @@ class FeatureStore:
             self.settings = stored
             return
         mine = _describe(encoder)._replace(
-            min_pixels=min_pixels, max_pixels=max_pixels, max_tiles=max_tiles
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            max_tiles=max_tiles,
+            max_soft_tokens=max_soft_tokens,
         )
         if stored is None:
             content = json.dumps(mine._asdict(), indent=1) + "\n"
@@ -201,11 +232,13 @@ def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
 
 
 def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
-    inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
-    if not isinstance(inner, TOWERS):
+    inner = cast(Encoder, encoder.encoder) if isinstance(encoder, GraphedEncoder) else encoder
+    kind = type(inner)
+    if kind not in TOWERS:
+        reason = REFUSED.get(kind, "its tokens were not compared with those of vLLM")
         raise ValueError(
-            "a feature store holds what vLLM takes for the Qwen families and InternVL, not for "
-            f"{type(inner).__name__}: pass the images themselves to vLLM"
+            f"a feature store takes no {kind.__name__}, since {reason}: pass the images themselves "
+            f"to vLLM; stored are features of {', '.join(tower.__name__ for tower in TOWERS)}"
         )
     layers = 1
     if isinstance(inner, Qwen3VLEncoder):
@@ -231,7 +264,7 @@ def _digest(encoder: Encoder) -> str:
 
 def _read_settings(folder: Path) -> StoreSettings | None:
     try:
-        about = json.loads((folder / STORE).read_bytes())
+        about = {"max_soft_tokens": None, **json.loads((folder / STORE).read_bytes())}
         return StoreSettings(*(about[name] for name in StoreSettings._fields))
     except FileNotFoundError:
         return None

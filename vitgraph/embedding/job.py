@@ -110,6 +110,7 @@ class Job:
                 min_pixels=limits.min_pixels,
                 max_pixels=limits.max_pixels,
                 max_tiles=limits.max_tiles,
+                max_soft_tokens=limits.max_soft_tokens,
             )
         if self.pool == "none":
             with torch.no_grad():

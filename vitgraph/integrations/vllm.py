@@ -31,13 +31,24 @@ from typing import Any
 
 from torch import Tensor
 
-from encoders import EncoderOutput, InternViT, PartialOutput, Qwen3VLEncoder, VisionEncoder
+from encoders import (
+    EncoderOutput,
+    InternViT,
+    PartialOutput,
+    Qwen2_5VLEncoder,
+    Qwen2VLEncoder,
+    Qwen3VLEncoder,
+    VisionEncoder,
+)
 from graphwrap import GraphedEncoder
 
-from ..embedding.feature_store import TOWERS, FeatureStore, language_rows
+from ..embedding.feature_store import FeatureStore, language_rows
 from ..embedding.reading import content_key
 
 __all__ = ["FeatureStore", "content_key", "multi_modal_data"]
+
+TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
+"""The encoders whose features :func:`multi_modal_data` gives the names that vLLM wants."""
 
 
 def multi_modal_data(
