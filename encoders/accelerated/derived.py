@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .torch_internals import versions_of
+
 if TYPE_CHECKING:
     from .kernels.quantise import Rows8
 
@@ -93,7 +95,7 @@ class DerivedWeights:
         with self._lock:
             if not self._entries or self._capturing():
                 return False
-            written = self._sources is None or [x._version for x in self._counted] != self._versions
+            written = self._sources is None or versions_of(self._counted) != self._versions
             if written:
                 self._update()
             return written
@@ -129,7 +131,7 @@ class DerivedWeights:
         self._count, pairs = len(self._entries), self._pairs()
         self._sources = [pair[0] for pair in pairs]
         self._counted = [source for source in self._sources if not source.is_inference()]
-        self._versions = [source._version for source in self._counted]
+        self._versions = versions_of(self._counted)
         self._places = _places(self._sources)
         self._on_cuda = pairs[0][0].is_cuda
         self._table, self._rows = _table_of(pairs)

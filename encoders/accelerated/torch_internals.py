@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return how often each tensor was written in place, as torch counts it for autograd.
+
+    No public function tells whether weights were updated since copies of them were made.
+    """
+    return [tensor._version for tensor in tensors]
 
 
 def transforms_are_on() -> bool:

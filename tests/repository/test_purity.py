@@ -12,7 +12,7 @@ from source_trees import tree_of
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
 PRIVATE = re.compile(
-    r"torch\._[a-z]|torch\._C|_current_level|_global_forward"
+    r"torch\._[a-z]|torch\._C|_current_level|_global_forward|_get_backend|\._version\b"
     r"|(?<!self)\._(?:modules|parameters|buffers|(?:for|back)ward_(?:pre_)?hooks)\b"
 )
 """Names of torch that it does not promise, and those by which a module keeps what is in it."""
@@ -22,6 +22,7 @@ HOMES = {
     "encoders/layers/products.py": "whether a layer computes with its weight alone",
     "encoders/layers/attention.py": "autograd inside the operator of torch.compile",
     "encoders/base/paths_encoder.py": "one tower behind two modules",
+    "vitgraph/parallel/status.py": "how long a process group waits",
 }
 """The files that use such names, and what for."""
 KEPT = {"graphwrap/torch_internals.py": ["_unended"]}

@@ -31,12 +31,11 @@ class StatusExchange:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
-        whole = group or dist.distributed_c10d._get_default_group()
+        whole = group or dist.group.WORLD
+        assert whole is not None  # the caller has started a process group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         kind = "cpu" if "cpu" in backends else next(iter(backends))
-        # Torch has no public function for this.
-        options = whole._get_backend(torch.device(kind)).options
-        self.timeout: timedelta = options._timeout
+        self.timeout = _timeout_of(whole, kind)
         self._group = group
         if backends.get("cpu") != "gloo":
             made = dist.new_group(
@@ -127,3 +126,9 @@ class StatusExchange:
                 f"ranks 0 and {other[0]} made different calls: every rank must pass the same items "
                 "to the same encoder in the same order, or scatter=False its own"
             )
+
+
+def _timeout_of(group: dist.ProcessGroup, kind: str) -> timedelta:
+    """Return how long a group waits for its ranks on a type of device; no public function says."""
+    timeout: timedelta = group._get_backend(torch.device(kind)).options._timeout
+    return timeout
