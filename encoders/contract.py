@@ -17,7 +17,7 @@ Shapes: P patches (rows of ``pixel_values``), D tower width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from .data import (
     Limits,
     Metadata,
     Output,
+    OutputField,
     PartialOutput,
     PathInputs,
     Preprocessor,
@@ -56,16 +57,27 @@ __all__ = [
     "GraphableEncoder",
     "Grid",
     "GridLike",
+    "KernelName",
+    "Kernels",
     "Limits",
     "Metadata",
     "MultiPathEncoder",
     "Output",
+    "OutputField",
     "PartialOutput",
     "PathInputs",
+    "Precision",
     "Preprocessor",
     "VisionInputs",
     "output_like",
 ]
+
+KernelName: TypeAlias = Literal["triton", "flash2", "cudnn", "flash4"]
+"""The name of an attention kernel."""
+Kernels: TypeAlias = Literal["auto", "torch", KernelName]
+"""The attention kernels to choose from: all, those that come with torch, or one."""
+Precision: TypeAlias = Literal["bf16", "fp8"]
+"""The precision of matrix products: the encoder's own half or full precision, or e4m3."""
 
 
 class GraphableEncoder(Protocol):
@@ -207,7 +219,9 @@ class Accelerator(Protocol):
 class AcceleratesItself(Protocol):
     """A class of encoders that have a faster form, as ``issubclass`` tells."""
 
-    def accelerated(self, kernels: str = "auto", precision: str = "bf16") -> GraphableEncoder:
+    def accelerated(
+        self, kernels: Kernels = "auto", precision: Precision = "bf16"
+    ) -> GraphableEncoder:
         """Return the accelerated form of the encoder, over the same weights."""
         ...
 

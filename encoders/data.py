@@ -5,9 +5,9 @@ Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ Metadata: TypeAlias = dict[str, Tensor]
 """The tensors, by name, that an encoder makes of a grid and its ``forward`` takes with pixels."""
 DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 """The argument of ``to``: the device to move tensors to, or the dtype to cast them to."""
+OutputField: TypeAlias = Literal["last_hidden_state", "pooler_output", "deepstack_features"]
+OutputFields: TypeAlias = tuple[OutputField, ...]
+OUTPUT_FIELDS: OutputFields = ("last_hidden_state", "pooler_output", "deepstack_features")
+"""The names of the fields of an output, in their order."""
 
 
 class EncoderOutput(NamedTuple):
@@ -32,16 +36,24 @@ class EncoderOutput(NamedTuple):
     deepstack_features: tuple[Tensor, ...]
     """A tuple of [N, out], empty where the family has none."""
 
-    def __getitem__(self, key: Any) -> Any:
+    @overload
+    def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor: ...
+    @overload
+    def __getitem__(self, key: Literal["deepstack_features"]) -> tuple[Tensor, ...]: ...
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Tensor | tuple[Tensor, ...]: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Tensor | tuple[Tensor, ...], ...]: ...
+    def __getitem__(self, key: OutputField | SupportsIndex | slice) -> object:
         return _field(self, key)
 
     def clone(self) -> EncoderOutput:
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
-        return EncoderOutput(*_changed(self, Tensor.clone))
+        return _changed(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> EncoderOutput:
         """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
-        return EncoderOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
+        return _changed(self, lambda tensor: _move(tensor, device, dtype))
 
 
 class PartialOutput(NamedTuple):
@@ -54,22 +66,28 @@ class PartialOutput(NamedTuple):
     deepstack_features: tuple[Tensor, ...] | None
     """A tuple of [N, out], empty where the family has none."""
 
-    def __getitem__(self, key: Any) -> Any:
+    @overload
+    def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor | None: ...
+    @overload
+    def __getitem__(self, key: Literal["deepstack_features"]) -> tuple[Tensor, ...] | None: ...
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Tensor | tuple[Tensor, ...] | None: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Tensor | tuple[Tensor, ...] | None, ...]: ...
+    def __getitem__(self, key: OutputField | SupportsIndex | slice) -> object:
         return _field(self, key)
 
     def clone(self) -> PartialOutput:
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
-        return PartialOutput(*_changed(self, Tensor.clone))
+        return _changed(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PartialOutput:
         """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
-        return PartialOutput(*_changed(self, lambda tensor: _move(tensor, device, dtype)))
+        return _changed(self, lambda tensor: _move(tensor, device, dtype))
 
 
 FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutput]
 """The rows of all items in one tensor, or those of each item in a list."""
-OUTPUT_FIELDS = EncoderOutput._fields
-"""The names of the fields of an output, in their order."""
 Output = TypeVar("Output", EncoderOutput, PartialOutput)
 """The output of an encoder, or that of a wrapper which may leave fields out."""
 
@@ -81,12 +99,11 @@ def output_like(
     deepstack_features: tuple[Tensor, ...] | None,
 ) -> Output:
     """Return an output of the same class with other fields; those of a whole output are tensors."""
-    kind: Any = type(output)
-    made: Output = kind(last_hidden_state, pooler_output, deepstack_features)
-    return made
+    make: Callable[..., Output] = type(output)
+    return make(last_hidden_state, pooler_output, deepstack_features)
 
 
-def _field(output: tuple[Any, ...], key: Any) -> Any:
+def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | slice) -> object:
     """Return the field of an output by its name or its number."""
     if not isinstance(key, str):
         return tuple.__getitem__(output, key)
@@ -95,13 +112,15 @@ def _field(output: tuple[Any, ...], key: Any) -> Any:
     return tuple.__getitem__(output, OUTPUT_FIELDS.index(key))
 
 
-def _changed(output: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Iterator[Any]:
-    """Yield the fields of an output with ``change`` applied to every tensor."""
-    for value in output:
-        if isinstance(value, tuple):
-            yield tuple(map(change, value))
-        else:
-            yield None if value is None else change(value)
+def _changed(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
+    """Return an output with ``change`` applied to every tensor."""
+    hidden, pooled, layers = output
+    return output_like(
+        output,
+        None if hidden is None else change(hidden),
+        None if pooled is None else change(pooled),
+        None if layers is None else tuple(map(change, layers)),
+    )
 
 
 def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> Tensor:
@@ -189,7 +208,7 @@ class VisionInputs(NamedTuple):
             )
 
     @classmethod
-    def from_processor(cls, features: Mapping[str, Any]) -> VisionInputs:
+    def from_processor(cls, features: Mapping[str, object]) -> VisionInputs:
         """Read the images, then the videos, that a Hugging Face processor of Qwen gave.
 
         Args:
@@ -236,7 +255,7 @@ class Preprocessor(Protocol):
 
     def with_files(
         self,
-        files: Mapping[str, Mapping[str, Any]],
+        files: Mapping[str, Mapping[str, object]],
         error: Callable[[str], ValueError] = ValueError,
     ) -> Preprocessor:
         """Return a copy with the defaults of a repo's processor files, by name without ``.json``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from encoders.contract import (
     Accelerable,
     AcceleratesItself,
-    Accelerator,
     EncoderOutput,
     FeatureRows,
     GraphableEncoder,
@@ -21,23 +20,26 @@ from encoders.contract import (
     Metadata,
     MultiPathEncoder,
     Output,
+    OutputField,
     VisionInputs,
 )
 
 from .budgets import Budget
-from .guards import MEMBERS, require_members
+from .guards import MEMBERS, BackendInUse, require_members
 from .torch_internals import compiled
 
 if TYPE_CHECKING:
-    from encoders.contract import EncoderConfig
+    from encoders.contract import Accelerator, EncoderConfig, Kernels, Precision
+
+    FormKernels: TypeAlias = Kernels | Literal["reference"]
 
 
 class FormSettings(NamedTuple):
     """The user's settings that say which form of the encoder runs."""
 
-    kernels: str = "auto"
+    kernels: FormKernels = "auto"
     """"reference" for the module as it is, else the ``kernels`` of its ``accelerated()``."""
-    precision: str = "bf16"
+    precision: Precision = "bf16"
     """The ``precision`` of ``accelerated()``: "bf16" keeps the encoder's own dtype, even if that
     is another, and "fp8" computes products in e4m3 where that is faster."""
     compile: bool = False
@@ -53,8 +55,8 @@ class EncoderForm:
     accelerator: Accelerator | None
     device: torch.device
     dtype: torch.dtype
-    outputs: tuple[str, ...]
-    backend: str
+    outputs: tuple[OutputField, ...]
+    backend: BackendInUse
     settings: FormSettings
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, cast, overload
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import GridLike, PartialOutput, VisionInputs
+from encoders.contract import GridLike, OutputField, PartialOutput, VisionInputs
 from encoders.streams.calls import ItemEncoder
 from encoders.streams.items import EncodesItems
 
@@ -26,7 +26,7 @@ from .replay import Captured, Inputs, Out
 from .stats import GraphStats
 
 if TYPE_CHECKING:
-    from encoders.contract import EncoderConfig
+    from encoders.contract import EncoderConfig, Precision
 
 CAPTURES = threading.RLock()
 """A lock for one capture at a time per process, as waiting for the device would break another."""
@@ -87,16 +87,16 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         min_budget: int | None = None,
         max_budget: int | None = None,
         max_graphs: int = 48,
-        outputs: Sequence[str] = ("pooler_output", "deepstack_features"),
-        backend: str = "auto",
-        kernels: str = "auto",
-        precision: str = "bf16",
+        outputs: Sequence[OutputField] = ("pooler_output", "deepstack_features"),
+        backend: guards.Backend = "auto",
+        kernels: forms.FormKernels = "auto",
+        precision: Precision = "bf16",
         compile: bool = False,
-        on_overflow: str = "eager",
+        on_overflow: guards.OnOverflow = "eager",
         clone: bool = True,
     ) -> None:
         guards.require_choice("backend", backend, guards.BACKENDS)
-        guards.require_choice("on_overflow", on_overflow, ("eager", "raise"))
+        guards.require_choice("on_overflow", on_overflow, guards.OVERFLOWS)
         guards.require_choice("clone", clone, (True, False))
         guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
@@ -127,7 +127,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         self._locate()
         self._counts = GraphStats(self.backend)
 
-    backend: str
+    backend: guards.BackendInUse
     device: torch.device
     dtype: torch.dtype
 

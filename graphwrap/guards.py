@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from itertools import chain
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import OUTPUT_FIELDS
+from encoders.contract import OUTPUT_FIELDS, OutputField
 
 from .torch_internals import HOOKS, MODULES, SLOTS, autocast_is_on, makes_tensors_on_cpu, slots_of
 
@@ -24,7 +24,13 @@ MEMBERS = (
     "prepare_encoder_metadata",
     "split",
 )
-BACKENDS = ("auto", "cudagraph", "static", "eager")
+BackendInUse: TypeAlias = Literal["cudagraph", "static", "eager"]
+"""How batches run: by CUDA graphs, in the same buffers without graphs, or without padding."""
+Backend: TypeAlias = Literal["auto", BackendInUse]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+OnOverflow: TypeAlias = Literal["eager", "raise"]
+"""Whether an item over every budget runs eagerly or raises."""
+OVERFLOWS: tuple[OnOverflow, ...] = get_args(OnOverflow)
 AS_IT_IS = nullcontext()
 """A context that changes nothing, which :func:`settled` returns if no mode has to be changed."""
 TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
@@ -256,7 +262,7 @@ def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
     )
 
 
-def resolve_backend(backend: str, device: torch.device) -> str:
+def resolve_backend(backend: Backend, device: torch.device) -> BackendInUse:
     """Return the backend of a setting on a device; a ValueError if it cannot have graphs."""
     if backend == "cudagraph" and device.type != "cuda":
         raise ValueError(
@@ -279,7 +285,7 @@ def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
 
 
-def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
+def read_outputs(outputs: Sequence[OutputField]) -> tuple[OutputField, ...]:
     """Return the fields asked for, each once; a ValueError if there is none or an unknown one."""
     listed = isinstance(outputs, Iterable) and not isinstance(outputs, str)
     names = tuple(outputs) if listed else ()

@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-from encoders.contract import Accelerator
+from typing import TYPE_CHECKING, TypedDict
 
 from .budgets import Budget, BudgetSet
+
+if TYPE_CHECKING:
+    from encoders.contract import Accelerator
 
 RUN_ROWS = 64
 """Assumed price of one more replay, in rows, if nothing is measured: fewer replays win ties."""
@@ -96,9 +97,20 @@ class PriceTable:
         return replace(wanted, budgets=budgets)
 
 
+class TableRecord(TypedDict):
+    """The JSON of a table of prices."""
+
+    fingerprint: Mapping[str, str]
+    eager_runs: list[dict[str, float]]
+    """The "rows" and the milliseconds ("ms") of each eager run."""
+    budgets: list[dict[str, float]]
+    """The numbers of each budget by name, and the milliseconds ("ms") of its replay."""
+    kernels: dict[str, object] | None
+
+
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, PriceTable]) -> None:
     """Write the table of prices of each path of an encoder as JSON."""
-    body = {}
+    body: dict[str, TableRecord] = {}
     for path, table in tables.items():
         prices = table.prices
         body[path] = {
@@ -123,7 +135,7 @@ def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[st
         ) from error
 
 
-def _parse(file: str, body: Any) -> PriceTable:
+def _parse(file: str, body: TableRecord) -> PriceTable:
     """Read the table of one path from parsed JSON; an error says which entry is wrong."""
     times = {
         Budget(*[_count(row, name) for name in Budget._fields]): _number(row, "ms")

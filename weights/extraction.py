@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
-from .hub.repo import HubOptions
+from .hub.repo import Fetch, HubOptions
 from .published import check_family
 from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
@@ -39,7 +39,7 @@ def extract_encoder(
     token: bool | str | None = None,
     local_files_only: bool = False,
     force_download: bool = False,
-    fetch: str = "auto",
+    fetch: Fetch = "auto",
     max_workers: int = 8,
     progress: bool = True,
     family: str | None = None,

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .hub.repo import HubOptions
+from .hub.repo import Fetch, HubOptions
 from .published import check_family
 from .source import open_checkpoint
 from .tensor_file import JsonDict
@@ -71,7 +71,7 @@ def inspect_checkpoint(
     token: bool | str | None = None,
     local_files_only: bool = False,
     force_download: bool = False,
-    fetch: str = "auto",
+    fetch: Fetch = "auto",
     max_workers: int = 8,
     progress: bool = True,
     family: str | None = None,

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from encoders.inputs.processor_files import image_section
 
 from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
-from .hub.repo import HubOptions
+from .hub.repo import Fetch, HubOptions
 from .match import STORED_DTYPES, FoundTower, find_encoder
 from .published import check_family
 from .snapshot import Located, TowerTensor
@@ -33,6 +33,8 @@ from .source import MOST_REPAIRS, open_checkpoint
 from .tensor_file import JsonDict, JsonObject, read_into
 from .tower_folder import PROJECTOR, usage
 
+DtypeName: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+"""The name of the dtype of an encoder; "auto" is the stored one."""
 MOST_READERS = 4  # threads that read at once; reading and CRC-32 both release Python's lock
 
 
@@ -45,10 +47,10 @@ def load_encoder(
     token: bool | str | None = None,
     local_files_only: bool = False,
     force_download: bool = False,
-    fetch: str = "auto",
+    fetch: Fetch = "auto",
     max_workers: int = 8,
     progress: bool = True,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | DtypeName | None = None,
     device: torch.device | str | None = None,
     family: str | None = None,
 ) -> Encoder:
@@ -138,7 +140,7 @@ def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
 
 
-def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
     """Return the dtype that tensors are cast to, or None to keep the stored dtype."""
     if dtype is None or dtype == "auto":
         return None

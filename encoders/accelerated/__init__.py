@@ -16,21 +16,23 @@ This package knows no model. The blocks of an encoder list their layers by role,
 from __future__ import annotations
 
 import warnings
+from typing import get_args
 
 import torch
 
+from ..contract import Kernels, Precision
 from .accelerator import FusedBlocks
 from .attention_kernels import KERNELS
 from .obstacles import fp8_obstacle, obstacle
 
 __all__ = ["CHOICES", "PRECISIONS", "accelerate"]
 
-CHOICES = ("auto", "torch", *KERNELS)
-PRECISIONS = ("bf16", "fp8")
+CHOICES: tuple[Kernels, ...] = get_args(Kernels)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 def accelerate(
-    kernels: str, precision: str, device: torch.device, dtype: torch.dtype
+    kernels: Kernels, precision: Precision, device: torch.device, dtype: torch.dtype
 ) -> FusedBlocks:
     """Make the accelerator that runs the blocks of an accelerated encoder.
 

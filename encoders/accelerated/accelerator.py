@@ -17,7 +17,7 @@ from .fused_blocks import FusedForward
 from .obstacles import NO_PARTS, is_plain_table, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:
-    from ..contract import BlockTower
+    from ..contract import BlockTower, Kernels, Precision
     from .fp8 import Fp8Products
 
 
@@ -26,7 +26,7 @@ class FusedBlocks:
 
     _last_metadata: tuple[object, Metadata] | None = None
 
-    def __init__(self, kernels: str, precision: str, because: str | None = None) -> None:
+    def __init__(self, kernels: Kernels, precision: Precision, because: str | None = None) -> None:
         self.precision = precision
         self.attention = KernelChoices(kernels)
         self.derived = DerivedWeights()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..contract import Kernels
 from ..layers.attention import attention
 from .attention_kernels import (
     KERNELS,
@@ -46,7 +47,7 @@ SHORT_TRIALS = ((64, 1, 17, 64),)
 class KernelChoices:
     """The attention kernels that may be taken, and the one taken for each shape so far."""
 
-    def __init__(self, kernels: str) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self.asked = kernels
         self.dropped: dict[str, str] = {}
         self._taken: dict[AttentionShape, str] = {}

@@ -12,10 +12,10 @@ size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, get_args, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..data import Metadata, VisionInputs
 from ..grids import plain_values, stitch_tiles
 from ..layers.attention import AttentionCall, observed_calls
-from ..streams.items import AttentionAsked
+from ..streams.keywords import AttentionAsked, Heads
 from .encoder import Encoder
 from .intermediates import block_indices
 from .tile_encoder import InnerStack, TileEncoder
@@ -51,7 +51,7 @@ def attention_maps(
     Raises:
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
     """
-    if asked.heads not in ("mean", "all"):
+    if asked.heads not in get_args(Heads):
         raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
     path, tower, inner = _read_path(encoder, asked.path)
     depth = tower.config.depth if inner is None else len(inner.blocks)
@@ -230,7 +230,7 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
     return (first[:, None] + torch.arange(before, device=first.device)).flatten()
 
 
-def _rows_of_points(numbers: Tensor, queries: Any) -> Tensor:
+def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
     """Return the rows of points (frame, row, column) of a map [t, h, w, 1] of row numbers."""
     points = None
     with suppress(TypeError):
@@ -271,6 +271,6 @@ def _maps_of_path(
     return dict(zip(items, maps, strict=True))
 
 
-def _no_path(path: str, names: object) -> ValueError:
-    found = ", ".join(map(repr, list(names)))  # type: ignore[call-overload]
+def _no_path(path: str, names: Iterable[str]) -> ValueError:
+    found = ", ".join(map(repr, names))
     return ValueError(f"path={path!r}: this encoder has attention maps of {found}")

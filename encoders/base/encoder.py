@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from ..data import EncoderOutput, GridLike, Limits, Metadata, Output, Preprocessor, VisionInputs
-from ..streams.items import AttentionAsked, EncodesItems
+from ..streams.items import EncodesItems
 from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
     from ..configs import EncoderConfig
-    from ..contract import GraphableEncoder
+    from ..contract import GraphableEncoder, Kernels, Precision
     from ..streams.calls import ItemEncoder
+    from ..streams.keywords import AttentionAsked
     from .saving import Publication
 
 Self = TypeVar("Self", bound="Encoder")
@@ -252,7 +253,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         return self.preprocessor(images, videos, **limits._asdict())
 
     @abstractmethod
-    def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
+    def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         """Return a faster form of this encoder for inference on a GPU, over the same weights.
 
         An encoder of the same class with the same metadata, outputs and bounds, which fuses the

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ from ..data import (
 )
 from .encoder import Encoder
 from .vision_encoder import VisionEncoder
+
+if TYPE_CHECKING:
+    from ..contract import Kernels, Precision
 
 Self = TypeVar("Self", bound="PathsEncoder")
 
@@ -82,7 +85,7 @@ class PathsEncoder(Encoder):
         """The blocks of the path "image"."""
         return self.paths["image"].blocks
 
-    def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
+    def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         twin = copy.copy(self)
         twin.paths = {
             name: path.accelerated(kernels, precision) for name, path in self.paths.items()
@@ -92,14 +95,14 @@ class PathsEncoder(Encoder):
     def kernel_choices(self) -> dict[str, object]:
         return {name: path.kernel_choices() for name, path in self.paths.items()}
 
-    def load_kernel_choices(self, choices: Mapping[str, Any]) -> None:
+    def load_kernel_choices(self, choices: Mapping[str, object]) -> None:
         if choices.keys() != self.paths.keys():
             raise ValueError(
                 f"kernel choices for {', '.join(map(str, choices))}: this encoder has the paths "
                 f"{', '.join(self.paths)}"
             )
         for name, path in self.paths.items():
-            path.load_kernel_choices(choices[name])
+            path.load_kernel_choices(cast(Mapping[str, object], choices[name]))
 
     def gradient_checkpointing_enable(self) -> None:
         for path in self.paths.values():

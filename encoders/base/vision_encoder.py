@@ -39,7 +39,7 @@ from .encoder import Encoder
 
 if TYPE_CHECKING:
     from ..configs import VisionConfig
-    from ..contract import Accelerator
+    from ..contract import Accelerator, Kernels, Precision
 
 Self = TypeVar("Self", bound="VisionEncoder")
 
@@ -309,7 +309,7 @@ class VisionEncoder(Encoder):
             return checkpoint(block, *args, use_reentrant=False)
         return block(*args)
 
-    def accelerated(self: Self, kernels: str = "auto", precision: str = "bf16") -> Self:
+    def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         from ..accelerated import accelerate  # only where it is asked for: it needs Triton
 
         if self.accelerator is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def pixels_and_grid(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def pixels_and_grid(features: Mapping[str, object]) -> tuple[Tensor, Tensor]:
     """Return ``pixel_values`` and ``grid_thw`` of the images, then of the videos.
 
     Args:

@@ -2,7 +2,7 @@
 
 Encoders and their wrappers inherit :class:`encoders.streams.items.EncodesItems`, and share this.
 
-- ``items``: the methods ``encode`` and ``encode_many``
+- ``items``: the methods ``encode`` and ``encode_many``; ``keywords``: their keywords as types
 - ``calls``: preprocessed items to one result each, in one call of the encoder or in several
 - ``stream``: items of an iterable to results, in order and in bounded memory
 - ``prefetch``: the threads that prepare items ahead

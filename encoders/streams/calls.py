@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..data import (
     Grid,
     GridLike,
     Output,
+    OutputField,
     PartialOutput,
     PathInputs,
     VisionInputs,
@@ -29,7 +30,7 @@ from ..data import (
 )
 from ..grids import read_grid
 from ..inputs.images import StagedPreprocessor
-from .pooling import PoolingHead, check_fields, check_pool, pool_items
+from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
 
 class ItemPath(Protocol):
@@ -71,7 +72,7 @@ PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
 class ResultSettings(NamedTuple):
     """The settings of results: whole outputs or vectors, and the most output tokens per call."""
 
-    pool: str = "none"
+    pool: Pool = "none"
     normalize: bool = False
     max_tokens_per_call: int | None = None
 
@@ -86,7 +87,7 @@ class ItemEncoder(Generic[Output]):
     calls: Mapping[str, PathCall[Output]]
     """The function that encodes the inputs of each path, by the name of the path."""
     device: torch.device
-    fields: tuple[str, ...] = OUTPUT_FIELDS
+    fields: tuple[OutputField, ...] = OUTPUT_FIELDS
     """The fields of the output that the calls return."""
     stager: StagedPreprocessor | None = None
     """The preprocessor, if it can leave normalising and cutting to the device, else None."""
@@ -120,7 +121,7 @@ class ItemEncoder(Generic[Output]):
             for spec in path.item_specs(inputs.paths[name].grid_thw)
         )
 
-    def encode(self, inputs: VisionInputs, results: ResultSettings) -> list[Any]:
+    def encode(self, inputs: VisionInputs, results: ResultSettings) -> list[Output] | list[Tensor]:
         """Encode preprocessed items.
 
         Args:

@@ -5,17 +5,20 @@ Shapes: D width of a pooled vector.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, overload
 
 from torch import Tensor
 
 from ..data import Limits, Output
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from . import keywords as kw
     from .calls import ItemEncoder
-    from .stream import ItemResult
+    from .pooling import Pool
+    from .stream import ItemError, OnError
 
 
 class EncodesItems(Generic[Output]):
@@ -27,36 +30,11 @@ class EncodesItems(Generic[Output]):
 
     @overload
     def encode(
-        self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
-        *,
-        pool: Literal["none"] = "none",
-        normalize: bool = False,
-        max_tokens_per_call: int | None = None,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        self, images: kw.Items = (), videos: kw.Items = (), **how: Unpack[kw.Whole]
     ) -> list[Output]: ...
-
     @overload
     def encode(
-        self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
-        *,
-        pool: Literal["mean", "max", "cls", "head"],
-        normalize: bool = False,
-        max_tokens_per_call: int | None = None,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
+        self, images: kw.Items = (), videos: kw.Items = (), **how: Unpack[kw.Pooled]
     ) -> list[Tensor]: ...
 
     def encode(
@@ -64,7 +42,7 @@ class EncodesItems(Generic[Output]):
         images: Sequence[object] = (),
         videos: Sequence[object] = (),
         *,
-        pool: str = "none",
+        pool: Pool = "none",
         normalize: bool = False,
         max_tokens_per_call: int | None = None,
         min_pixels: int | None = None,
@@ -80,8 +58,7 @@ class EncodesItems(Generic[Output]):
         their number; ``encode_many`` takes a stream of any length.
 
         Args:
-            images: as ``preprocess`` takes them.
-            videos: as ``preprocess`` takes them.
+            images, videos: as ``preprocess`` takes them.
             pool: "none" returns whole outputs. "mean" and "max" return one vector per item, over
                 all rows of its ``pooler_output``; "head" returns what SigLIP's head makes of them,
                 "cls" the class token of ``last_hidden_state``, averaged over the tiles.
@@ -111,16 +88,49 @@ class EncodesItems(Generic[Output]):
         inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
         return item_encoder.encode(inputs, wanted)
 
+    @overload
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+        self, items: kw.Pairs[kw.Key], *, on_error: kw.Raise = ..., **how: Unpack[kw.WholeStream]
+    ) -> Iterator[tuple[kw.Key, Output]]: ...
+    @overload
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+        self, items: kw.Pairs[kw.Key], *, on_error: kw.Raise = ..., **how: Unpack[kw.PooledStream]
+    ) -> Iterator[tuple[kw.Key, Tensor]]: ...
+    @overload
+    def encode_many(
+        self, items: Iterable[object], *, on_error: kw.Raise = ..., **how: Unpack[kw.WholeStream]
+    ) -> Iterator[Output]: ...
+    @overload
+    def encode_many(
+        self, items: Iterable[object], *, on_error: kw.Raise = ..., **how: Unpack[kw.PooledStream]
+    ) -> Iterator[Tensor]: ...
+    @overload
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+        self, items: kw.Pairs[kw.Key], *, on_error: kw.Keep, **how: Unpack[kw.WholeStream]
+    ) -> Iterator[tuple[kw.Key, Output] | ItemError]: ...
+    @overload
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+        self, items: kw.Pairs[kw.Key], *, on_error: kw.Keep, **how: Unpack[kw.PooledStream]
+    ) -> Iterator[tuple[kw.Key, Tensor] | ItemError]: ...
+    @overload
+    def encode_many(
+        self, items: Iterable[object], *, on_error: kw.Keep, **how: Unpack[kw.WholeStream]
+    ) -> Iterator[Output | ItemError]: ...
+    @overload
+    def encode_many(
+        self, items: Iterable[object], *, on_error: kw.Keep, **how: Unpack[kw.PooledStream]
+    ) -> Iterator[Tensor | ItemError]: ...
+
     def encode_many(
         self,
         items: Iterable[object],
         *,
         batch_tokens: int | None = None,
         workers: int | None = None,
-        pool: str = "none",
+        pool: Pool = "none",
         normalize: bool = False,
         progress: bool = True,
-        on_error: Literal["raise", "keep"] = "raise",
+        on_error: OnError = "raise",
         max_tokens_per_call: int | None = None,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -128,7 +138,7 @@ class EncodesItems(Generic[Output]):
         max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[object]:
         """Encode a stream of items of any length; results come in the order of the items.
 
         Threads decode and preprocess items while earlier ones are encoded, without gradients, in
@@ -142,13 +152,11 @@ class EncodesItems(Generic[Output]):
                 of two (key, item).
             batch_tokens: output tokens per batch; None takes 8192, on the CPU 1024.
             workers: threads that decode; None takes one per core, at most 16.
-            pool: as :meth:`encode` takes it.
-            normalize: as :meth:`encode` takes it.
+            pool, normalize, max_tokens_per_call: as :meth:`encode` takes them.
             progress: show items and tokens per second, and what the stream waits for: a bar on a
                 terminal or in a notebook, a line per so many items in a log.
             on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place,
                 whatever was raised while the item was read.
-            max_tokens_per_call: as :meth:`encode` takes it.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
@@ -162,13 +170,13 @@ class EncodesItems(Generic[Output]):
             torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it, while iterating.
         """
         from .calls import ResultSettings
-        from .stream import StreamOptions, stream_items
+        from .stream import StreamOptions, as_given, stream_items
 
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         wanted = ResultSettings(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
         results = stream_items(self.item_encoder(), items, limits, wanted, options)
-        return _as_given(results)
+        return as_given(results)
 
     def attention_maps(
         self,
@@ -176,8 +184,8 @@ class EncodesItems(Generic[Output]):
         videos: Sequence[object] = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
-        queries: Sequence[tuple[int, int, int]] | Literal["cls"] | None = None,
-        heads: Literal["mean", "all"] = "mean",
+        queries: kw.Queries = None,
+        heads: kw.Heads = "mean",
         path: str = "image",
     ) -> list[list[Tensor]]:
         """Return the weight that attention gives to each patch, as maps in raster order.
@@ -204,31 +212,14 @@ class EncodesItems(Generic[Output]):
             ValueError: what ``preprocess`` refuses, a block, point or path that does not exist, no
                 class token, or an accelerated or wrapped encoder.
         """
+        from .keywords import AttentionAsked
+
         return self._attention_maps(images, videos, AttentionAsked(blocks, queries, heads, path))
 
     def _attention_maps(
-        self, images: Sequence[object], videos: Sequence[object], asked: AttentionAsked
+        self, images: Sequence[object], videos: Sequence[object], asked: kw.AttentionAsked
     ) -> list[list[Tensor]]:
         raise ValueError(
             f"{type(self).__name__} gives no attention maps: call attention_maps of the encoder "
             "that it was made from"
         )
-
-
-class AttentionAsked(NamedTuple):
-    """The arguments of ``attention_maps`` other than the items."""
-
-    blocks: int | Sequence[int] | None
-    queries: Sequence[tuple[int, int, int]] | str | None
-    heads: str
-    path: str
-
-
-def _as_given(results: Generator[ItemResult, None, None]) -> Iterator[Any]:
-    """Return the values alone, with the key where one was given; an error carries its own key."""
-    from .stream import ItemError
-
-    with closing(results):
-        for result in results:
-            plain = not result.paired or isinstance(result.value, ItemError)
-            yield result.value if plain else (result.key, result.value)

@@ -6,23 +6,26 @@ Shapes: N tokens of an item, D width of ``pooler_output`` or, for "cls", of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import EncoderItemSpec, EncoderOutput, Grid, PartialOutput
+from ..data import EncoderItemSpec, EncoderOutput, Grid, OutputField, PartialOutput
 
-POOLS = ("none", "mean", "max", "cls", "head")
+VectorPool: TypeAlias = Literal["mean", "max", "cls", "head"]
+"""The values of the argument ``pool`` that make one vector of an item."""
+Pool: TypeAlias = Literal["none", VectorPool]
 """The values of the argument ``pool``; "none" keeps the whole output."""
+POOLS: tuple[Pool, ...] = get_args(Pool)
 PoolingHead: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A learned head: makes [items, D] of the rows of ``pooler_output`` of each item."""
 
 
 def pool_items(
     outputs: Iterable[EncoderOutput | PartialOutput],
-    how: str,
+    how: Pool,
     grids: Iterable[Grid],
     normalize: bool = False,
     head: PoolingHead | None = None,
@@ -56,7 +59,7 @@ def pool_items(
 
 
 def pool(
-    output: EncoderOutput | PartialOutput, how: str, grid: Grid, normalize: bool = False
+    output: EncoderOutput | PartialOutput, how: Pool, grid: Grid, normalize: bool = False
 ) -> Tensor:
     """Make one vector of the output of one item.
 
@@ -86,7 +89,7 @@ def pool(
     return F.normalize(vector, dim=0) if normalize else vector
 
 
-def check_pool(how: str, normalize: bool) -> None:
+def check_pool(how: Pool, normalize: bool) -> None:
     """Raise unless these two arguments make sense together.
 
     Raises:
@@ -102,8 +105,8 @@ def check_pool(how: str, normalize: bool) -> None:
 
 
 def check_fields(
-    how: str,
-    fields: tuple[str, ...],
+    how: Pool,
+    fields: tuple[OutputField, ...],
     grid: Grid,
     spec: EncoderItemSpec,
     head: PoolingHead | None = None,
@@ -138,7 +141,7 @@ _NO_HEAD = (
 )
 
 
-def _missing(how: str) -> str:
+def _missing(how: Pool) -> str:
     field = "last_hidden_state" if how == "cls" else "pooler_output"
     return (
         f"pool={how!r} reads {field}, which this encoder leaves out: name it in "

@@ -9,14 +9,15 @@ import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
+from contextlib import closing
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from ..data import Grid, Limits, VisionInputs
+from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
@@ -28,6 +29,10 @@ from .progress import Progress
 
 BATCHES_AHEAD = 4
 """The number of batches that are prepared ahead of the results that were yielded."""
+OnError: TypeAlias = Literal["raise", "keep"]
+"""Whether a bad item stops a stream, or gets an :class:`ItemError` in its place."""
+Encoded: TypeAlias = EncoderOutput | PartialOutput | Tensor
+"""An item that was encoded: its whole output, or a vector [D]."""
 _FAILURES = (
     ValueError,
     TypeError,
@@ -58,9 +63,9 @@ class ItemResult(NamedTuple):
 
     number: int
     """Number of the item, from 0."""
-    key: Any
-    value: Any
-    """An ``EncoderOutput``, a vector [D], or an :class:`ItemError`."""
+    key: object
+    value: Encoded | ItemError
+    """The whole output, a vector [D], or the error that stands in its place."""
     grid: Grid | None
     """The grid (t, h, w) of the item, None if it could not be prepared."""
     layout: VisionInputs | None
@@ -75,7 +80,7 @@ class StreamOptions(NamedTuple):
     batch_tokens: int | None = None
     workers: int | None = None
     progress: bool = True
-    on_error: str = "raise"
+    on_error: OnError = "raise"
     total: int | None = None
     """The number of items for the progress; None takes ``len(items)`` if it is known."""
     per_line: int | None = None
@@ -105,7 +110,7 @@ def stream_items(
         ValueError: wrong arguments; while iterating, a bad item unless errors are kept.
     """
     item_encoder.check(wanted)
-    if options.on_error not in ("raise", "keep"):
+    if options.on_error not in get_args(OnError):
         raise ValueError(f"on_error={options.on_error!r}: must be 'raise' or 'keep'")
     tokens, workers, total = options.batch_tokens, options.workers, options.total
     if tokens is None:
@@ -132,6 +137,14 @@ def stream_items(
     return stream.results(iterator, workers, Progress(total, options.progress, options.per_line))
 
 
+def as_given(results: Generator[ItemResult, None, None]) -> Iterator[object]:
+    """Yield the values alone, with the key where one was given; an error carries its own key."""
+    with closing(results):
+        for result in results:
+            plain = not result.paired or isinstance(result.value, ItemError)
+            yield result.value if plain else (result.key, result.value)
+
+
 @dataclass
 class _StreamItem:
     """One item of a stream, from its preprocessing to its result."""
@@ -143,7 +156,7 @@ class _StreamItem:
     grid: Grid | None = None
     inputs: VisionInputs | StagedItem | None = None
     layout: VisionInputs | None = None
-    value: Any = None
+    value: Encoded | Exception | None = None
     """The result of the item, or the exception that stands in its place."""
 
 
@@ -241,13 +254,14 @@ class _Stream:
         """Set the values of items; after a failure each is tried alone if errors are kept."""
         if not items:
             return
+        values: Sequence[Encoded | Exception]
         try:
             with advising_limit(sum(item.tokens for item in items), self.item_encoder.device):
                 inputs = self._inputs(items)
-            values = self.item_encoder.encode(inputs, self.wanted)
-            if not self.item_encoder.owned and self.wanted.pool == "none":
-                # Views of static buffers: the next batch overwrites them before they are read.
-                values = [value.clone() for value in values]
+            encoded = self.item_encoder.encode(inputs, self.wanted)
+            # Views of static buffers are copied: the next batch overwrites them before being read.
+            views = not self.item_encoder.owned and self.wanted.pool == "none"
+            values = [value.clone() for value in encoded] if views else encoded
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except _FAILURES as error:
@@ -290,7 +304,7 @@ class _Stream:
         self._count(sum(item.tokens for item in batch), ready - began, ready, prefetch, progress)
 
     def _result(self, item: _StreamItem) -> ItemResult:
-        value = item.value
+        value: Encoded | Exception | ItemError | None = item.value
         if isinstance(value, Exception):
             if self.keep:
                 value = ItemError(item.index, item.key, value)
@@ -299,6 +313,7 @@ class _Stream:
                 raise ValueError(f"{name}: {value}") from value
             else:
                 raise value
+        assert value is not None  # its batch was encoded
         return ItemResult(item.index, item.key, value, item.grid, item.layout, item.paired)
 
     def _count(
@@ -347,12 +362,11 @@ def _about_one(error: Exception) -> Exception:
     return ValueError(message.removeprefix("image 0: ").removeprefix("video 0: "))
 
 
-def _raise_if_not_the_items(values: Sequence[Any]) -> None:
+def _raise_if_not_the_items(values: Sequence[object]) -> None:
     """Raise where every item of a batch failed alone, and neither data nor memory is the reason."""
-    for value in values:
-        if not isinstance(value, RuntimeError) or is_out_of_memory(value):
-            return
-    raise values[0]
+    errors = [value for value in values if isinstance(value, RuntimeError)]
+    if len(errors) == len(values) and not any(map(is_out_of_memory, errors)):
+        raise errors[0]
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

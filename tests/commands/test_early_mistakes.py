@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from PIL import Image
 
 from command_line import Cli, refusal
-from encoders.accelerated import CHOICES
+from encoders.accelerated import CHOICES, attention_kernels
 from encoders.contract import EncoderOutput
 from vitgraph.commands.arguments import DTYPE_NAMES
 from vitgraph.commands.benching.bench_speed import KERNEL_NAMES
@@ -21,6 +22,7 @@ from vitgraph.devices import DTYPES
 from vitgraph.features import Features, Item, save_features
 from vitgraph.plots import write_figure
 from vitgraph.seeded import write_seeded_checkpoint
+from weights.load import DtypeName
 
 RUN = """
 import contextlib, io, json, sys
@@ -187,8 +189,8 @@ def test_a_mistake_is_answered_in_one_line_before_torch_is_imported(
 
 
 def test_what_is_checked_without_torch_is_what_torch_is_given() -> None:
-    assert set(DTYPE_NAMES) == set(DTYPES)
-    assert KERNEL_NAMES == CHOICES
+    assert set(DTYPE_NAMES) == set(DTYPES) == {*get_args(DtypeName)} - {"auto"}
+    assert KERNEL_NAMES == CHOICES == ("auto", "torch", *attention_kernels.KERNELS)
 
 
 def test_a_picture_larger_than_pil_opens_is_named_with_what_helps(

@@ -26,8 +26,53 @@ assert_type(metadata, dict[str, Tensor])
 assert_type(output, vitgraph.EncoderOutput)
 assert_type(encoder.forward_intermediates(inputs), dict[str, list[Tensor]])
 assert_type(encoder.accelerated(), vitgraph.Encoder)
+
+assert_type(output[1], Tensor)
+whole = vitgraph.GraphedEncoder(encoder, outputs=["pooler_output"])(inputs)[0]
+assert_type(whole, vitgraph.PartialOutput)
+
+assert_type(encoder.encode(["a.jpg"], pool="mean"), list[Tensor])
+pairs = [("a", "a.jpg"), ("b", "b.jpg")]
+for key, out in encoder.encode_many(pairs, batch_tokens=512):
+    assert_type(key, str)
+    assert_type(out, vitgraph.EncoderOutput)
+for number, vector in encoder.encode_many(enumerate(["a.jpg"]), pool="mean", on_error="raise"):
+    assert_type(number, int)
+    assert_type(vector, Tensor)
+for out in encoder.encode_many(["a.jpg"]):
+    assert_type(out, vitgraph.EncoderOutput)
+for vector in encoder.encode_many(["a.jpg"], pool="cls", normalize=True):
+    assert_type(vector, Tensor)
+for kept in encoder.encode_many(pairs, on_error="keep"):
+    assert_type(kept, tuple[str, vitgraph.EncoderOutput] | vitgraph.ItemError)
+for kept_vector in encoder.encode_many(["a.jpg"], pool="max", on_error="keep"):
+    assert_type(kept_vector, Tensor | vitgraph.ItemError)
+for partial in vitgraph.GraphedEncoder(encoder).encode_many(["a.jpg"]):
+    assert_type(partial, vitgraph.PartialOutput)
 """
 """What a checker has to know of the names in the README's blocks."""
+FIELDS = """
+assert_type(output["last_hidden_state"], Tensor)
+assert_type(output["pooler_output"], Tensor)
+assert_type(output["deepstack_features"], tuple[Tensor, ...])
+assert_type(whole["pooler_output"], Tensor | None)
+"""
+"""What pyright knows of a field by its name; to mypy each key of a named tuple is any of them."""
+MISTAKES = """
+output["pooled_output"]  # type: ignore[call-overload]
+encoder.accelerated(kernels="quick")  # type: ignore[arg-type]
+encoder.accelerated(precision="int8")  # type: ignore[arg-type]
+encoder.encode(["a.jpg"], pool="average")  # type: ignore[call-overload]
+encoder.encode_many(["a.jpg"], on_error="skip")  # type: ignore[call-overload]
+encoder.attention_maps(["a.jpg"], heads="some")  # type: ignore[arg-type]
+vitgraph.GraphedEncoder(encoder, backend="graph")  # type: ignore[arg-type]
+vitgraph.GraphedEncoder(encoder, on_overflow="drop")  # type: ignore[arg-type]
+vitgraph.GraphedEncoder(encoder, outputs=["hidden"])  # type: ignore[list-item]
+vitgraph.load_encoder("a/b", fetch="all")  # type: ignore[arg-type]
+vitgraph.load_encoder("a/b", dtype="bf16")  # type: ignore[arg-type]
+vitgraph.EmbedBatch("a/b", pool="none")  # type: ignore[arg-type]
+"""
+"""Values that a setting does not take, each an error to mypy: it reports a needless ignore."""
 
 
 @pytest.fixture
@@ -37,7 +82,7 @@ def module(tmp_path: Path) -> Path:
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     assert len(blocks) >= 6
     path = tmp_path / "readme.py"
-    path.write_text("\n".join([*blocks, KNOWN]))
+    path.write_text("\n".join([*blocks, KNOWN, MISTAKES]))
     return path
 
 
@@ -57,6 +102,7 @@ def test_the_code_of_the_readme_passes_mypy_in_strict_mode(module: Path) -> None
 @pytest.mark.slow
 def test_the_code_of_the_readme_passes_pyright(module: Path) -> None:
     pytest.importorskip("basedpyright")
+    module.write_text(module.read_text() + FIELDS)
     config = {"include": [module.name], "extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
     (module.parent / "pyrightconfig.json").write_text(json.dumps(config))
     options = ["--project", str(module.parent), "--pythonpath", sys.executable, "--outputjson"]

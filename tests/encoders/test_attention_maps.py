@@ -23,7 +23,7 @@ from deepseek_cases import build, build_reference
 from encoders import Encoder, VisionInputs
 from encoders.base import attention_maps as module
 from encoders.base.attention_maps import attention_maps
-from encoders.streams.items import AttentionAsked
+from encoders.streams.keywords import AttentionAsked
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
 from path_cases import IMAGES as RANDOM_IMAGES

@@ -90,6 +90,8 @@ def test_a_helper_lives_where_its_word_lives() -> None:
 def test_public_signatures_have_no_kwargs_and_no_mutable_default() -> None:
     for path in sources(*PACKAGES):
         for function in public_functions(path):
+            if any(ast.unparse(decorator) == "overload" for decorator in function.decorator_list):
+                continue  # what can be called is the implementation, which lists its keywords
             integrated = "integrations" in path.parts
             theirs = integrated and (path.stem, function.name) in THEIR_SIGNATURES
             assert theirs or function.args.kwarg is None, f"{path}: {function.name} takes **kwargs"

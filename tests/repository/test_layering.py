@@ -55,13 +55,14 @@ ALLOWED = {
 }
 # What the files at the top of ``encoders`` are, besides the families.
 COMMON = {"__init__", "configs", "contract", "data", "block_parts", "grids", "hf_config"}
+BASE_KNOWS_OF_STREAMS = {"streams.items", "streams.keywords"}
 # The files and folders of ``encoders`` that each of its folders may import at the top of a file.
 KNOWS = {
     "layers": {"data", "block_parts", "hf_config", "layers"},
-    "base": {"data", "block_parts", "grids", "layers", "streams.items", "base"},
+    "base": {"data", "block_parts", "grids", "layers", "base", *BASE_KNOWS_OF_STREAMS},
     "inputs": {"data", "inputs"},
     "streams": {"data", "grids", "inputs", "streams"},
-    "accelerated": {"data", "block_parts", "layers", "accelerated"},
+    "accelerated": {"contract", "data", "block_parts", "layers", "accelerated"},
 }
 # What a family may import at the top of its file.
 FAMILY_KNOWS = {"data", "block_parts", "grids", "hf_config", "base", "layers"}
@@ -76,6 +77,8 @@ INTAKE = {
     "images": {"numpy", "PIL"},
     "video_files": {"av"},
 }
+# What type checkers alone import.
+FOR_CHECKERS = {"typing_extensions"}
 # What the files of ``vitgraph.integrations`` import, and nothing else does.
 INTEGRATED = {
     "dynamo": {"dynamo"},
@@ -115,7 +118,8 @@ def covers(allowed: str, name: str) -> bool:
 
 
 def foreign(path: Path) -> set[str]:
-    return {name for name in imports(path) if name.split(".")[0] not in sys.stdlib_module_names}
+    known = {*sys.stdlib_module_names, *FOR_CHECKERS}
+    return {name for name in imports(path) if name.split(".")[0] not in known}
 
 
 def extra(path: Path) -> set[str]:
@@ -257,6 +261,20 @@ def test_only_the_accelerated_method_imports_accelerated_towers() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "accelerated"
     ]
     assert importers == ["accelerated"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_is_for_type_checkers_is_never_imported_when_code_runs(package: str) -> None:
+    for path in modules(package):
+        checked = [
+            child
+            for node in nodes_of(path)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for child in ast.walk(node)
+        ]
+        for node in nodes_of(path):
+            if isinstance(node, ast.ImportFrom) and node.module in FOR_CHECKERS:
+                assert node in checked, f"{path}: line {node.lineno}"
 
 
 def test_saving_imports_the_hub_inside_functions_alone() -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..embedding.files import entries_below
 from ..embedding.manifest import Manifest
@@ -18,6 +18,8 @@ from ..embedding.workers import read_worker
 from .arguments import check_checkpoint, check_names, check_source, is_video
 
 if TYPE_CHECKING:
+    from encoders.contract import OutputField
+
     from ..embedding.job import Calls
 
 _POSITIVE = (
@@ -162,13 +164,17 @@ class Command:
         return {name: vars(self.options)[name] for name in names}
 
 
-def _read_fields(options: argparse.Namespace) -> tuple[str, ...]:
+def _read_fields(options: argparse.Namespace) -> tuple[OutputField, ...]:
     """Return the fields of the output that are read.
 
     Raises:
         ValueError: ``--fields`` names something else, or is given beside a pool.
     """
-    known = ("pooler_output", "last_hidden_state", "deepstack_features")
+    known: tuple[OutputField, ...] = (
+        "pooler_output",
+        "last_hidden_state",
+        "deepstack_features",
+    )
     if options.pool != "none":
         if options.fields is not None:
             raise ValueError(
@@ -180,4 +186,4 @@ def _read_fields(options: argparse.Namespace) -> tuple[str, ...]:
     for name in fields:
         if name not in known:
             raise ValueError(f"--fields: {name!r} is none of {', '.join(known)}")
-    return fields
+    return cast("tuple[OutputField, ...]", fields)

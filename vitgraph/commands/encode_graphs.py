@@ -8,6 +8,7 @@ import warnings
 import torch
 
 from encoders.base.encoder import Encoder
+from encoders.contract import OUTPUT_FIELDS, Precision
 from graphwrap import GraphedEncoder, GraphStats
 
 from ..terminal import counted
@@ -15,10 +16,9 @@ from .graph_options import MAX_GRAPHS, GraphOptions
 
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
 """Largest budget and most budgets without CUDA graphs, where each costs a run of the tower."""
-EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
-def graph_encoder(encoder: Encoder, options: GraphOptions, precision: str) -> GraphedEncoder:
+def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision) -> GraphedEncoder:
     """Return the encoder with its graphs captured; notes about that go to stderr.
 
     Without CUDA the "static" backend does the same padding and packing without graphs: the answers
@@ -47,7 +47,7 @@ def graph_encoder(encoder: Encoder, options: GraphOptions, precision: str) -> Gr
             options.budgets,
             max_batch_size=options.items,
             max_frames_per_batch=options.segments,
-            outputs=EVERY_FIELD,
+            outputs=OUTPUT_FIELDS,
             backend="cudagraph" if on_cuda else "static",
             max_budget=max(TRIAL_BUDGET, options.items) if trial else None,
             max_graphs=TRIAL_GRAPHS if trial else MAX_GRAPHS,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from PIL import ExifTags, Image
 from torch import Tensor
 
 from encoders.base.encoder import Encoder
-from encoders.contract import EncoderOutput, Limits, VisionInputs
+from encoders.contract import EncoderOutput, Limits, PartialOutput, VisionInputs
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
 from encoders.inputs.preprocessors.views import ViewPreprocessor
@@ -133,12 +133,14 @@ def encode_items(
     kept = options._replace(on_error="keep")  # a kept error says which item of a batch failed
     began = time.perf_counter()
     for result in stream_items(item_encoder, pairs, limits, whole, kept):
+        medium = cast(Media, result.key)
         if isinstance(result.value, ItemError):
-            _raise_for(result.key.name, result.value.error)
+            _raise_for(medium.name, result.value.error)
         milliseconds = (time.perf_counter() - began) * 1e3
         assert result.layout is not None
+        assert isinstance(result.value, EncoderOutput | PartialOutput)  # no pool is asked for
         output = _to_cpu(result.value)
-        yield _describe(encoder, result.key, result.layout, output, milliseconds, wanted)
+        yield _describe(encoder, medium, result.layout, output, milliseconds, wanted)
         began = time.perf_counter()
 
 
@@ -183,7 +185,7 @@ def _describe(
     return Encoded(media, item, output, feature_map, milliseconds, vector)
 
 
-def _to_cpu(output: EncoderOutput) -> EncoderOutput:
+def _to_cpu(output: EncoderOutput | PartialOutput) -> EncoderOutput:
     """Return a copy of ``output`` on the CPU; raises an error unless it has every field."""
     hidden, pooled, deepstack = output
     assert hidden is not None

@@ -6,20 +6,34 @@ Shapes: n rows of a batch, D width of a vector.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Collection, Mapping, Sized
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import numpy as np
 import torch
 
 from encoders.base.encoder import Encoder
-from encoders.streams.pooling import check_pool
+from encoders.streams.pooling import VectorPool, check_pool
 from encoders.streams.stream import ItemError
 from graphwrap import GraphedEncoder
 
+if TYPE_CHECKING:
+    from encoders.contract import OutputField
+    from encoders.streams.keywords import PooledStream
+    from weights.load import DtypeName
+
 VECTORS, ERRORS = "embedding", "error"
 _REPO_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+class SourceKeywords(TypedDict):
+    """The keywords of ``load_encoder`` that a user of :class:`EmbedBatch` may set."""
+
+    dtype: DtypeName | None
+    revision: str | None
+    subfolder: str | None
+    local_files_only: bool
 
 
 class EmbedBatch:
@@ -62,14 +76,14 @@ class EmbedBatch:
     def __init__(
         self,
         repo: str,
-        pool: str = "mean",
+        pool: VectorPool = "mean",
         *,
         normalize: bool = False,
         column: str = "image",
         revision: str | None = None,
         subfolder: str | None = None,
         local_files_only: bool = False,
-        dtype: str | None = None,
+        dtype: DtypeName | None = None,
         device: str = "auto",
         graph: bool | None = None,
         batch_tokens: int | None = None,
@@ -81,17 +95,19 @@ class EmbedBatch:
         max_soft_tokens: int | None = None,
     ) -> None:
         check_pool(pool, normalize)
-        if pool == "none":
+        if pool not in get_args(VectorPool):
             raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
         self.repo, self.pool, self.column = str(repo), pool, column
         self.device, self.graph = device, graph
-        self._source: dict[str, Any] = {
+        self._source: SourceKeywords = {
             "dtype": dtype,
             "revision": revision,
             "subfolder": subfolder,
             "local_files_only": local_files_only,
         }
-        self._encoding: dict[str, Any] = {
+        self._encoding: PooledStream = {
+            "pool": pool,
+            "progress": False,
             "normalize": normalize,
             "batch_tokens": batch_tokens,
             "workers": workers,
@@ -104,7 +120,7 @@ class EmbedBatch:
         self._pinned = False
         self._loaded: tuple[Encoder | GraphedEncoder, int] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         self._pin()  # a branch may move before the copies in other processes load
         return {**vars(self), "_loaded": None}
 
@@ -114,13 +130,18 @@ class EmbedBatch:
             return
         from weights import resolve_commit
 
-        source = {
-            name: self._source[name] for name in ("revision", "subfolder", "local_files_only")
-        }
-        self._source["revision"] = resolve_commit(self.repo, **source)
+        given = self._source
+        self._source["revision"] = resolve_commit(
+            self.repo,
+            revision=given["revision"],
+            subfolder=given["subfolder"],
+            local_files_only=given["local_files_only"],
+        )
         self._pinned = True
 
-    def __call__(self, batch: Mapping[str, Any], rank: int | None = None) -> dict[str, Any]:
+    def __call__(
+        self, batch: Mapping[str, Collection[object]], rank: int | None = None
+    ) -> dict[str, Any]:
         """Encode the images of a batch.
 
         Args:
@@ -164,15 +185,8 @@ class EmbedBatch:
         encoder, width = self._loaded
         vectors = np.full((len(images), width), np.nan, np.float32)
         errors = [""] * len(images)
-        results: Iterable[Any] = encoder.encode_many(
-            # Pairs of key and item, so that no row is taken for such a pair.
-            list(enumerate(images)),
-            pool=self.pool,
-            progress=False,
-            on_error="keep",
-            **self._encoding,
-        )
-        for result in results:
+        pairs = list(enumerate(images))  # so that no row is taken for a pair of key and item
+        for result in encoder.encode_many(pairs, on_error="keep", **self._encoding):
             if isinstance(result, ItemError):
                 errors[result.index] = " ".join(str(result.error).split()) or repr(result.error)
             else:
@@ -189,7 +203,7 @@ class EmbedBatch:
         if rank is not None and device in ("auto", "cuda") and torch.cuda.is_available():
             device = f"cuda:{rank % torch.cuda.device_count()}"
         encoder = load_encoder(self.repo, device=device, progress=False, **self._source)
-        field = "last_hidden_state" if self.pool == "cls" else "pooler_output"
+        field: OutputField = "last_hidden_state" if self.pool == "cls" else "pooler_output"
         width = encoder.num_features if self.pool == "cls" else encoder.out_features
         graphs = encoder.device.type == "cuda" if self.graph is None else self.graph
         if not graphs:

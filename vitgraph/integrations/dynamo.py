@@ -29,7 +29,9 @@ from encoders.inputs.image_files import open_image
 from encoders.inputs.images import StagedItem
 from encoders.streams.calls import join_inputs
 from graphwrap import GraphedEncoder
+from graphwrap.guards import Backend
 from weights import load_encoder
+from weights.load import DtypeName
 
 from ..embedding.feature_store import language_rows
 from ..fetching import MOST_BYTES, Fetcher
@@ -64,7 +66,7 @@ class Options(NamedTuple):
     """The repo id or folder of the tower; None takes the model that Dynamo serves."""
     revision: str | None = None
     device: str = "auto"
-    dtype: str = "auto"
+    dtype: DtypeName = "auto"
     """The dtype of weights and features; a text-only decoder takes no dtype but its own."""
     max_tokens: int | None = None
     """Most output tokens of a batch, of an image and of a graph. None means 8192, and graphs that
@@ -78,7 +80,7 @@ class Options(NamedTuple):
     """Images that are fetched and decoded at once; None means one per core, 16 at most."""
     image_token_id: int | None = None
     """The placeholder of a text-only decoder, one per image; None for Qwen3-VL and Qwen3.5."""
-    backend: str = "auto"
+    backend: Backend = "auto"
     """The ``backend`` of the GraphedEncoder; "eager" captures no graphs."""
     table: str | None = None
     """A file of ``GraphedEncoder.save_table``, with which a restart measures nothing."""

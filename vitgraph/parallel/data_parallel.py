@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast, overload
+from typing import TYPE_CHECKING, TypeAlias, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -20,20 +20,30 @@ from encoders.contract import (
     Grid,
     GridLike,
     Limits,
+    OutputField,
     PartialOutput,
     VisionInputs,
 )
 from encoders.grids import read_grid
 from encoders.streams.calls import ItemPath, ResultSettings, join_outputs, select_items
-from encoders.streams.items import AttentionAsked, EncodesItems
+from encoders.streams.items import EncodesItems
+from encoders.streams.keywords import AttentionAsked
 from graphwrap import GraphedEncoder
 from graphwrap.forms import with_paths
 from graphwrap.guards import read_outputs, require_choice
 
-from .rank_result import RankResult, complete
+from .rank_result import RankResult, complete, fields_of, output_of
 from .rows import RowExchange, find_channel
 from .shares import Shares, cost_of, costs_of_items, share_out
 from .status import StatusExchange
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from encoders.streams.keywords import Heads, Items, Pooled, Queries, Whole
+    from encoders.streams.pooling import Pool
+
+    Encode: TypeAlias = Callable[[VisionInputs], list[PartialOutput] | list[Tensor]]
 
 
 class DataParallelEncoder:
@@ -70,7 +80,7 @@ class DataParallelEncoder:
         encoder: nn.Module | GraphedEncoder,
         group: dist.ProcessGroup | None = None,
         scatter: bool = True,
-        outputs: Sequence[str] = ("pooler_output", "deepstack_features"),
+        outputs: Sequence[OutputField] = ("pooler_output", "deepstack_features"),
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
@@ -144,14 +154,23 @@ class DataParallelEncoder:
             gathered = self._gather(result)
             if isinstance(inputs, VisionInputs):
                 return self._split(gathered, result)
-            return self._whole(gathered)
+            return output_of(gathered, self.outputs)
+
+    @overload
+    def encode(
+        self, images: Items = (), videos: Items = (), **how: Unpack[Whole]
+    ) -> list[PartialOutput]: ...
+    @overload
+    def encode(
+        self, images: Items = (), videos: Items = (), **how: Unpack[Pooled]
+    ) -> list[Tensor]: ...
 
     def encode(
         self,
         images: Sequence[object] = (),
         videos: Sequence[object] = (),
         *,
-        pool: str = "none",
+        pool: Pool = "none",
         normalize: bool = False,
         max_tokens_per_call: int | None = None,
         min_pixels: int | None = None,
@@ -167,17 +186,11 @@ class DataParallelEncoder:
         With a pool, vectors are exchanged and no tokens.
 
         Args:
-            images: as ``preprocess`` takes them.
-            videos: as ``preprocess`` takes them.
+            images, videos: as ``preprocess`` takes them.
             pool: "none", "mean", "max", "cls" or "head", as ``encode`` of an encoder takes it.
             normalize: divide each vector by its L2 norm; needs a pool.
             max_tokens_per_call: most output tokens that a rank encodes in one call.
-            min_pixels: as ``preprocess`` takes it.
-            max_pixels: as ``preprocess`` takes it.
-            max_tiles: as ``preprocess`` takes it.
-            max_soft_tokens: as ``preprocess`` takes it.
-            fps: as ``preprocess`` takes it.
-            num_frames: as ``preprocess`` takes it.
+            min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
             One :class:`PartialOutput` per item or, with a pool, one tensor [D] per item; each has
@@ -213,8 +226,8 @@ class DataParallelEncoder:
             mine = inputs._replace(pixel_values=rows, grid_thw=chosen, tiles=tiles)
             results = item_encoder.encode(mine, wanted)
             if pool == "none":
-                return self._result(shares, join_outputs(results))
-            return self._new_result(shares, [("vectors", torch.stack(results))])
+                return self._result(shares, join_outputs(cast(list[PartialOutput], results)))
+            return self._new_result(shares, [("vectors", torch.stack(cast(list[Tensor], results)))])
 
         with self._lock, torch.no_grad():
             result = self._together(work, repr((pool, normalize)))
@@ -229,19 +242,15 @@ class DataParallelEncoder:
         videos: Sequence[object] = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
-        queries: Sequence[tuple[int, int, int]] | Literal["cls"] | None = None,
-        heads: Literal["mean", "all"] = "mean",
+        queries: Queries = None,
+        heads: Heads = "mean",
         path: str = "image",
     ) -> list[list[Tensor]]:
         """Return the weight that attention gives to each patch, as maps of all items on each rank.
 
         Args:
-            images: as ``preprocess`` takes them.
-            videos: as ``preprocess`` takes them.
-            blocks: as ``attention_maps`` of an encoder takes it.
-            queries: as ``attention_maps`` of an encoder takes it.
-            heads: as ``attention_maps`` of an encoder takes it.
-            path: as ``attention_maps`` of an encoder takes it.
+            images, videos: as ``preprocess`` takes them.
+            blocks, queries, heads, path: as ``attention_maps`` of an encoder takes them.
 
         Returns:
             For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w].
@@ -315,7 +324,7 @@ class DataParallelEncoder:
         return call(pixel_values, grids)
 
     def _result_of_items(
-        self, inputs: VisionInputs, encode: Callable[[VisionInputs], list[Any]], pool: str = "none"
+        self, inputs: VisionInputs, encode: Encode, pool: Pool = "none"
     ) -> RankResult:
         """Assign the items of an encoder of several paths, and encode those of this rank."""
         inputs.check(self._paths)
@@ -326,26 +335,18 @@ class DataParallelEncoder:
         fields: list[tuple[str, Tensor]] = []
         counts: list[list[int]] = []
         if results and pool != "none":
-            fields, counts = [("vectors", torch.stack(results))], [[1] * len(results)]
+            vectors = torch.stack(cast(list[Tensor], results))
+            fields, counts = [("vectors", vectors)], [[1] * len(results)]
         elif results:
-            fields = self._fields(join_outputs(results))
-            each = [self._fields(result) for result in results]
+            outputs = cast(list[PartialOutput], results)
+            fields = fields_of(join_outputs(outputs), self.outputs)
+            each = [fields_of(output, self.outputs) for output in outputs]
             counts = [[len(rows) for _, rows in field] for field in zip(*each, strict=True)]
         about = repr((everything, inputs.tiles, self.outputs))
         return RankResult(shares, fields, counts, about, self._device)
 
-    def _fields(self, output: PartialOutput) -> list[tuple[str, Tensor]]:
-        """Return the fields of an output that are wanted, DeepStack features last."""
-        fields: list[tuple[str, Tensor]] = []
-        for name in ("last_hidden_state", "pooler_output", "deepstack_features"):
-            if name in self.outputs:
-                value = output._asdict()[name]
-                layers = value if isinstance(value, tuple) else (value,)
-                fields += [(name, layer) for layer in layers]
-        return fields
-
     def _result(self, shares: Shares, output: PartialOutput) -> RankResult:
-        return self._new_result(shares, self._fields(output))
+        return self._new_result(shares, fields_of(output, self.outputs))
 
     def _new_result(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> RankResult:
         """The result of an encoder of one path, whose specs say how many rows each item has."""
@@ -353,7 +354,7 @@ class DataParallelEncoder:
         result = RankResult(shares, fields, counts, "", self._device)
         return result._replace(about=repr((shares.grids, result.types)))
 
-    def _nothing(self, shares: Shares, empty: PartialOutput, pool: str) -> RankResult:
+    def _nothing(self, shares: Shares, empty: PartialOutput, pool: Pool) -> RankResult:
         """The result of a rank without items, which has the widths and dtypes of the others."""
         if pool == "none":
             return self._result(shares, empty)
@@ -385,14 +386,6 @@ class DataParallelEncoder:
         pairs = zip(gathered, result.counts, strict=True)
         fields = [rows.split(counts) for rows, counts in pairs]
         return [
-            self._whole([field[item] for field in fields])
+            output_of([field[item] for field in fields], self.outputs)
             for item in range(len(result.shares.grids))
         ]
-
-    def _whole(self, gathered: list[Tensor]) -> PartialOutput:
-        """The output with the fields that are wanted, from tensors in the order of ``_result``."""
-        left = list(gathered)
-        hidden = left.pop(0) if "last_hidden_state" in self.outputs else None
-        pooled = left.pop(0) if "pooler_output" in self.outputs else None
-        deepstack = tuple(left) if "deepstack_features" in self.outputs else None
-        return PartialOutput(hidden, pooled, deepstack)

@@ -1,11 +1,14 @@
-"""The result of one rank in a call, completed by the fields and counts of others."""
+"""The result of one rank in a call: its fields, completed by the fields and counts of others."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+from encoders.contract import OutputField, PartialOutput
 
 from .shares import Shares
 from .status import StatusExchange
@@ -30,6 +33,23 @@ class RankResult(NamedTuple):
     def types(self) -> FieldTypes:
         """The name, dtype and trailing shape of each field, without its rows."""
         return [(name, rows.dtype, tuple(rows.shape[1:])) for name, rows in self.fields]
+
+
+def fields_of(output: PartialOutput, wanted: Collection[OutputField]) -> list[tuple[str, Tensor]]:
+    """Return the fields of an output that are wanted, DeepStack features last."""
+    hidden, pooled, layers = output
+    fields = [("last_hidden_state", hidden), ("pooler_output", pooled)]
+    fields += [("deepstack_features", layer) for layer in layers or ()]
+    return [(name, rows) for name, rows in fields if name in wanted and rows is not None]
+
+
+def output_of(rows: Sequence[Tensor], wanted: Collection[OutputField]) -> PartialOutput:
+    """Return the output with the fields that are wanted, from rows as :func:`fields_of` orders."""
+    left = list(rows)
+    hidden = left.pop(0) if "last_hidden_state" in wanted else None
+    pooled = left.pop(0) if "pooler_output" in wanted else None
+    deepstack = tuple(left) if "deepstack_features" in wanted else None
+    return PartialOutput(hidden, pooled, deepstack)
 
 
 def complete(result: RankResult, status: StatusExchange) -> RankResult:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import huggingface_hub
 from huggingface_hub import hf_hub_url, try_to_load_from_cache
@@ -35,6 +35,9 @@ from .http import RemoteFile, Unreachable
 from .messages import OFFLINE, explain, is_absence, not_here, obstacle
 
 CONFIG = "config.json"
+Fetch: TypeAlias = Literal["auto", "ranges", "shards"]
+"""Whether byte ranges of shards are fetched, whole shards, or what transfers less."""
+FETCHES: tuple[Fetch, ...] = get_args(Fetch)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _T = TypeVar("_T")
@@ -53,13 +56,13 @@ class HubOptions:
     token: bool | str | None = field(default=None, repr=False)
     local_files_only: bool = False
     force_download: bool = False
-    fetch: str = "auto"
+    fetch: Fetch = "auto"
     max_workers: int = 8
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.fetch not in ("auto", "ranges", "shards"):
-            raise ValueError(f"fetch={self.fetch!r}: must be one of auto, ranges, shards")
+        if self.fetch not in FETCHES:
+            raise ValueError(f"fetch={self.fetch!r}: must be one of {', '.join(FETCHES)}")
         if type(self.max_workers) is not int or not 1 <= self.max_workers <= 64:
             raise ValueError(f"max_workers={self.max_workers!r}: must be an integer from 1 to 64")
         if self.cache_dir == "":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from encoders.base.encoder import Encoder
+    from encoders.contract import Kernels
 
 COMPARED_FIELDS = ("last_hidden_state", "pooler_output")
 NEAR = 0.99
@@ -51,7 +52,7 @@ def print_accuracy(options: argparse.Namespace) -> None:
     print(json.dumps(rows, indent=2) if options.json else table(rows))
 
 
-def forms_of(encoder: Encoder, kernels: Sequence[str]) -> Iterator[tuple[str, Encoder]]:
+def forms_of(encoder: Encoder, kernels: Sequence[Kernels]) -> Iterator[tuple[str, Encoder]]:
     """Return the forms of an encoder (reference, accelerated, fp8) that run on its device."""
     from encoders.accelerated.obstacles import fp8_obstacle
 
@@ -65,7 +66,7 @@ def forms_of(encoder: Encoder, kernels: Sequence[str]) -> Iterator[tuple[str, En
 
 
 def compare(
-    encoder: Encoder, images: Sequence[Path], kernels: Sequence[str]
+    encoder: Encoder, images: Sequence[Path], kernels: Sequence[Kernels]
 ) -> list[dict[str, str | float]]:
     """Return the error of each form against the encoder in float32, per field.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from encoders.base.encoder import Encoder
     from encoders.base.vision_encoder import VisionEncoder
+    from encoders.contract import Kernels
     from graphwrap import GraphedEncoder, GraphStats
     from weights.tensor_file import JsonDict, JsonObject
 
@@ -80,7 +81,7 @@ def load_checked(options: argparse.Namespace) -> Encoder:
 
 
 def measure(
-    repo: str, encoder: VisionEncoder, kernels: Sequence[str], runs: int | None = None
+    repo: str, encoder: VisionEncoder, kernels: Sequence[Kernels], runs: int | None = None
 ) -> JsonDict:
     """Return every figure of ``bench speed``, as plain data.
 
@@ -116,7 +117,7 @@ def measure(
     }
 
 
-def measure_kernels(encoder: VisionEncoder, kernels: str, gpu: bool, runs: int) -> JsonDict:
+def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: int) -> JsonDict:
     """Measure one value of ``--kernels``: capture where there is a GPU, then time each size."""
     from graphwrap import GraphedEncoder
 

@@ -1,0 +1,76 @@
+"""The keywords of ``encode``, ``encode_many`` and ``attention_maps`` as types.
+
+A method lists its keywords in its own signature. Its overloads, of which one counts for each kind
+of result, take them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+
+from .pooling import VectorPool
+
+Key = TypeVar("Key")
+Items: TypeAlias = Sequence[object]
+"""Images or videos, as ``preprocess`` takes them."""
+Pairs: TypeAlias = Iterable[tuple[Key, object]]
+"""Pairs of a key and an item."""
+Raise: TypeAlias = Literal["raise"]
+Keep: TypeAlias = Literal["keep"]
+Queries: TypeAlias = Sequence[tuple[int, int, int]] | Literal["cls"] | None
+"""Points (frame, row, column) of a map, the class token of each tile, or all patches."""
+Heads: TypeAlias = Literal["mean", "all"]
+"""Whether attention is shown as the mean over the heads or for each of them."""
+
+
+class SharedKeywords(TypedDict, total=False):
+    """The keywords of ``encode`` that do not change the type of a result."""
+
+    normalize: bool
+    max_tokens_per_call: int | None
+    min_pixels: int | None
+    max_pixels: int | None
+    max_tiles: int | None
+    max_soft_tokens: int | None
+    fps: float | None
+    num_frames: int | None
+
+
+class Whole(SharedKeywords, total=False):
+    """The keywords of a call of ``encode`` whose results are whole outputs."""
+
+    pool: Literal["none"]
+
+
+class MakesVectors(TypedDict):
+    pool: VectorPool
+
+
+class Pooled(MakesVectors, SharedKeywords):
+    """The keywords of a call of ``encode`` whose results are vectors."""
+
+
+class StreamKeywords(TypedDict, total=False):
+    """The keywords that ``encode_many`` has besides those of ``encode`` and ``on_error``."""
+
+    batch_tokens: int | None
+    workers: int | None
+    progress: bool
+
+
+class WholeStream(Whole, StreamKeywords):
+    """The keywords of a call of ``encode_many`` whose results are whole outputs."""
+
+
+class PooledStream(Pooled, StreamKeywords):
+    """The keywords of a call of ``encode_many`` whose results are vectors."""
+
+
+class AttentionAsked(NamedTuple):
+    """The arguments of ``attention_maps`` other than the items."""
+
+    blocks: int | Sequence[int] | None
+    queries: Queries
+    heads: Heads
+    path: str
