@@ -72,7 +72,7 @@ __all__ = [
     "output_like",
 ]
 
-KernelName: TypeAlias = Literal["triton", "flash2", "cudnn", "flash4"]
+KernelName: TypeAlias = Literal["triton", "flash2", "cudnn", "flash4", "tma"]
 """The name of an attention kernel."""
 Kernels: TypeAlias = Literal["auto", "torch", KernelName]
 """The attention kernels to choose from: all, those that come with torch, or one."""

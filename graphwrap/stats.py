@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .guards import BackendInUse
 
 
 @dataclass
@@ -44,7 +48,7 @@ class BudgetStats:
 class GraphStats:
     """The counters that :meth:`GraphedEncoder.stats` returns; printed, they are a table."""
 
-    backend: str
+    backend: BackendInUse
     budgets: list[BudgetStats] = field(default_factory=list)
     eager_calls: int = 0
     eager_items: int = 0

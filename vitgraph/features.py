@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
+from encoders.streams.pooling import Pool
 from weights.tensor_file import TensorEntry, header_bytes
 from weights.writing import writing_whole
 
@@ -54,8 +55,7 @@ class Item(NamedTuple):
 
     name: str
     """The path of the file as given on the command line."""
-    kind: str
-    """"image" or "video"."""
+    kind: Literal["image", "video"]
     size: tuple[int, int]
     """The size in pixels, (width, height), before any resizing."""
     frames: int
@@ -74,7 +74,7 @@ class Features(NamedTuple):
     items: list[Item]
     outputs: list[PartialOutput]
     """The output of each item; empty in a file of vectors."""
-    pool: str = "none"
+    pool: Pool = "none"
     """"mean", "max", "cls" or "head" in a file of vectors."""
     normalize: bool = False
     """Whether the vectors have length 1."""
@@ -85,7 +85,7 @@ class Features(NamedTuple):
 class FeatureFormat(NamedTuple):
     """The form in which the features of items are written."""
 
-    pool: str = "none"
+    pool: Pool = "none"
     """The kind of pooling that made the vectors, "none" for whole outputs."""
     normalize: bool = False
     dtype: torch.dtype | None = None

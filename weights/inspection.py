@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .hub.repo import Fetch, HubOptions
 from .published import check_family
+from .snapshot import Route
 from .source import open_checkpoint
 from .tensor_file import JsonDict
 
@@ -52,7 +53,7 @@ class CheckpointInfo:
     cached: str
     """The part on this disk: ``tower``, ``shards``, ``some shards`` or ``nothing``; ``local`` for a
     folder."""
-    fetch: str
+    fetch: Route
     """The way of fetching that loading would take: ``ranges``, ``shards`` or ``nothing``."""
     unfinished: bool
     """Whether an earlier fetch of ranges was cut off, and would be continued."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal, TypeAlias
 
 from .errors import AbsentError, CheckpointError, DamagedError, shown
 from .layouts import Slot
@@ -55,12 +56,16 @@ class Located:
     crc32: int | None = None
 
 
+Route: TypeAlias = Literal["ranges", "shards", "nothing"]
+"""The way of fetching that loading a tower would take."""
+
+
 @dataclass(frozen=True)
 class Traffic:
     """The bytes that fetching a tower would transfer, and the files that are here already."""
 
     cached: str  # "local" for a folder; else "tower", "shards", "some shards" or "nothing"
-    route: str  # what would be fetched: "nothing", "ranges" or "shards"
+    route: Route
     ranges: int  # bytes to fetch if the tower is fetched as byte ranges
     # Whether an earlier fetch of ranges was cut off and would be continued.
     unfinished: bool = False

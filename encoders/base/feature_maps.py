@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast, overload
+from typing import Literal, cast, overload
 
 from torch import Tensor, nn
 
@@ -134,8 +134,8 @@ class MapsFeatures(nn.Module, ABC):
         pixel_values: Tensor | VisionInputs,
         grid_thw: GridLike | None = None,
         indices: int | Sequence[int] | None = None,
-        output_fmt: str = "NLC",
-    ) -> Any:
+        output_fmt: Literal["NLC", "NCHW"] = "NLC",
+    ) -> object:
         """Return outputs of inner blocks, before any merger, in input order.
 
         Args:

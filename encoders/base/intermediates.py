@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def states_of_blocks(
     pixel_values: Tensor,
     grid_thw: GridLike,
     indices: int | Sequence[int] | None,
-    output_fmt: str,
+    output_fmt: Literal["NLC", "NCHW"],
 ) -> list[Tensor] | list[list[Tensor]]:
     """Return the states of blocks of one path, as ``forward_intermediates`` describes them.
 

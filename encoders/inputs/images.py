@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data import Grid, Limits, VisionInputs
-from .processor_files import PerChannel
+from .processor_files import PerChannel, Resample
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
 
@@ -62,7 +62,7 @@ class StagedPreprocessor(Protocol):
         ...
 
 
-def resize(image: Tensor, height: int, width: int, mode: str = "bicubic") -> Tensor:
+def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -> Tensor:
     """Resize a uint8 image as torchvision does, antialiased.
 
     Args:

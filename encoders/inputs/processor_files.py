@@ -9,12 +9,14 @@ leaves out comes from the class that it names, not from another file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .sizes import MOST_TILES
 
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
+Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos"]
+"""How an image is resampled when it is resized."""
 Settings: TypeAlias = dict[str, Any]
 """Fields of a preprocessor by name, as ``dataclasses.replace`` takes them."""
 PerChannel: TypeAlias = tuple[float, float, float]
@@ -185,7 +187,7 @@ def check_side(where: str, section: Section, side: int) -> None:
         )
 
 
-def read_resample(where: str, section: Section, usual: str) -> str:
+def read_resample(where: str, section: Section, usual: Resample) -> Resample:
     """Return the kind of resampling that a section names, by the name that ``resize`` takes.
 
     Args:
@@ -197,7 +199,7 @@ def read_resample(where: str, section: Section, usual: str) -> str:
         ValueError: neither Lanczos (1) nor bilinear (2) nor bicubic (3).
     """
     value = section.get("resample")
-    kinds = {None: usual, 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+    kinds: dict[object, Resample] = {None: usual, 1: "lanczos", 2: "bilinear", 3: "bicubic"}
     if isinstance(value, bool) or not isinstance(value, int | None) or value not in kinds:
         raise ValueError(f"{where}: resample={value!r} is not implemented: it must be 1, 2 or 3")
     return kinds[value]

@@ -24,17 +24,22 @@ Heads: TypeAlias = Literal["mean", "all"]
 """Whether attention is shown as the mean over the heads or for each of them."""
 
 
-class SharedKeywords(TypedDict, total=False):
-    """The keywords of ``encode`` that do not change the type of a result."""
+class SizeKeywords(TypedDict, total=False):
+    """The keywords of ``preprocess``."""
 
-    normalize: bool
-    max_tokens_per_call: int | None
     min_pixels: int | None
     max_pixels: int | None
     max_tiles: int | None
     max_soft_tokens: int | None
     fps: float | None
     num_frames: int | None
+
+
+class SharedKeywords(SizeKeywords, total=False):
+    """The keywords of ``encode`` that do not change the type of a result."""
+
+    normalize: bool
+    max_tokens_per_call: int | None
 
 
 class Whole(SharedKeywords, total=False):

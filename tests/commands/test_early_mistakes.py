@@ -15,13 +15,15 @@ from PIL import Image
 
 from command_line import Cli, refusal
 from encoders.accelerated import CHOICES, attention_kernels
-from encoders.contract import EncoderOutput
-from vitgraph.commands.arguments import DTYPE_NAMES
+from encoders.contract import EncoderOutput, Precision
+from encoders.streams.pooling import Pool
+from vitgraph.commands.arguments import DTYPE_NAMES, FETCHES, POOLS, PRECISIONS
 from vitgraph.commands.benching.bench_speed import KERNEL_NAMES
 from vitgraph.devices import DTYPES
 from vitgraph.features import Features, Item, save_features
 from vitgraph.plots import write_figure
 from vitgraph.seeded import write_seeded_checkpoint
+from weights.hub.repo import Fetch
 from weights.load import DtypeName
 
 RUN = """
@@ -191,6 +193,9 @@ def test_a_mistake_is_answered_in_one_line_before_torch_is_imported(
 def test_what_is_checked_without_torch_is_what_torch_is_given() -> None:
     assert set(DTYPE_NAMES) == set(DTYPES) == {*get_args(DtypeName)} - {"auto"}
     assert KERNEL_NAMES == CHOICES == ("auto", "torch", *attention_kernels.KERNELS)
+    assert get_args(Precision) == PRECISIONS
+    assert get_args(Pool) == POOLS
+    assert get_args(Fetch) == FETCHES
 
 
 def test_a_picture_larger_than_pil_opens_is_named_with_what_helps(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict
+
+if TYPE_CHECKING:
+    from encoders.contract import Precision
+    from encoders.streams.pooling import Pool
+    from weights.hub.repo import Fetch
 
 _GROUPS = {
     "features": ("encode", "embed", "search"),
@@ -61,6 +66,11 @@ COMMANDS = {
         "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
     ),
 }
+# These are the values of the library's own types, which importing torch would take seconds to read;
+# a test holds them equal.
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
+POOLS: tuple[Pool, ...] = ("none", "mean", "max", "cls", "head")
+FETCHES: tuple[Fetch, ...] = ("auto", "ranges", "shards")
 
 
 def list_commands() -> str:
@@ -135,7 +145,7 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     add_download(group)
     group.add_argument(
         "--fetch",
-        choices=("auto", "ranges", "shards"),
+        choices=FETCHES,
         default="auto",
         help="the tower's byte ranges or the whole files that hold it; by default what is less",
     )
@@ -176,7 +186,7 @@ def add_encoder(group: argparse._ActionsContainer) -> None:
     group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     group.add_argument(
         "--precision",
-        choices=("bf16", "fp8"),
+        choices=PRECISIONS,
         default="bf16",
         help="fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)",
     )
@@ -231,17 +241,18 @@ def check_names(dtype: str | None, device: str | None) -> None:
 def check_source(options: argparse.Namespace) -> None:
     """Check that the checkpoint that a command names exists, as :func:`check_repo` does."""
     if options.repo is not None:
-        check_repo(options.repo, read_source(options))
+        check_repo(options.repo, read_hub(options), options.family)
 
 
-def check_repo(repo: str, source: Mapping[str, Any]) -> None:
+def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
     """Look for a checkpoint before torch is imported, which takes seconds.
 
     The Hub is not asked for the main branch of a published repo, which is there.
 
     Args:
         repo: a repo id, or a path.
-        source: keywords of ``vitgraph.load_encoder`` that say where it comes from.
+        hub: keywords of ``vitgraph.load_encoder`` that say where it comes from.
+        family: name of the family to take if the model type is not known.
 
     Raises:
         CheckpointError: there is no such repo, the Hub cannot be reached, or a folder holds no
@@ -253,12 +264,12 @@ def check_repo(repo: str, source: Mapping[str, Any]) -> None:
     from weights.published import PUBLISHED, check_family
     from weights.source import open_checkpoint
 
-    check_family(source.get("family"))
-    hub = HubOptions(**{name: value for name, value in source.items() if name != "family"})
+    check_family(family)
+    wanted = HubOptions(**hub)
     published = any(model.repo_id == repo for model in PUBLISHED)
-    if published and not (hub.revision or hub.subfolder or Path(repo).exists()):
+    if published and not (wanted.revision or wanted.subfolder or Path(repo).exists()):
         return
-    snapshot = open_checkpoint(repo, hub)
+    snapshot = open_checkpoint(repo, wanted)
     if snapshot.commit is None:  # only a folder's index is read here; loading reads that of a repo
         read_contents(snapshot)
 
@@ -281,8 +292,33 @@ def check_checkpoint(repo: str, right: str) -> None:
         )
 
 
-def read_source(options: argparse.Namespace) -> dict[str, Any]:
+class HubKeywords(TypedDict, total=False):
+    """The keywords of ``vitgraph.load_encoder`` that say how a repo is read."""
+
+    revision: str | None
+    subfolder: str | None
+    cache_dir: Path | None
+    token: str | None
+    local_files_only: bool
+    fetch: Fetch
+    force_download: bool
+    max_workers: int
+    progress: bool
+
+
+class SourceKeywords(HubKeywords, total=False):
+    """The keywords of ``vitgraph.load_encoder`` that say which checkpoint is read, and how."""
+
+    family: str | None
+
+
+def read_source(options: argparse.Namespace) -> SourceKeywords:
     """Return the keywords of ``vitgraph.load_encoder`` for the arguments of :func:`add_source`."""
+    return {**read_hub(options), "family": options.family}
+
+
+def read_hub(options: argparse.Namespace) -> HubKeywords:
+    """Return the keywords that say how a repo is read."""
     return {
         "revision": options.revision,
         "subfolder": options.subfolder,
@@ -293,5 +329,4 @@ def read_source(options: argparse.Namespace) -> dict[str, Any]:
         "force_download": options.force_download,
         "max_workers": options.max_workers,
         "progress": not options.no_progress,
-        "family": options.family,
     }

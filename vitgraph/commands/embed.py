@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast, get_args
 
 from .. import __version__
-from .arguments import add_encoder, add_sizes, add_source, read_source
+from ..embedding.records import Format, JobSettings, OutDtype
+from .arguments import POOLS, add_encoder, add_sizes, add_source, read_source
 
 if TYPE_CHECKING:
     from encoders import Encoder
@@ -47,7 +48,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
     parser.add_argument(
         "--pool",
-        choices=("mean", "max", "cls", "head", "none"),
+        choices=(*POOLS[1:], POOLS[0]),
         help="one vector per image, over its tokens; head is what SigLIP's head makes of them; "
         "none writes all tokens; by default mean",
     )
@@ -60,13 +61,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("npy", "safetensors", "parquet", "vllm"),
+        choices=get_args(Format),
         default="npy",
         help="vllm writes all tokens of each image to a file of its own, which vLLM reads",
     )
     parser.add_argument(
         "--out-dtype",
-        choices=("float32", "float16"),
+        choices=get_args(OutDtype),
         help="by default float32; --format vllm keeps the dtype of the weights",
     )
     parser.add_argument(
@@ -254,7 +255,7 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     return job if created else None
 
 
-def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
+def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
     """All that the vectors depend on; no tensor is read or fetched for it.
 
     The commit of a repo is looked up once per job: whoever joins takes that of the manifest.
@@ -265,14 +266,15 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
 
     options = command.options
     source = read_source(options)
-    known = manifest.settings if manifest is not None else {}
-    if known.get("checkpoint") == options.repo and not known["commit"].startswith(FILES):
+    known = None if manifest is None else manifest.settings
+    same = known is not None and known.get("checkpoint") == options.repo
+    if known is not None and same and not known["commit"].startswith(FILES):
         source["revision"] = known["commit"]
     info = inspect_checkpoint(options.repo, **source)
     folder = Path(options.repo).expanduser()
     is_folder = info.commit is None
     dtype = info.dtype if options.dtype in (None, "auto") else options.dtype
-    return {
+    settings = {
         "version": __version__,
         "source": command.source.identity(),
         **command.reader.options._asdict(),
@@ -290,6 +292,7 @@ def _settings(command: Command, manifest: Manifest | None) -> dict[str, Any]:
         "format": options.format,
         "out_dtype": options.out_dtype or dtype,
     }
+    return cast(JobSettings, settings)
 
 
 def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
@@ -305,7 +308,9 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     from ..embedding.files import FILES, checkpoint_state
 
     options, is_folder = command.options, commit.startswith(FILES)
-    source = read_source(options) | ({} if is_folder else {"revision": commit})
+    source = read_source(options)
+    if not is_folder:
+        source["revision"] = commit
     device = command.worker.place(read_device(options.device))
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.contract import Limits
+from encoders.contract import Limits, OutputField
+from encoders.streams.pooling import Pool
 from graphwrap import GraphedEncoder
 from weights import inspect_checkpoint
 from weights.hub.repo import HubOptions
@@ -18,7 +19,7 @@ from weights.load import describe_encoder
 from ..devices import DTYPES
 from ..embedding.planning.estimate import THREADS_PER_GPU, Estimate, report
 from ..embedding.planning.sample import choose, committed_rate, measure_rate, take_sample
-from .arguments import read_source
+from .arguments import read_hub, read_source
 from .embed_options import Command
 
 
@@ -37,9 +38,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
     limits, wanted, stream = command.calls()
     if options.workers is None:
         stream = stream._replace(workers=THREADS_PER_GPU)
-    source = read_source(options)
-    family = source.pop("family")
-    encoder = describe_encoder(options.repo, HubOptions(**source), family)
+    encoder = describe_encoder(options.repo, HubOptions(**read_hub(options)), options.family)
     encoder.item_encoder().check(wanted)
     count, what = count_written(encoder, options.pool, command.fields, limits)
     out_dtype: str = options.out_dtype or _dtype_of_weights(options)
@@ -66,7 +65,7 @@ def _dtype_of_weights(options: argparse.Namespace) -> str:
 
 
 def count_written(
-    encoder: Encoder, pool: str, fields: Sequence[str], limits: Limits
+    encoder: Encoder, pool: Pool, fields: Sequence[OutputField], limits: Limits
 ) -> tuple[Callable[[Tensor], int], str]:
     """Return a function that counts the numbers a job writes for an image, and their name.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ..terminal import format_table, printable
 from .arguments import (
     LIMITS,
+    POOLS,
     add_encoder,
     add_sizes,
     add_source,
@@ -64,7 +65,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
     group.add_argument(
         "--pool",
-        choices=("none", "mean", "max", "cls", "head"),
+        choices=POOLS,
         default="none",
         help="write one vector per item, over its tokens; cls is InternViT's class token, "
         "head what SigLIP's head makes of them; by default none: all features",

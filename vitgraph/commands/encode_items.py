@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from PIL import ExifTags, Image
 from torch import Tensor
@@ -44,7 +44,7 @@ class Media(NamedTuple):
     """The image or video in a form that ``encoder.encode_many`` takes."""
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["image", "video"]:
         """The kind of the medium: "image" or "video"."""
         return "video" if isinstance(self.item, Video) else "image"
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from ..terminal import counted, format_table, printable
 from .arguments import SIZES, add_download, check_names
 
 if TYPE_CHECKING:
     from encoders import Encoder
+    from encoders.streams.keywords import SizeKeywords
+    from encoders.streams.pooling import VectorPool
 
+    from ..embedding.records import JobSettings
     from ..search.vectors import Hit, Vectors
 
 
@@ -50,13 +54,13 @@ def search(options: argparse.Namespace) -> None:
     if not vectors.manifest.items:
         raise ValueError(f"{options.vectors}: holds no vectors")
     settings = vectors.settings
-    limits = {name: settings[name] for name in SIZES if settings.get(name) is not None}
+    known: Mapping[str, object] = settings
+    given = {name: known[name] for name in SIZES if known.get(name) is not None}
+    limits = cast("SizeKeywords", given)
+    pool = cast("VectorPool", settings["pool"])  # there is a pool, or Vectors had raised an error
     encoder = _load(options, settings)
     pooled = encoder.encode(
-        images=[options.photograph],
-        pool=settings["pool"],
-        normalize=settings["normalize"],
-        **limits,
+        [options.photograph], pool=pool, normalize=settings["normalize"], **limits
     )
     hits = vectors.nearest(pooled[0].detach().cpu().float().numpy(), options.top)
     rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
@@ -97,7 +101,7 @@ def _check_page(page: Path) -> None:
             raise ValueError(f"--html {page}: exists and is no page of a search; give another name")
 
 
-def _load(options: argparse.Namespace, settings: dict[str, Any]) -> Encoder:
+def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
     """Load the encoder of a job, at its commit.
 
     Raises:
@@ -133,7 +137,7 @@ def _load(options: argparse.Namespace, settings: dict[str, Any]) -> Encoder:
         )
 
 
-def _facts(options: argparse.Namespace, vectors: Vectors, limits: dict[str, Any]) -> dict[str, str]:
+def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) -> dict[str, str]:
     """Return the facts about a search that are printed and written, by name."""
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
@@ -157,8 +161,14 @@ def _write_page(
     from ..embedding.reading import ImageReader, SourceOptions
     from ..search.page import write_page
 
-    names = [name for name in SourceOptions._fields if name in vectors.settings]
-    source = SourceOptions(**{name: vectors.settings[name] for name in names})
-    reader = ImageReader(source._replace(fetch_urls=False))
+    settings, default = vectors.settings, SourceOptions()
+    source = SourceOptions(
+        settings.get("column", default.column),
+        settings.get("subset", default.subset),
+        settings.get("split", default.split),
+        settings.get("any_path", default.any_path),
+        fetch_urls=False,
+    )
+    reader = ImageReader(source)
     write_page(options.html, options.photograph, hits, facts, reader)
     print(f"wrote {printable(str(options.html))}")

@@ -5,7 +5,8 @@
 - ``reading``: one image of a job, and how its bytes are read
 - ``files``: single files, local and remote, that must be as they were when they were listed
 - ``workers``: which of several processes this one is
-- ``manifest``: what all shards of a job have in common, and the list of its files
+- ``manifest``: what all shards of a job have in common, and the list of its files;
+  ``records``: the types of what they have in common, and of what each writes
 - ``job``: encodes the shards that are left, in order
 - ``shards``: the files of one shard
 - ``storage``: the folder of a job, on a disk or on a remote store

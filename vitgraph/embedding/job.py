@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS, Array
 from .reading import File, ImageReader
+from .records import ShardStats
 from .shards import Row, csv_bytes, missing_of, read_all_stats, shards_of
 from .storage import JOB, TENSOR, Storage
 from .workers import Worker
@@ -64,8 +65,8 @@ class Job:
         self.storage, self.manifest, self.worker = storage, manifest, worker
         self.files, self.reader, self.calls = FileList(storage, manifest), reader, calls
         settings = manifest.settings
-        self.commit: str = settings["commit"]
-        self.pool: str = settings["pool"]
+        self.commit = settings["commit"]
+        self.pool = settings["pool"]
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
         self.shards = shards_of(storage, manifest)
         self.missing = missing_of(self.shards)
@@ -186,7 +187,7 @@ class Job:
                 self._files_of[number] = [] if done else self.files.shard(number)
             return self._files_of[number]
 
-    def _tasks(self) -> Iterator[tuple[str, Any]]:
+    def _tasks(self) -> Iterator[tuple[str, object]]:
         """Yield key and item of each file to encode; a thread of the stream iterates it."""
         for number in self.todo:
             for file in self._shard_files(number):
@@ -210,7 +211,7 @@ class Job:
         for place, error in self.reader.changed(files).items():
             rows.pop(place, None)
             errors[place] = error
-        stats = {
+        stats: ShardStats = {
             "shard": number,
             "items": len(files),
             "rows": len(rows),
@@ -225,7 +226,7 @@ class Job:
         self.shards[number].write([rows[place] for place in sorted(rows)], self.empty, stats)
         del self._files_of[number]
 
-    def _arrays(self, value: Any) -> dict[str, Array]:
+    def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
         """Return a result as arrays by name, in the dtype that is written.
 
         Raises:

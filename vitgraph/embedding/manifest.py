@@ -19,6 +19,8 @@ from .storage import STORE, Storage
 if TYPE_CHECKING:
     from weights.tensor_file import JsonDict
 
+    from .records import JobSettings
+
 NAME = "manifest.json"
 _LIST = "files."
 """The beginning of the name of the list of files of a job."""
@@ -27,8 +29,7 @@ _LIST = "files."
 class Manifest(NamedTuple):
     """The settings that all shards of an embedding job have in common."""
 
-    settings: JsonDict
-    """Plain data, all that determines a row: source, checkpoint, preprocessing, pooling, format."""
+    settings: JobSettings
     items: int
     items_per_shard: int
     keys: str
@@ -51,7 +52,7 @@ class Manifest(NamedTuple):
             storage.delete(name for name in lists if name != self.files["name"])
         return created
 
-    def compare(self, settings: JsonDict, items_per_shard: int, folder: str) -> None:
+    def compare(self, settings: JobSettings, items_per_shard: int, folder: str) -> None:
         """Check that the settings of a command are those of the job in the folder.
 
         Args:
@@ -68,8 +69,8 @@ class Manifest(NamedTuple):
                 "source and the files of a job; give another folder (what is written can be "
                 "loaded and verified), or go on with that version"
             )
-        mine = {**settings, "items per shard": items_per_shard}
-        theirs = {**self.settings, "items per shard": self.items_per_shard}
+        mine: dict[str, object] = {**settings, "items per shard": items_per_shard}
+        theirs: dict[str, object] = {**self.settings, "items per shard": self.items_per_shard}
         if mine.get("revision") == theirs.get("commit"):
             mine["revision"] = theirs.get("revision")
         for name in sorted(mine.keys() | theirs.keys()):

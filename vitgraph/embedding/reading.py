@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from ..fetching import Fetcher
 from .files import beside, is_remote, is_web, read_file, require_version
@@ -28,6 +28,10 @@ class SourceOptions(NamedTuple):
     """Whether a list of files or a table cell may name https URLs, which are then read."""
 
 
+FileKind: TypeAlias = Literal["file", "member", "sparse", "row", "url"]
+"""An image file, a member or sparse member of a tar file, a row of a table, or a URL."""
+
+
 class File(NamedTuple):
     """One image of a job."""
 
@@ -39,8 +43,7 @@ class File(NamedTuple):
     """The bytes of the image file, -1 if their number is not known."""
     version: str = ""
     """A text that changes with the content of ``path``; empty if the store gives none."""
-    kind: str = "file"
-    """"file"; "member" or "sparse" member of a tar file; "row" of a table; or "url"."""
+    kind: FileKind = "file"
     place: int = 0
     """The offset of the image in a tar file, or the number of its row in a table."""
 

@@ -35,17 +35,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from weights.tensor_file import JsonDict, file_crc32
+from weights.tensor_file import file_crc32
 
 from .manifest import Manifest
 from .parquet_files import VECTORS, Array, read_arrays, write_tokens, write_vectors
+from .records import Format, ShardStats, WrittenStats
 from .storage import STORED, TENSOR, Storage, open_storage
+
+if TYPE_CHECKING:
+    from encoders.streams.pooling import Pool
 
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
 """The keys of a shard's statistics that are read again."""
@@ -65,7 +69,7 @@ class Row(NamedTuple):
 class Shard:
     """The files of one shard of an embedding job, and how they are written and read."""
 
-    def __init__(self, storage: Storage, number: int, format: str, pool: str) -> None:
+    def __init__(self, storage: Storage, number: int, format: Format, pool: Pool) -> None:
         self.storage, self.number, self.format, self.pool = storage, number, format, pool
 
     @property
@@ -78,9 +82,7 @@ class Shard:
         """Whether the shard was written as a whole."""
         return self.storage.exists(self.stats_name)
 
-    def write(
-        self, rows: Sequence[Row], empty: Mapping[str, Array], stats: Mapping[str, object]
-    ) -> None:
+    def write(self, rows: Sequence[Row], empty: Mapping[str, Array], stats: ShardStats) -> None:
         """Write arrays, row table and statistics, in this order; nothing if the shard is done.
 
         All files of a shard come from one writer. Where there are locks, one process at a time
@@ -99,7 +101,7 @@ class Shard:
             if self.is_done:  # another process has written the shard meanwhile
                 return
             files = self._write_files(rows, empty)
-            about = {**stats, "tag": self.storage.tag, "files": files}
+            about: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
             text = json.dumps(about, indent=1) + "\n"
             if self.storage.create(self.stats_name, text.encode()) and self.format != "vllm":
                 found = self.storage.names(f"{self.number:05d}.")
@@ -206,14 +208,14 @@ class Shard:
             )
         return keys
 
-    def read_stats(self) -> JsonDict:
+    def read_stats(self) -> WrittenStats:
         """Return the statistics that the shard was written with.
 
         Raises:
             ValueError: the file of statistics is damaged.
         """
         try:
-            stats: Any = json.loads(self.storage.read(self.stats_name))
+            stats: object = json.loads(self.storage.read(self.stats_name))
         except ValueError:
             stats = None
         if not (isinstance(stats, dict) and stats.keys() >= _STATS):
@@ -221,7 +223,7 @@ class Shard:
                 f"{self.storage.name}/{self.stats_name}: is damaged; delete it and run the command "
                 "of the job again"
             )
-        return stats
+        return cast(WrittenStats, stats)
 
     def read_arrays(self, field: str | None = None) -> dict[str, Array]:
         """Return the arrays by name; those of npy files on a disk are mapped, not read.
@@ -334,7 +336,7 @@ def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
     return shards
 
 
-def read_all_stats(shards: Sequence[Shard]) -> list[JsonDict]:
+def read_all_stats(shards: Sequence[Shard]) -> list[WrittenStats]:
     """Return the statistics of shards that are done, read by several threads.
 
     Raises:

@@ -38,7 +38,7 @@ from .files import (
     version_in,
     version_of,
 )
-from .reading import File, SourceOptions, refuse_url, url_in
+from .reading import File, FileKind, SourceOptions, refuse_url, url_in
 from .tables import DATASET, DataSet, ParquetTable, is_dataset, pin_dataset, pin_files
 from .tars import Listed, list_members
 
@@ -270,7 +270,8 @@ class Source:
     def _members(self, tar: File, listed: Listed) -> Iterator[File]:
         for member in listed.members:
             if not posixpath.basename(member.name).startswith(".") and self._takes(member.name):
-                kind, key = "sparse" if member.sparse else "member", f"{tar.key}/{member.name}"
+                kind: FileKind = "sparse" if member.sparse else "member"
+                key = f"{tar.key}/{member.name}"
                 yield File(key, tar.path, member.size, tar.version, kind, member.place)
 
     def _rows(self, table: Any, path: str, version: str, key: str) -> Iterator[File]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from weights.tensor_file import JsonDict, file_crc32
+from weights.tensor_file import file_crc32
 
 from ..terminal import counted
 from .manifest import Manifest, digest_keys
+from .records import ShardStats
 from .shards import Shard, missing_of, read_all_stats, shards_of
 from .storage import open_storage
 
@@ -35,9 +36,8 @@ def print_status(folder: str) -> int:
     shards = shards_of(storage, manifest)
     missing = set(missing_of(shards))
     stats = read_all_stats([shard for shard in shards if shard.number not in missing])
-    seconds, files, rows = (
-        sum(one[name] for one in stats) for name in ("seconds", "items", "rows")
-    )
+    seconds = sum(one["seconds"] for one in stats)
+    files, rows = sum(one["items"] for one in stats), sum(one["rows"] for one in stats)
     errors = sum(len(one["errors"]) for one in stats)
     print(
         f"{folder}: {len(stats):,} of {manifest.shards:,} shards are written, {files:,} of "
@@ -50,7 +50,7 @@ def print_status(folder: str) -> int:
     return 1 if missing else 0
 
 
-def _print_workers(stats: list[JsonDict]) -> None:
+def _print_workers(stats: Sequence[ShardStats]) -> None:
     """Print how many shards each worker has written, and when it wrote its last one."""
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 
 from encoders import Encoder
 from encoders.streams.calls import ResultSettings
-from encoders.streams.pooling import POOLS, pool_items
+from encoders.streams.pooling import VectorPool, pool_items
 from graphwrap import GraphedEncoder
 from weights import load_encoder
 
@@ -81,7 +81,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     def __init__(
         self,
         encoder: Encoder | GraphedEncoder,
-        pool: str = "mean",
+        pool: VectorPool = "mean",
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -89,7 +89,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         max_soft_tokens: int | None = None,
     ) -> None:
         super().__init__()
-        pools = [name for name in POOLS if name != "none"]
+        pools = get_args(VectorPool)
         if pool not in pools:
             raise ValueError(f"pool={pool!r}: must be one of {', '.join(pools)}")
         encoder.item_encoder().check(ResultSettings(pool))

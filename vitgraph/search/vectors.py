@@ -8,7 +8,7 @@ their cosines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -45,7 +45,7 @@ class Vectors:
     def __init__(self, folder: str, progress: bool = False) -> None:
         self.storage, self.progress = open_storage(folder), progress
         self.manifest = Manifest.read(self.storage)
-        self.settings: dict[str, Any] = self.manifest.settings
+        self.settings = self.manifest.settings
         if self.settings["pool"] == "none":
             raise ValueError(
                 f"{folder}: holds all tokens of every image, and a search compares one vector per "

@@ -20,7 +20,7 @@ import huggingface_hub
 from ..cache.kept import KeptTower
 from ..errors import AbsentError, CheckpointError, DamagedError
 from ..parallel import in_parallel
-from ..snapshot import Located, Snapshot, Traffic, Wanted, json_limit
+from ..snapshot import Located, Route, Snapshot, Traffic, Wanted, json_limit
 from ..tensor_file import Header, parse_json
 from .downloads import download_shards, fetch_tower
 from .http import RangesUnsupported, RemoteFile
@@ -202,7 +202,7 @@ class HubSnapshot(Snapshot):
         unfinished = self.store.partial.is_dir()
         return Traffic(cached, self._route(wanted), self._range_bytes(wanted), unfinished)
 
-    def _route(self, wanted: Wanted) -> str:
+    def _route(self, wanted: Wanted) -> Route:
         """Choose how to fetch the tower: ``nothing``, ``ranges`` or ``shards``."""
         sizes = wanted.checkpoint.shards
         missing = sum(sizes[file] for file in sizes if self._path(file) is None)

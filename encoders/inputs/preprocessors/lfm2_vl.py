@@ -26,6 +26,7 @@ from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
     ProcessorFiles,
+    Resample,
     Section,
     Settings,
     read_mean_std,
@@ -58,7 +59,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     """The largest number of tiles; 1 leaves images whole."""
     use_thumbnail: bool = True
     """Whether the whole image follows its tiles."""
-    resample: str = "bilinear"
+    resample: Resample = "bilinear"
     """The kind of resampling when images are resized: "bilinear", "bicubic" or "lanczos"."""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -27,7 +26,9 @@ from torch import Tensor
 
 from ..images import laid_over, resize
 from ..processor_files import (
+    Resample,
     Section,
+    Settings,
     check_side,
     read_mean_std,
     read_positive,
@@ -43,7 +44,7 @@ class CanvasPreprocessor(StagedViews):
     """Lays an image on the canvas of tiles that fits it best, and cuts the canvas into tiles."""
 
     image_size: int = 336
-    resample: str = "bilinear"
+    resample: Resample = "bilinear"
     max_tiles: int = 16
     """The most tiles of a canvas; the tile of the whole image comes on top."""
     largest: bool = False
@@ -96,7 +97,7 @@ class CanvasPreprocessor(StagedViews):
             return max(min(math.floor(height * across), tall), 1), wide
         return tall, max(min(math.floor(width * down), wide), 1)
 
-    def rules(self, where: str, section: Section) -> dict[str, Any]:
+    def rules(self, where: str, section: Section) -> Settings:
         """Return the settings in a processor file: mean, std, resampling, the number of tiles."""
         require_supported(
             where, section, {"resample": section.get("resample"), "add_global_tile": True}

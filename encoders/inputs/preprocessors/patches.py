@@ -62,7 +62,7 @@ from ..pixel_rules import (
     patch_image_rules,
     patch_video_rules,
 )
-from ..processor_files import ProcessorFiles
+from ..processor_files import ProcessorFiles, Resample
 from ..sampling import sample_frames
 from ..sizes import (
     canvas_size,
@@ -93,7 +93,7 @@ class PatchPreprocessor:
     videos: PixelRules
     video_error: ValueError | None = field(default=None, compare=False)
     """Raised by a call that passes a video: the repo's rules for videos cannot be followed."""
-    resample: str = "bicubic"
+    resample: Resample = "bicubic"
     """The kind of resampling when images are resized: "bicubic" or "bilinear"."""
     channels_last: bool = False
     """Whether a flattened patch lists the channels of one pixel next to each other."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..images import resize
 from ..processor_files import (
+    Resample,
     Section,
     Settings,
     check_side,
@@ -43,7 +44,7 @@ class StretchPreprocessor(StagedViews):
         tower's."""
         check_side(where, section, self.image_size)
         named = str(section.get("image_processor_type") or "")
-        usual = "bilinear" if named.startswith("Gemma3") else "bicubic"
+        usual: Resample = "bilinear" if named.startswith("Gemma3") else "bicubic"
         resample = read_resample(where, section, usual)
         more = {"resample": section.get("resample"), "do_pan_and_scan": False}
         require_supported(where, section, more)

@@ -29,6 +29,7 @@ from ..processor_files import (
     HALF,
     PerChannel,
     ProcessorFiles,
+    Resample,
     Section,
     Settings,
     image_section,
@@ -181,7 +182,7 @@ class StagedViews(ViewPreprocessor):
     """Views of one path that can be normalised on another device: a ``StagedPreprocessor``."""
 
     image_size: int = 224
-    resample: str = "bicubic"
+    resample: Resample = "bicubic"
     """The kind of resampling when images are resized: "bilinear", "bicubic" or "lanczos"."""
 
     @property

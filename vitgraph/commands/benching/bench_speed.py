@@ -30,7 +30,7 @@ WORKLOADS = ((1, 1), (1, 4), (1, 16), (8, 4))
 """Images per batch, and the tokens of each image in multiples of the smallest budget."""
 WORKLOADS_WITHOUT_GPU = ((1, 1), (2, 1))
 RUNS, RUNS_WITHOUT_GPU = 15, 3
-KERNEL_NAMES = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
+KERNEL_NAMES: tuple[Kernels, ...] = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
 """The values of the argument ``kernels`` of ``accelerated``."""
 
 
