@@ -291,7 +291,7 @@ class DeepseekOCRTower(TileEncoder):
         return EncoderOutput(hidden, self.projector(hidden).flatten(0, 1), ())
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> nn.ModuleList:
         """The blocks of CLIP; those of SAM come before."""
         return self.vision_model.blocks
 

@@ -188,7 +188,7 @@ class DeepseekVLEncoder(TileEncoder):
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> nn.ModuleList:
         """The blocks of SigLIP."""
         return self.vision.blocks
 
@@ -316,7 +316,7 @@ class HighResolution(TileEncoder):
         return maps
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> nn.ModuleList:
         """The blocks of SAM."""
         return self.sam.blocks
 

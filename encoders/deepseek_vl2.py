@@ -246,7 +246,7 @@ class DeepseekVL2Tower(TileEncoder):
         return EncoderOutput(hidden, tokens.flatten(0, 1), ())
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> nn.ModuleList:
         """The blocks of SigLIP."""
         return self.vision.blocks
 

@@ -126,7 +126,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         self.config: Ernie4_5VLConfig = config
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.ln = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.resampler = Resampler(config)
 

@@ -126,7 +126,7 @@ class Gemma4Encoder(RasterEncoder):
         self.patch_embed = nn.Linear(config.patch_dim, config.hidden_size, bias=False)
         table = torch.randn(2, config.position_embedding_size, config.hidden_size)
         self.position_embedding_table = nn.Parameter(table)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         if config.standardize:
             self.register_buffer("std_bias", torch.zeros(config.hidden_size))
             self.register_buffer("std_scale", torch.ones(config.hidden_size))

@@ -135,7 +135,7 @@ class Glm4VEncoder(PatchEncoder):
         self.patch_embed = PatchEmbed(config)
         self.post_conv_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
         self.embeddings = Positions(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.post_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
         self.downsample = nn.Conv2d(width, config.out_hidden_size, merge, stride=merge)
         self.merger = Merger(config)

@@ -125,7 +125,7 @@ class GlmOCREncoder(PatchEncoder):
         self._preprocessor = preprocessor
         width, merge = config.hidden_size, config.spatial_merge_size
         self.patch_embed = PatchEmbed(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.post_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
         self.downsample = nn.Conv2d(width, config.out_hidden_size, merge, stride=merge)
         self.merger = Merger(config)

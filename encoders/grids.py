@@ -20,7 +20,7 @@ _RULE = "each item needs three positive integers (t, h, w) in patches"
 class _Array(Protocol):
     """An array or scalar of numpy's or another library's, which need not be installed."""
 
-    def tolist(self) -> Any: ...
+    def tolist(self) -> object: ...
 
 
 def plain_values(values: object) -> Any:

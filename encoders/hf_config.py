@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_NO_DEFAULT: Any = object()
+_NO_DEFAULT = object()
 
 
 def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, object]:
     """Return the tower's section of a config: the first dotted name that exists, else the whole."""
     for dotted in names:
-        section: Any = config
+        section: object = config
         for name in dotted.split("."):
             section = section.get(name) if isinstance(section, Mapping) else None
         if isinstance(section, Mapping):
@@ -20,7 +20,7 @@ def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, obje
 
 
 def read_field(section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT) -> Any:
-    """Return the value that the config has under one of ``names`` (aliases), else ``default``.
+    """Return the JSON value that the config has under one of ``names`` (aliases), else ``default``.
 
     Raises:
         ValueError: none of them is there and there is no published default, or two disagree.

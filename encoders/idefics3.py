@@ -103,7 +103,7 @@ class Idefics3Encoder(TileEncoder):
         sizes, width = config.blocks, config.hidden_size
         self.patch_embed = PatchEmbed(width, config.patch_size, config.in_channels)
         self.pos_embed = nn.Parameter(torch.randn(config.side**2, width))
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(sizes) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.projector = nn.Linear(
             width * config.scale_factor**2, config.out_hidden_size, bias=False

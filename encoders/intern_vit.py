@@ -192,7 +192,7 @@ class InternViT(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> nn.ModuleList:
         """All blocks of the tower, including those after ``select_layer``, which ``forward`` does
         not run."""
         return self.layers

@@ -152,7 +152,7 @@ class Lfm2VLTower(RasterEncoder):
         self.config: Lfm2VLConfig = config
         self.patch_embed = nn.Linear(config.patch_dim, config.hidden_size)
         self.pos_embed = nn.Parameter(torch.randn(config.num_patches, config.hidden_size))
-        self.blocks = nn.ModuleList(Block(config.blocks) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(map(Block, [config.blocks] * config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.projector = Projector(config)
 

@@ -114,7 +114,7 @@ class Llama4Encoder(TileEncoder):
         self.class_embedding = nn.Parameter(torch.randn(width))
         self.pos_embed = nn.Parameter(torch.randn((config.tile_size // patch) ** 2 + 1, width))
         self.norm_pre = nn.LayerNorm(width, eps=1e-5)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=1e-5)
         self.adapter = Adapter(4 * width, adapter)
         self.projector = nn.Linear(adapter, config.out_hidden_size, bias=False)

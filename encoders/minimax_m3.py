@@ -127,7 +127,7 @@ class MiniMaxM3Encoder(PatchEncoder):
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.norm_pre = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.projector = Projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:

@@ -144,7 +144,7 @@ class MoonViTEncoder(PatchEncoder):
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.pos_embed = nn.Embedding(config.position_side**2, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
         self.projector = Projector(config)
 

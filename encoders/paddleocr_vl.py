@@ -119,7 +119,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.pos_embed = nn.Embedding(config.position_side**2, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config.blocks) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(map(Block, [config.blocks] * config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.projector = Projector(config)
 

@@ -138,7 +138,7 @@ class PixtralEncoder(PatchEncoder):
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.ln_pre = nn.RMSNorm(config.hidden_size, eps=1e-5)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.projector = Projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:

@@ -136,7 +136,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         self.config: Qwen2_5VLConfig = config
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
-        self.blocks = nn.ModuleList(
+        self.blocks: nn.ModuleList = nn.ModuleList(
             Block(config, whole=n in config.fullatt_block_indexes) for n in range(config.depth)
         )
         self.merger = Merger(config)

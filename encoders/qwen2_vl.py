@@ -108,7 +108,7 @@ class Qwen2VLEncoder(PatchEncoder):
         self.config: Qwen2VLConfig = config
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.merger = Merger(config)
 
     def _default_preprocessor(self) -> Preprocessor:

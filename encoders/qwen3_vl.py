@@ -131,7 +131,7 @@ class Qwen3VLEncoder(PatchEncoder):
         self._preprocessor = preprocessor
         self.patch_embed = PatchEmbed(config)
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.merger = Merger(config, norm_after_grouping=False)
         self.deepstack_merger_list = nn.ModuleList(
             Merger(config, norm_after_grouping=True) for _ in config.deepstack_visual_indexes

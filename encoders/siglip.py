@@ -154,7 +154,7 @@ class SiglipEncoder(TileEncoder):
         sizes, width = config.blocks, config.hidden_size
         self.patch_embed = PatchEmbed(width, config.patch_size, config.in_channels)
         self.pos_embed = nn.Parameter(torch.randn(config.side**2, width))
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(sizes) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         if config.use_head:
             self.head = Head(sizes)
@@ -188,7 +188,7 @@ class SiglipEncoder(TileEncoder):
         return normed.flatten(0, 1)
 
     @property
-    def pooling_head(self) -> Head | None:  # type: ignore[override]
+    def pooling_head(self) -> Head | None:
         """The head that makes one vector of the tokens of an item, if the checkpoint has one."""
         return self.head if self.config.use_head else None
 

@@ -117,7 +117,7 @@ class Siglip2Encoder(RasterEncoder):
         sizes = config.blocks
         self.patch_embed = nn.Linear(config.patch_dim, config.hidden_size)
         self.pos_embed = nn.Parameter(torch.randn(config.num_patches, config.hidden_size))
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(sizes) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         if config.use_head:
             self.head = Head(sizes)
@@ -146,7 +146,7 @@ class Siglip2Encoder(RasterEncoder):
         return EncoderOutput(hidden, self.norm(hidden), ())
 
     @property
-    def pooling_head(self) -> Head | None:  # type: ignore[override]
+    def pooling_head(self) -> Head | None:
         """The head that makes one vector of the tokens of an item, if the checkpoint has one."""
         return self.head if self.config.use_head else None
 

@@ -166,7 +166,7 @@ class Step3Tower(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> nn.ModuleList:
         """All blocks."""
         return self.transformer.layers
 

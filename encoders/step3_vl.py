@@ -186,7 +186,7 @@ class Step3VLTower(TileEncoder):
         return Context.of(metadata, hidden)
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> nn.ModuleList:
         """All blocks."""
         return self.transformer.resblocks
 

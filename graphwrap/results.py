@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 from torch import Tensor
 
@@ -25,12 +25,12 @@ def output_fields(
             "encoders.contract.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
         )
     fields: dict[str, Tensor] = {}
-    value: Any
-    for name, value in zip(OUTPUT_FIELDS, output, strict=True):
+    values: tuple[Tensor | Sequence[Tensor] | None, ...] = output
+    for name, value in zip(OUTPUT_FIELDS, values, strict=True):
         if name in wanted and isinstance(value, tuple | list):
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
         elif name in wanted and value is not None:
-            fields[name] = value
+            fields[name] = cast(Tensor, value)
     return fields
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from .packages import refuse_shadows
 
@@ -117,7 +117,7 @@ _SUBMODULES = ("features", "integrations", "plots", "seeded", "video")
 refuse_shadows()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is first used (PEP 562)."""
     if name == "__all__":
         return sorted({"__version__", *_MODULES, *_SUBMODULES, *_import("encoders").__all__})
@@ -142,5 +142,4 @@ def _import(module: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     """Return the public names of the package, also those that are not imported yet."""
-    names: list[str] = __getattr__("__all__")
-    return names
+    return cast("list[str]", __getattr__("__all__"))

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from . import __version__
 from .commands import cache, demo, embed, encode, search, towers
@@ -31,6 +31,9 @@ from .commands.arguments import (
 )
 from .commands.benching import bench
 from .terminal import make_streams_safe, one_line, show_warning
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = argparse._SubParsersAction[Parser]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_parser(commands: Any, name: str) -> argparse.ArgumentParser:
+def _add_parser(commands: Commands, name: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         description=COMMANDS[name].summary,

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
 from encoders.streams.pooling import Pool
-from weights.tensor_file import TensorEntry, header_bytes
+from weights.tensor_file import JsonDict, JsonObject, TensorEntry, header_bytes
 from weights.writing import writing_whole
 
 from . import __version__
@@ -279,9 +279,9 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
     return read_embeddings(folder, field)
 
 
-def _read_item(fields: dict[str, object]) -> Item:
-    lists = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return Item(**lists)  # type: ignore[arg-type]
+def _read_item(fields: JsonObject) -> Item:
+    lists: JsonDict = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    return Item(**lists)
 
 
 def _read_output(tensors: dict[str, Tensor], item: str) -> PartialOutput:

@@ -28,6 +28,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from . import __version__
 
 if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
     from PIL import Image
 
 MOST_REDIRECTS = 5
@@ -254,7 +255,7 @@ class _BoundedSocket(io.RawIOBase):
         """Say that it can be read."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Read what has come, and wait for it until the deadline."""
         self._sock.settimeout(_left(self._deadline))
         return self._sock.recv_into(buffer)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -183,7 +183,7 @@ def _fill_columns(
 
 
 def plot_nearest_patches(
-    images: tuple[Any, Any],
+    images: tuple[object, object],
     maps: tuple[Tensor, Tensor],
     points: Sequence[tuple[int, int]],
     *,

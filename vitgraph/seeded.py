@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import cast
 from zlib import crc32
 
 import torch
@@ -161,7 +161,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         if "out_features" in config.get("model_args", {}):
             sizes["out_features"] = TEXT_WIDTH
         return {**config, "model_args": sizes}
-    section: Any = vision_section(config)[0]
+    section = cast(JsonDict, vision_section(config)[0])
     for part in (config.get("llm_config"), config.get("text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH

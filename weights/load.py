@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -230,10 +230,10 @@ def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> No
     direct = rows.dtype == stored and rows.device.type == "cpu"
     buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
     name, checked = f"{label}: {located.path.name}", located.crc32 is not None
-    flat: Any = buffer.view(-1).view(torch.uint8).numpy()  # as bytes, since numpy has no bfloat16
+    flat = buffer.view(-1).view(torch.uint8).numpy().data  # as bytes: numpy has no bfloat16
     try:
         with located.path.open("rb", buffering=0) as raw:
-            value = read_into(raw, located.offset, memoryview(flat), name, checked=checked)
+            value = read_into(raw, located.offset, flat, name, checked=checked)
     except FileNotFoundError as error:  # if the file was removed since, it may be fetched again
         raise DamagedError(f"{label}: {located.path}: removed while loading") from error
     except OSError as error:

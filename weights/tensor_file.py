@@ -204,7 +204,7 @@ def _unique(pairs: list[tuple[str, object]]) -> JsonDict:
 
 
 def _entry(name: str, value: object, label: str) -> TensorEntry:
-    fields: Any = value if isinstance(value, dict) else {}
+    fields: Any = value if isinstance(value, dict) else {}  # its values are checked below
     dtype, shape, offsets = map(fields.get, ("dtype", "shape", "data_offsets"))
     rising = _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]
     if not (isinstance(dtype, str) and _sizes(shape) and rising):

@@ -39,8 +39,11 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     published: Publication | None = None
     """How the checkpoint is written that the encoder was loaded from; None without one."""
     _preprocessor: Preprocessor | None = None
-    pooling_head: Callable[[Sequence[Tensor]], Tensor] | None = None
-    """Makes one vector of the tokens of an item, for ``pool="head"``; None without a head."""
+
+    @property
+    def pooling_head(self) -> Callable[[Sequence[Tensor]], Tensor] | None:
+        """Makes one vector of the tokens of an item, for ``pool="head"``; None without a head."""
+        return None
 
     @property
     def preprocessor(self) -> Preprocessor:
@@ -86,7 +89,6 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @overload
     def __call__(self, pixel_values: VisionInputs) -> list[EncoderOutput]: ...
-
     @overload
     def __call__(
         self,

@@ -50,7 +50,6 @@ class MapsFeatures(nn.Module, ABC):
     def feature_maps(
         self, features: FeatureRows, inputs: VisionInputs
     ) -> list[dict[str, Tensor]]: ...
-
     @overload
     def feature_maps(
         self,
@@ -100,7 +99,6 @@ class MapsFeatures(nn.Module, ABC):
         indices: int | Sequence[int] | None = None,
         output_fmt: Literal["NLC"] = "NLC",
     ) -> dict[str, list[Tensor]]: ...
-
     @overload
     def forward_intermediates(
         self,
@@ -109,7 +107,6 @@ class MapsFeatures(nn.Module, ABC):
         indices: int | Sequence[int] | None = None,
         output_fmt: Literal["NCHW"],
     ) -> dict[str, list[list[Tensor]]]: ...
-
     @overload
     def forward_intermediates(
         self,
@@ -118,7 +115,6 @@ class MapsFeatures(nn.Module, ABC):
         indices: int | Sequence[int] | None = None,
         output_fmt: Literal["NLC"] = "NLC",
     ) -> list[Tensor]: ...
-
     @overload
     def forward_intermediates(
         self,

@@ -51,7 +51,6 @@ class VisionEncoder(Encoder):
     """
 
     config: VisionConfig
-    blocks: nn.ModuleList
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
@@ -59,6 +58,11 @@ class VisionEncoder(Encoder):
     """The function that runs the blocks in place of the reference while attention maps are made."""
     _rows_before: int = 0
     """The number of rows per tile that come before its patches, such as a class token."""
+
+    if TYPE_CHECKING:  # a family has them as an attribute, or as a property that finds them
+
+        @property
+        def blocks(self) -> nn.ModuleList: ...
 
     @property
     def paths(self) -> Mapping[str, VisionEncoder]:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Protocol, cast, runtime_checkable
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -91,7 +91,7 @@ def _find_file(file: str | os.PathLike[str]) -> Path:
 
 def _open(file: Path | Readable) -> Image.Image:
     try:
-        with Image.open(file) as image:  # type: ignore[arg-type]
+        with Image.open(cast("Path | IO[bytes]", file)) as image:
             ImageOps.exif_transpose(image, in_place=True)
             image.load()
             return image

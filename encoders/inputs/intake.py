@@ -24,7 +24,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ from .image_files import DAMAGED, Readable, lock_of, naming, open_image
 class Video:
     """The frames of a video, and their rate, which sampling with ``fps=`` needs (24 if None)."""
 
-    frames: Any
+    frames: Sequence[object] | np.ndarray | Tensor
     """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
     fps: float | None = None
     """The frames per second at which the frames of the source were recorded."""
@@ -84,7 +83,7 @@ def to_rgb(image: object) -> Tensor:
     )
 
 
-def _from_mapping(image: Mapping[Any, object]) -> Tensor:
+def _from_mapping(image: Mapping[object, object]) -> Tensor:
     """Convert the undecoded image of a ``datasets`` column: its bytes, else its path."""
     for name in ("bytes", "path"):
         if image.get(name) is not None:

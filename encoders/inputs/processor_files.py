@@ -31,7 +31,7 @@ HALF: PerChannel = (0.5, 0.5, 0.5)
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 _MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
 """Bounds on mean and std of pixels from 0 to 1; within them all pixels stay finite in float16."""
-_MUST_BE: Settings = {
+_MUST_BE: Section = {
     "do_resize": True,
     "do_rescale": True,
     "do_normalize": True,
@@ -139,7 +139,7 @@ def video_section(files: ProcessorFiles) -> tuple[str, Section] | None:
     )
 
 
-def _nested(files: ProcessorFiles, name: str) -> Any:
+def _nested(files: ProcessorFiles, name: str) -> object:
     return files.get("processor_config", {}).get(name)
 
 

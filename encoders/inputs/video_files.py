@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import torch
 from torch import Tensor
@@ -154,7 +154,8 @@ def _upright(frame: VideoFrame) -> Tensor:
     ffmpeg command turns its input in the same eight ways).
     """
     pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
-    side_data: Any = frame.side_data  # PyAV's stub names only the motion vectors
+    # PyAV's stub names only the motion vectors.
+    side_data = cast("Mapping[str, bytes]", frame.side_data)
     if "DISPLAYMATRIX" not in side_data:
         return pixels.contiguous()
     a, b, _, c, d = struct.unpack_from("=5i", bytes(side_data["DISPLAYMATRIX"]))

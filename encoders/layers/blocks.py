@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +39,7 @@ class BlockSizes:
             )
 
 
-def nested_sizes(kind: Callable[..., Any], value: object) -> Any:
+def nested_sizes(kind: Callable[..., object], value: object) -> object:
     """Return a config inside of a config, made of its fields if ``asdict`` has taken it apart."""
     return kind(**value) if isinstance(value, Mapping) else value
 

@@ -36,7 +36,6 @@ class EncodesItems(Generic[Output]):
     def encode(
         self, images: kw.Items = (), videos: kw.Items = (), **how: Unpack[kw.Pooled]
     ) -> list[Tensor]: ...
-
     def encode(
         self,
         images: Sequence[object] = (),
@@ -120,7 +119,6 @@ class EncodesItems(Generic[Output]):
     def encode_many(
         self, items: Iterable[object], *, on_error: kw.Keep, **how: Unpack[kw.PooledStream]
     ) -> Iterator[Tensor | ItemError]: ...
-
     def encode_many(
         self,
         items: Iterable[object],

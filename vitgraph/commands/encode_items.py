@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from PIL import ExifTags, Image
 from torch import Tensor
@@ -40,7 +40,7 @@ class Media(NamedTuple):
     """One image file or one open video, which the stream decodes later."""
 
     name: str
-    item: Any
+    item: Path | Tensor | Video
     """The image or video in a form that ``encoder.encode_many`` takes."""
 
     @property
@@ -66,8 +66,7 @@ class Media(NamedTuple):
         """The image, or the middle frame of the video, for plots: uint8 [3, H, W]."""
         if not isinstance(self.item, Video):
             return to_rgb(self.item)
-        middle: Tensor = self.item.frames[len(self.item.frames) // 2]
-        return middle
+        return cast(Tensor, self.item.frames[len(self.item.frames) // 2])
 
 
 def _size_of_file(path: Path) -> tuple[int, int]:

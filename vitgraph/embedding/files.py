@@ -16,7 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
 """Per protocol, the extra of this distribution that installs its driver."""
@@ -86,7 +89,7 @@ def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterator[Any]:
+def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterator[IO[bytes]]:
     """Open a local regular file or a remote file; see :func:`open_regular`.
 
     Of a remote file ``block`` bytes are read ahead of each place that is read.
@@ -266,7 +269,7 @@ def protocol_of(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def open_filesystem(url: str) -> tuple[Any, str]:
+def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     """Return the fsspec file system of an address, and its path there.
 
     Raises:

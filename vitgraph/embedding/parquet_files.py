@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
+    import pyarrow as arrow
+
     from encoders.data import Grid
 
 Array: TypeAlias = np.ndarray
@@ -119,7 +121,7 @@ def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size:
     parquet.write_table(table, path, row_group_size=rows, use_dictionary=["key"])
 
 
-def _nested(array: Array) -> Any:
+def _nested(array: Array) -> arrow.Array:
     """Return rows [n, .., D] as an arrow array of n nested lists of fixed sizes."""
     import pyarrow as arrow
 
@@ -129,7 +131,7 @@ def _nested(array: Array) -> Any:
     return nested
 
 
-def _flat(column: Any) -> Array:
+def _flat(column: arrow.ChunkedArray) -> Array:
     """Return the rows of all items in a column of nested lists, one after another."""
     import pyarrow as arrow
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..terminal import counted
@@ -41,6 +41,12 @@ from .files import (
 from .reading import File, FileKind, SourceOptions, refuse_url, url_in
 from .tables import DATASET, DataSet, ParquetTable, is_dataset, pin_dataset, pin_files
 from .tars import Listed, list_members
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+    from weights.tensor_file import JsonObject
+
 
 _SUFFIXES = frozenset(
     f".{name}"
@@ -274,7 +280,9 @@ class Source:
                 key = f"{tar.key}/{member.name}"
                 yield File(key, tar.path, member.size, tar.version, kind, member.place)
 
-    def _rows(self, table: Any, path: str, version: str, key: str) -> Iterator[File]:
+    def _rows(
+        self, table: ParquetTable | DataSet, path: str, version: str, key: str
+    ) -> Iterator[File]:
         """Yield one file per row of a table; a column of URLs stops the job before it begins."""
         if len(table) and table.holds_text and not self.options.fetch_urls:
             first = url_in(table.cell(0))
@@ -318,7 +326,9 @@ def _named(path: str, folder: str) -> File:
     return _local_file(os.path.abspath(path), key)
 
 
-def _remote_files(fs: Any, described: Mapping[str, Any], root: str) -> Iterator[File]:
+def _remote_files(
+    fs: AbstractFileSystem, described: Mapping[str, JsonObject], root: str
+) -> Iterator[File]:
     """Return the files that a remote file system has described, sorted by their keys."""
     for path in sorted(described):
         about = described[path]

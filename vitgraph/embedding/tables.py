@@ -12,10 +12,14 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .files import is_remote, open_file, state_of
 from .parquet_files import require_parquet
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as arrow
 
 DATASET = "hf://datasets/"
 """The beginning of the name of a data set of the Hub."""
@@ -60,7 +64,7 @@ class ParquetTable:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def cell(self, row: int) -> Any:
+    def cell(self, row: int) -> object:
         """Return the content of a cell; any thread may call it.
 
         Raises:
@@ -71,7 +75,7 @@ class ParquetTable:
             column = self._group(group)
         return column[row - (self._ends[group - 1] if group else 0)].as_py()
 
-    def _read_group(self, group: int) -> Any:
+    def _read_group(self, group: int) -> arrow.ChunkedArray:
         from pyarrow import ArrowException, parquet
 
         try:
@@ -104,7 +108,7 @@ class DataSet:
         from huggingface_hub.constants import HF_HUB_CACHE
 
         repo, _, revision = name.partition("@")
-        self._rows: Any = datasets.load_dataset(
+        self._rows: datasets.Dataset = datasets.load_dataset(
             repo, subset, split=split, revision=revision or None
         )
         if version and version != _state_of(repo):
@@ -123,7 +127,7 @@ class DataSet:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def cell(self, row: int) -> Any:
+    def cell(self, row: int) -> object:
         """Return the content of a table cell; any thread may call it."""
         with self._lock:
             return self._rows[row][self.column]

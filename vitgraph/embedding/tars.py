@@ -9,9 +9,12 @@ from __future__ import annotations
 import posixpath
 import tarfile
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 from .files import is_remote, open_file
+
+if TYPE_CHECKING:
+    from fsspec.spec import AbstractBufferedFile
 
 HEADER_BLOCK = 2048 - 1
 """Bytes read ahead of the byte before a header; a header with a long name has 1,536."""
@@ -55,7 +58,10 @@ def list_members(path: str, version: str = "") -> Listed:
             raise ValueError(
                 f"{path}: cannot be read as a tar file ({error}); replace it or leave it out"
             ) from error
-        return Listed(members, file.cache.total_requested_bytes if is_remote(path) else 0)
+        fetched = 0
+        if is_remote(path):
+            fetched = cast("AbstractBufferedFile", file).cache.total_requested_bytes
+        return Listed(members, fetched)
 
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:

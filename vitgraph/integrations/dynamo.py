@@ -254,7 +254,7 @@ def read_options(environment: Mapping[str, str]) -> Options:
             one is needed.
     """
     known = {f"{PREFIX}{field.upper()}": field for field in Options._fields}
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {}  # the fields have several types
     for name, text in environment.items():
         if not name.startswith(PREFIX):
             continue

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import groupby, pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -161,7 +160,7 @@ def _without_unread(metadata: Metadata) -> Metadata:
     return {name: value for name, value in metadata.items() if name not in UNREAD}
 
 
-def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[Any, ...]:
+def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, ...]:
     """Return which axes vary: any number of tiles, or of whole tokens, segments and windows."""
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)

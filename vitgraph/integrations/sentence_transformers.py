@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 
-from encoders import Encoder
+from encoders import Encoder, VisionEncoder
 from encoders.streams.calls import ResultSettings
 from encoders.streams.pooling import VectorPool, pool_items
 from graphwrap import GraphedEncoder
@@ -28,6 +28,9 @@ except ImportError as error:
         "vitgraph.integrations.sentence_transformers needs sentence-transformers: "
         "pip install 'sentence-transformers>=5.4'"
     ) from error
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer, SentenceTransformerModelCardData
 
 __all__ = ["ImageEncoder"]
 
@@ -95,7 +98,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         encoder.item_encoder().check(ResultSettings(pool))
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
         inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
-        self.encoder: Any = cast(Encoder, inner)
+        self.encoder = cast(VisionEncoder, inner)
         if self.encoder.paths["image"] is not self.encoder:
             raise ValueError(
                 f"{type(self.encoder).__name__} has the paths {', '.join(self.encoder.paths)}, and "
@@ -111,8 +114,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return ["image"]
 
     def preprocess(
-        self, inputs: Sequence[Any], prompt: str | None = None, **unused: object
-    ) -> dict[str, Any]:
+        self, inputs: Sequence[object], prompt: str | None = None, **unused: object
+    ) -> dict[str, object]:
         """Return the pixels of the images, and their grid as a list, which stays on the host."""
         pixels = self.encoder.preprocess(
             images=inputs,
@@ -125,14 +128,14 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     def forward(self, features: dict[str, Any], **unused: object) -> dict[str, Any]:
         """Add ``sentence_embedding`` [images, D] to the features."""
-        encoder = self.encoder if self.graphed is None else self.graphed
+        encoder = cast(VisionEncoder, self.encoder if self.graphed is None else self.graphed)
         grid = features["grid_thw"]
         items = self.encoder.split(encoder(features["pixel_values"], grid), grid)
         sizes = [(t, h, w) for t, h, w in grid]
         vectors = pool_items(items, self.pool, sizes, head=self.encoder.pooling_head)
         return {**features, "sentence_embedding": torch.stack(vectors).float()}
 
-    def on_model_ready(self, model: Any) -> None:
+    def on_model_ready(self, model: SentenceTransformer) -> None:
         """Let the model card show images: its own example is of sentences, which fail here."""
         super().on_model_ready(model)
         card = model.model_card_data
@@ -140,7 +143,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         # A partial, because a process pool pickles the card.
         card.generate_usage_snippet = partial(self._usage, card)
 
-    def _usage(self, card: Any) -> str:
+    def _usage(self, card: SentenceTransformerModelCardData) -> str:
         published, name = self.encoder.published, card.model_id or MODEL_ID
         others = published.usage.format(name=name) if published else ""
         return USAGE.format(name=name, others=others)

@@ -12,7 +12,7 @@ Shapes: P patches, N output tokens, D tower width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +138,7 @@ class VisionTower(nn.Module):
         pixel_values: Tensor,
         grid_thw: Tensor | None = None,
         return_dict: bool = True,
-        **batch: Any,
+        **batch: object,
     ) -> BaseModelOutputWithPooling | tuple[Tensor, ...]:
         """Encode a batch, as the tower that this one replaces does.
 
@@ -269,7 +269,7 @@ def mm_encoder_outputs(
             ``pooler_output`` or ``deepstack_features``.
     """
     inner = _unwrap(encoder)
-    outputs: dict[str, list[Any]] = {
+    found = {
         kind: encoder.encode(
             images=items if kind == "image" else (),
             videos=items if kind == "video" else (),
@@ -283,6 +283,7 @@ def mm_encoder_outputs(
         for kind, items in (("image", images), ("video", videos))
         if not (isinstance(items, Sequence) and len(items) == 0)
     }
+    outputs = cast(dict[str, list[EncoderOutput]], found)  # no field that is read is None
     if outputs and isinstance(inner, InternViT):
         tokens = torch.cat([item.pooler_output for items in outputs.values() for item in items])
         # The smallest budget is the number of tokens of one tile.
@@ -299,7 +300,7 @@ def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
 
 
 def _model_output(
-    hidden: Tensor | None, pooled: object, deepstack: list[Any]
+    hidden: Tensor | None, pooled: object, deepstack: Sequence[object]
 ) -> BaseModelOutputWithPooling:
     """The output class of the models of transformers, which depends on whether they have DeepStack.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -93,7 +93,7 @@ class StatusExchange:
         Raises:
             RuntimeError: nothing is heard from another rank any more.
         """
-        heard: list[Any] = [None] * self.size
+        heard = cast(list[Value], [None] * self.size)
         try:
             dist.all_gather_object(heard, value, group=self._group)
         except RuntimeError as error:

@@ -136,13 +136,14 @@ class _WithoutInit(TorchFunctionMode):
         self,
         func: Callable[..., object],
         types: object,
-        args: tuple[Any, ...] = (),
+        args: tuple[object, ...] = (),
         kwargs: JsonDict | None = None,
     ) -> object:
         kwargs = kwargs or {}
         if func in _INIT:
             return args[0] if args else kwargs["tensor"]
-        return (torch.empty if func is torch.randn else func)(*args, **kwargs)
+        make: Callable[..., object] = torch.empty if func is torch.randn else func
+        return make(*args, **kwargs)
 
 
 def with_vision(*model_types: str) -> tuple[str, ...]:

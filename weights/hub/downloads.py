@@ -18,7 +18,6 @@ from dataclasses import asdict
 from hashlib import sha256
 from itertools import accumulate
 from threading import Event
-from typing import Any
 from zlib import crc32
 
 from huggingface_hub import hf_hub_download
@@ -209,7 +208,7 @@ def _bar(shown: bool, stop: Event) -> type[tqdm]:
     """Return the class of the client's bar, which ends the download once ``stop`` is set."""
 
     class Bar(tqdm):
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        def __init__(self, *arguments: object, **keywords: object) -> None:
             if not shown:
                 keywords["disable"] = True
             super().__init__(*arguments, **keywords)  # type: ignore[no-untyped-call]
