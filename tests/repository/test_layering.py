@@ -78,7 +78,7 @@ INTAKE = {
     "video_files": {"av"},
 }
 # What type checkers alone import.
-FOR_CHECKERS = {"typing_extensions"}
+FOR_CHECKERS = {"typing_extensions", "_typeshed"}
 # What the files of ``vitgraph.integrations`` import, and nothing else does.
 INTEGRATED = {
     "dynamo": {"dynamo"},
