@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,8 @@ class Mode(NamedTuple):
     """Whether the whole image is padded to a square, not stretched to it."""
 
 
-MODES = {
+ModeName: TypeAlias = Literal["tiny", "small", "base", "large", "gundam"]
+MODES: Mapping[ModeName, Mode] = {
     "tiny": Mode(512, keep_shape=False),
     "small": Mode(640, keep_shape=False),
     "base": Mode(1024),
@@ -75,7 +76,7 @@ class DeepseekOCRConfig:
     """The number of rows of CLIP's table of positions, whose first is the class token's."""
     out_hidden_size: int
     downsample_channels: tuple[int, ...] = (512, 1024)
-    mode: str = "gundam"
+    mode: ModeName = "gundam"
     max_tiles: int = field(default=6, compare=False)
     """Most tiles of an image; not compared, since it is no part of the architecture."""
     tiles_several: bool = field(default=True, compare=False)
@@ -173,7 +174,7 @@ class DeepseekOCREncoder(PathsEncoder):
         self._preprocessor = preprocessor
         self._set_mode(config, tower)
 
-    def at_mode(self, mode: str) -> DeepseekOCREncoder:
+    def at_mode(self, mode: ModeName) -> DeepseekOCREncoder:
         """Return a twin of this encoder, over the same weights, that makes other views of images.
 
         Args:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 KNOWN = """
 from collections.abc import Iterator
 from torch import Tensor
+from typing import Literal
 from typing_extensions import assert_type
 
 a: vitgraph.Encoder = encoder
@@ -47,6 +48,14 @@ for kept in encoder.encode_many(pairs, on_error="keep"):
     assert_type(kept, tuple[str, vitgraph.EncoderOutput] | vitgraph.ItemError)
 for kept_vector in encoder.encode_many(["a.jpg"], pool="max", on_error="keep"):
     assert_type(kept_vector, Tensor | vitgraph.ItemError)
+
+
+def vectors_or_outputs(
+    pool: Literal["none", "mean"],
+) -> list[vitgraph.EncoderOutput] | list[Tensor]:
+    return encoder.encode(["a.jpg"], pool=pool)
+
+
 for partial in vitgraph.GraphedEncoder(encoder).encode_many(["a.jpg"]):
     assert_type(partial, vitgraph.PartialOutput)
 """

@@ -164,7 +164,7 @@ class VisionTower(nn.Module):
         else:
             named = {"pixel_values": pixel_values, "grid_thw": grid_thw, **batch}
             inner = _unwrap(self.encoder)
-            tokens = self._call.run(self._encode, inner, named)
+            tokens = self._call.run(self._encode, cast(VisionEncoder, inner), named)
             head = inner.pooling_head
             pooled = tokens if head is None else head(list(tokens))
             given = BaseModelOutputWithPooling(tokens, pooled, hidden_states=(tokens,))

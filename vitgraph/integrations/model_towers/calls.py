@@ -11,7 +11,7 @@ Shapes: P patches, B tiles, C channels, I images, S patches of the longest image
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from encoders.contract import Grid
 
 from ..vllm_plugin.inputs import BatchInputs, read_images, read_positions
+
+if TYPE_CHECKING:
+    from encoders import VisionEncoder
+    from encoders.configs import PatchConfig
 
 Encode = Callable[[Tensor, list[Grid]], Tensor]
 """Encodes packed pixels with a grid per image or tile to tokens [N, D]."""
@@ -59,14 +63,14 @@ class Passing(nn.Module):
         return rows[: len(rows) // self.spatial_merge_size**2]
 
 
-def run_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode tiles [B, C, H, W] to tokens [B, N/B, D]."""
     tiles = batch["pixel_values"]
     h, w = (side // encoder.config.patch_size for side in tiles.shape[2:])
     return encode(tiles, [(1, h, w)] * len(tiles)).unflatten(0, (len(tiles), -1))
 
 
-def run_whole_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode tiles of Idefics3 and SmolVLM, none of which may be padded.
 
     Raises:
@@ -81,7 +85,7 @@ def run_whole_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
     return run_tiles(encode, encoder, batch)
 
 
-def run_shuffled_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode tiles of InternVL to rows [B, 1 + n, D/4], of which the model makes the tokens again.
 
     It drops the class token and lays 2x2 rows side by side, so that each row is a quarter of a
@@ -94,7 +98,7 @@ def run_shuffled_tiles(encode: Encode, encoder: Any, batch: BatchInputs) -> Tens
     return F.pad(rows, (0, 0, 1, 0))
 
 
-def run_images(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode images of Pixtral [I, C, H, W], padded to one size, to tokens [1, N, D]."""
     sizes = torch.as_tensor(batch["image_sizes"]).tolist()
     images = [image[:, :h, :w] for image, (h, w) in zip(batch["pixel_values"], sizes, strict=True)]
@@ -102,30 +106,30 @@ def run_images(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
     return encode(packed.pixel_values, packed.grids)[None]
 
 
-def run_positions(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode images of Gemma 4 [I, S, C*p*p], whose padding has the position -1, to [N, D]."""
     packed = read_positions(batch, encoder)
     return encode(packed.pixel_values, packed.grids)
 
 
-def run_padded(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode views of LFM2-VL [I, S, C*p*p] to rows [I, S, D], of which the first are tokens."""
     images, shapes = batch["pixel_values"], batch["spatial_shapes"].tolist()
     rows = torch.cat([image[: h * w] for image, (h, w) in zip(images, shapes, strict=True)])
     tokens = encode(rows, [(1, h, w) for h, w in shapes])
-    unit = encoder.config.spatial_merge_size**2
+    unit = cast("PatchConfig", encoder.config).spatial_merge_size ** 2
     parts = tokens.split([h * w // unit for h, w in shapes])
     hidden = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
     return F.pad(hidden, (0, 0, 0, images.shape[1] - hidden.shape[1]))
 
 
-def run_patches(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_patches(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode packed patches [P, C*p*p], [P, C, p, p] or [1, P, C, p, p] to tokens [1, N, D]."""
     grids = [(t, h, w) for t, h, w in batch["grid_thw"].tolist()]
     count = sum(t * h * w for t, h, w in grids)
     return encode(batch["pixel_values"].reshape(count, -1), grids)[None]
 
 
-def run_flat(encode: Encode, encoder: Any, batch: BatchInputs) -> Tensor:
+def run_flat(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode packed patches as :func:`run_patches` does, to tokens [N, D]."""
     return run_patches(encode, encoder, batch)[0]

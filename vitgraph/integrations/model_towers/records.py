@@ -9,7 +9,7 @@ Source: ``models/*/modeling_*.py`` of transformers 5.23.0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ from encoders import (
     SiglipEncoder,
     Step3Encoder,
     Step3VLEncoder,
+    VisionEncoder,
 )
 
 from ..vllm_plugin.inputs import BatchInputs
@@ -67,7 +68,7 @@ class Call(NamedTuple):
 
     models: Mapping[str, Place]
     """The model types of such models, and where each has its tower."""
-    run: Callable[[Encode, Any, BatchInputs], Tensor] | None = None
+    run: Callable[[Encode, VisionEncoder, BatchInputs], Tensor] | None = None
     """Encodes a batch, the keywords of the call by name, to what the model takes from its tower;
     None for towers that take packed patches and whose output has a class of its own."""
 
