@@ -45,7 +45,7 @@ from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
 from encoders.step3_vl import Step3VLConfig, Step3VLTower
-from graph_outputs import EVERY_FIELD
+from graph_outputs import EVERY_FIELD, assert_same_bits, fields
 from graphwrap import GraphedEncoder
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices
@@ -233,6 +233,25 @@ def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
 
 def on_gpu(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
     return pixels_for(encoder, grids, seed).to("cuda", torch.bfloat16)
+
+
+def assert_padding_changes_no_bit(encoder: VisionEncoder, name: str) -> None:
+    """Hold that real rows have the same bits beside pad rows of zeros and of NaN."""
+    side = TILE_PATCHES.get(name)
+    grids = [[2, side, side]] if side else [[1, 10, 14], [2, 4, 6]]
+    pixels = on_gpu(encoder, grids)
+    rows = len(pixels) + (2 if side else 60)
+    metadata = encoder.prepare_encoder_metadata(
+        grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=12
+    )
+    outputs = []
+    for fill in (0.0, float("nan")):
+        padded = pixels.new_full((rows, *pixels.shape[1:]), fill)
+        padded[: len(pixels)] = pixels
+        outputs.append(encoder.split(encoder(padded, encoder_metadata=metadata), grids))
+    for clean, poisoned in zip(*outputs, strict=True):
+        assert all(bool(value.isfinite().all()) for value in fields(clean).values())
+        assert_same_bits(clean, poisoned)
 
 
 def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> GraphedEncoder:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from gpu_towers import (
     FAMILIES,
-    TILE_PATCHES,
     Grids,
     any_sync_is_an_error,
+    assert_padding_changes_no_bit,
     calls_of,
     form,
     forms,
@@ -111,22 +111,7 @@ def test_float64_runs_the_reference_and_warns_once() -> None:
 
 @pytest.mark.parametrize(("name", "kernels"), forms())
 def test_nan_in_pad_rows_changes_no_bit_of_real_rows(name: str, kernels: str) -> None:
-    fast = form(name, kernels)
-    side = TILE_PATCHES.get(name)
-    grids = [[2, side, side]] if side else [[1, 10, 14], [2, 4, 6]]
-    pixels = on_gpu(fast, grids)
-    rows = len(pixels) + (2 if side else 60)
-    metadata = fast.prepare_encoder_metadata(
-        grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=12
-    )
-    outputs = []
-    for fill in (0.0, float("nan")):
-        padded = torch.full((rows, *pixels.shape[1:]), fill, device="cuda", dtype=pixels.dtype)
-        padded[: len(pixels)] = pixels
-        outputs.append(fast.split(fast(padded, encoder_metadata=metadata), grids))
-    for clean, poisoned in zip(*outputs, strict=True):
-        assert all(bool(value.isfinite().all()) for value in fields(clean).values())
-        assert_same_bits(clean, poisoned)
+    assert_padding_changes_no_bit(form(name, kernels), name)
 
 
 def test_mergers_on_a_second_stream_give_the_eager_bits() -> None:

@@ -8,13 +8,11 @@ and on no single grid over 1.3 times.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
-from gpu_towers import kernels_for
+from gpu_towers import any_sync_is_an_error, kernels_for
 from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
@@ -56,21 +54,9 @@ def exact_products() -> Iterator[None]:
     matmul.allow_tf32 = kept
 
 
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that it is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_the_guard_does_catch_a_read() -> None:
     value = torch.zeros(1, device="cuda")
-    with no_synchronisation(), pytest.raises(RuntimeError, match="synchronizing"):
+    with any_sync_is_an_error(), pytest.raises(RuntimeError, match="synchronizing"):
         value.item()
 
 
@@ -99,7 +85,7 @@ def draw(rows: int, head: int, dtype: torch.dtype, tail: int = 0) -> list[Tensor
 def run(tensors: list[Tensor], offsets: list[int], **options: int) -> Tensor:
     longest = max(end - start for start, end in itertools.pairwise(offsets))
     cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device="cuda")
-    with no_synchronisation():
+    with any_sync_is_an_error():
         return attention(*tensors, cu_seqlens, torch.tensor(longest), **options)
 
 
@@ -240,7 +226,7 @@ def test_forward_with_metadata_never_waits_for_the_gpu(name: str, dtype: torch.d
     pixels = draw_pixels(encoder, grids).cuda()
     metadata = encoder.prepare_encoder_metadata(grids, max_frames_per_batch=8)
     plain = encoder(pixels, grids)
-    with no_synchronisation():
+    with any_sync_is_an_error():
         output = encoder(pixels, encoder_metadata=metadata)
     worst = distances(output, plain)
     assert max(worst.values()) <= BOUNDS[dtype]

@@ -89,7 +89,6 @@ INTEGRATED = {
 }
 # The only file of ``encoders`` that knows the Hub, and inside its functions alone.
 SAVING = Path("encoders/base/saving.py")
-BASE = ROOT / "encoders" / "base"
 # The only file of ``vitgraph`` that reads data sets and asks the Hub for their commit.
 TABLES = Path("vitgraph/embedding/tables.py")
 
