@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel, SiglipConfig, SiglipModel
+from transformers import CONFIG_MAPPING, PreTrainedModel, SiglipConfig, SiglipModel
 
 from encoders import Lfm2VLEncoder
 from graphwrap import GraphedEncoder
-from oracles import BY_NAME, build_pair
+from oracles import BY_NAME, build_pair, slow
 from projected_models import CASES, build
 from vitgraph.integrations.model_towers.records import CALLS, REFUSED
 from vitgraph.integrations.transformers import as_vision_tower
 from weights import FAMILIES
 
+KINDS = [kind if kind in ("mistral3", "gemma3", "internvl") else slow(kind) for kind in CASES]
+"""All models; three of them run in a plain pytest."""
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 
@@ -38,7 +40,7 @@ def graphs(encoder: Any) -> GraphedEncoder:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_replaced_tower_and_projector_keep_logits_and_tokens(kind: str, wrapped: bool) -> None:
     model, encoder, prompt = build(kind)
     wanted = logits(model, **prompt)
@@ -52,7 +54,7 @@ def test_a_replaced_tower_and_projector_keep_logits_and_tokens(kind: str, wrappe
     assert wrapped is False or tower.stats().to_dict()["eager_calls"] == 0
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_has_the_weights_of_the_replacing_tower_alone(kind: str) -> None:
     model, encoder, _ = build(kind)
     before = sum(weight.numel() for weight in model.parameters())
@@ -62,6 +64,22 @@ def test_a_model_has_the_weights_of_the_replacing_tower_alone(kind: str) -> None
     assert encoder.dtype == torch.float64
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_flow_through_a_replaced_tower(kind: str) -> None:
+    grads = []
+    for replaced in (False, True):
+        model, encoder, prompt = build(kind)
+        if replaced:
+            as_vision_tower(encoder.requires_grad_(True)).put_into(model)
+        pixels = prompt["pixel_values"].requires_grad_(True)
+        model(**prompt, labels=prompt["input_ids"]).loss.backward()
+        assert pixels.grad is not None
+        grads.append(pixels.grad)
+    assert relative(grads[1], grads[0]) <= 1e-4
+    assert all(weight.grad is not None for weight in encoder.parameters() if weight.ndim > 1)
+
+
+@pytest.mark.slow
 def test_clips_of_gemma_4_keep_their_features() -> None:
     model, encoder, prompt = build("gemma4")
     clip = {
@@ -131,7 +149,7 @@ def test_every_encoder_replaces_a_tower_or_says_why_not() -> None:
 def test_every_model_type_is_one_of_transformers() -> None:
     kinds = [kind for call in CALLS.values() for kind in call.models]
     assert len(kinds) == len(set(kinds))
-    assert set(kinds) <= {config.model_type for config in AutoModel._model_mapping}
+    assert set(kinds) <= set(CONFIG_MAPPING)
 
 
 def test_the_page_lists_the_towers_and_the_models() -> None:

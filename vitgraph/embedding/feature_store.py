@@ -61,7 +61,7 @@ TOWERS = (
 REFUSED: Mapping[type[Encoder], str] = {
     SiglipEncoder: "it is the tower of no language model",
     Siglip2Encoder: "it is the tower of no language model",
-    MoonViTEncoder: "vLLM splits the clips of Kimi-K2.5 into items of its own",
+    MoonViTEncoder: "Kimi-VL was not compared, and vLLM cuts clips of Kimi-K2.5 into items",
 }
 """Why features of other encoders are not stored, where it is not that nobody compared them."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
