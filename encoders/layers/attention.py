@@ -206,7 +206,7 @@ def _(q: Tensor, *rest: object) -> Tensor:
 
 @contextmanager
 def _autograd_inside_op() -> Iterator[None]:
-    """Switch autograd on in the body of an op, where it is off, for a recomputation."""
+    """Switch autograd on in the body of an op for a recomputation; no public function does."""
     key = torch._C.DispatchKey.AutogradFunctionality
     was = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
     torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)

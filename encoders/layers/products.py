@@ -1,7 +1,8 @@
 """Layers computed from their weights, if calling them as modules would compute the same.
 
 A layer that is wrapped (LoRA), quantised, or has hooks or a ``forward`` of its own may compute
-something else, and is called as a module.
+something else, and is called as a module. No public function of torch lists the hooks of a module,
+so the private names of modules are read here; only ``base.paths_encoder`` uses some to share modules.
 """
 
 from __future__ import annotations
