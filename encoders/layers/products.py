@@ -2,7 +2,7 @@
 
 A layer that is wrapped (LoRA), quantised, or has hooks or a ``forward`` of its own may compute
 something else, and is called as a module. No public function of torch lists the hooks of a module,
-so the private names of modules are read here; only ``base.paths_encoder`` uses some to share modules.
+so its private names are read here; ``base.paths_encoder`` alone uses some, too, to share modules.
 """
 
 from __future__ import annotations
