@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors import safe_open
 
 from checkpoints import same_weights
+from command_line import Cli
 from fetching import REPO
 from hub_server import HubServer
-from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.cache.listing import list_cached, remove_cached
@@ -25,38 +25,32 @@ from weights.hub.repo_snapshot import HubSnapshot
 from weights.snapshot import Located, Wanted
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def test_cache_is_listed_verified_and_removed(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     cache = tmp_path / "cache"
     where = ("--cache-dir", cache)
-    assert "no towers are kept" in run(capsys, "cache", "list", *where)[1]
+    assert "no towers are kept" in cli("cache", "list", *where)[1]
     commit = hub.push(REPO, folder)
     hub.push("owner/other", folder)
     for repo in (REPO, "owner/other"):
         load_encoder(repo, cache_dir=cache, progress=False)
-    code, out, _ = run(capsys, "cache", "list", *where)
+    code, out, _ = cli("cache", "list", *where)
     assert code == 0
     assert REPO in out
     assert commit[:10] in out
-    rows = json.loads(run(capsys, "cache", "list", "--json", *where)[1])
+    rows = json.loads(cli("cache", "list", "--json", *where)[1])
     assert [row["state"] for row in rows] == ["whole", "whole"]
     assert rows[0]["bytes"] >= inspect_checkpoint(folder).bytes
-    assert run(capsys, "cache", "verify", *where)[0] == 0
-    code, out, _ = run(capsys, "cache", "remove", REPO, *where)
+    assert cli("cache", "verify", *where)[0] == 0
+    code, out, _ = cli("cache", "remove", REPO, *where)
     assert (code, "MB freed" in out) == (0, True)
     assert [tower.repo_id for tower in list_cached(cache)] == ["owner/other"]
     assert not list(cache.glob("vitgraph/towers/models--owner--tower"))
 
 
 def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     cache = tmp_path / "cache"
     hub.push(REPO, folder)
@@ -66,20 +60,20 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     raw[-1] ^= 1
     tensors.write_bytes(raw)
     assert list_cached(cache)[0].state == "whole"
-    code, out, err = run(capsys, "cache", "verify", "--cache-dir", cache)
+    code, out, err = cli("cache", "verify", "--cache-dir", cache)
     assert code == 2
     assert "damaged" in out
     assert f"1 of 1 kept tower damaged ({REPO})" in err
 
 
 def test_whole_shards_are_left_to_the_client(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=tmp_path, progress=False, fetch="shards")
     (tower,) = list_cached(tmp_path)
     assert (tower.state, tower.tensors) == ("configs only", 0)
-    assert run(capsys, "cache", "remove", REPO, "--cache-dir", tmp_path)[0] == 0
+    assert cli("cache", "remove", REPO, "--cache-dir", tmp_path)[0] == 0
     assert list_cached(tmp_path) == []
     hub.requests.clear()
     load_encoder(REPO, cache_dir=tmp_path, progress=False)
@@ -88,7 +82,7 @@ def test_whole_shards_are_left_to_the_client(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links")
 def test_what_cannot_be_read_is_said_so(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     """A link to itself cannot be read by anybody, root included."""
     cache = tmp_path / "cache"
@@ -100,14 +94,14 @@ def test_what_cannot_be_read_is_said_so(
     answers.unlink()
     answers.symlink_to(answers)
     assert [tower.state for tower in list_cached(cache)] == ["configs only", "whole"]
-    code, out, err = run(capsys, "cache", "verify", "--cache-dir", cache)
+    code, out, err = cli("cache", "verify", "--cache-dir", cache)
     assert (code, f"damaged: {answers}: cannot be read (" in out) == (2, True)
     assert f"1 of 2 kept towers damaged ({REPO})" in err
     root = cache / "vitgraph"
     root.rename(tmp_path / "away")
     root.symlink_to(root)
     for command in (("list",), ("verify",), ("remove", REPO)):
-        code, _, err = run(capsys, "cache", *command, "--cache-dir", cache)
+        code, _, err = cli("cache", *command, "--cache-dir", cache)
         assert code == 2
         assert f"what is kept in {root} is not known: {root / 'towers'} cannot be read (" in err
 
@@ -162,46 +156,46 @@ def test_kept_towers_lie_beside_the_clients_cache_and_move_with_it(
 
 
 def test_inspect_shows_bytes_either_way_and_the_cache(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     hub.push(REPO, folder)
     arguments = ("inspect", REPO, "--cache-dir", tmp_path / "cache")
-    code, out, err = run(capsys, *arguments)
+    code, out, err = cli(*arguments)
     assert code == 0, err
     assert "MB as byte ranges" in out
     assert "cached: nothing" in out
     assert not any(name.endswith(".safetensors") for name in hub.files_sent())
     load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False)
-    report = json.loads(run(capsys, *arguments, "--json")[1])
+    report = json.loads(cli(*arguments, "--json")[1])
     assert report["cached"] == "tower"
     assert report["bytes_as_ranges"] == report["bytes"] < report["bytes_as_shards"]
 
 
 def test_extract_replaces_a_folder_only_by_force(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     hub.push(REPO, folder)
     out = tmp_path / "tower"
     arguments = ("extract", REPO, out, "--cache-dir", tmp_path / "cache")
-    assert run(capsys, *arguments)[0] == 0
+    assert cli(*arguments)[0] == 0
     hub.requests.clear()
-    code, _, err = run(capsys, *arguments)
+    code, _, err = cli(*arguments)
     assert (code, "--force" in err) == (2, True)
     assert not hub.requests
-    code, _, err = run(capsys, *arguments, "--force", "--force-download", "--fetch", "shards")
+    code, _, err = cli(*arguments, "--force", "--force-download", "--fetch", "shards")
     assert code == 0, err
     assert any(name.endswith(".safetensors") for name in hub.files_sent())
     assert same_weights(load_encoder(out), load_encoder(folder))
 
 
 def test_encode_of_a_repo_fetches_the_tower_alone_and_names_its_commit(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     commit = hub.push(REPO, folder)
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png")
     out = tmp_path / "features.safetensors"
     arguments = ("encode", REPO, tmp_path / "photo.png", "--out", out, "--cache-dir", tmp_path)
-    code, _, err = run(capsys, *arguments)
+    code, _, err = cli(*arguments)
     assert code == 0, err
     with safe_open(out, "pt") as file:
         assert commit in str(file.metadata())
@@ -229,7 +223,7 @@ def test_a_tower_removed_while_it_is_loaded_is_fetched_again(
 
 @pytest.mark.parametrize("spelling", ["{repo}@{commit}", "{repo} --revision {commit}"])
 def test_one_commit_is_removed_and_the_other_stays(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spelling: str
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli, spelling: str
 ) -> None:
     where = ("--cache-dir", tmp_path / "cache")
     commits = []
@@ -238,13 +232,13 @@ def test_one_commit_is_removed_and_the_other_stays(
         commits.append(hub.push(REPO, made))
         load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False, fetch="ranges")
     words = spelling.format(repo=REPO, commit=commits[0][:12]).split()
-    code, out, err = run(capsys, "cache", "remove", *words, *where)
+    code, out, err = cli("cache", "remove", *words, *where)
     assert (code, "MB freed" in out) == (0, True), err
     assert [tower.commit for tower in list_cached(tmp_path / "cache")] == [commits[1]]
-    code, _, err = run(capsys, "cache", "remove", f"{REPO}@main", *where)
+    code, _, err = cli("cache", "remove", f"{REPO}@main", *where)
     assert code == 2
     assert f"no tower of that commit is kept; kept are: {commits[1][:10]}" in err
-    code, _, err = run(capsys, "cache", "remove", f"{REPO}@x", "--revision", "y", *where)
+    code, _, err = cli("cache", "remove", f"{REPO}@x", "--revision", "y", *where)
     assert (code, "name the commit once" in err) == (2, True)
 
 
@@ -253,18 +247,18 @@ def test_an_empty_commit_removes_nothing(
     hub: HubServer,
     folder: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     words: tuple[str, ...],
 ) -> None:
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=tmp_path, progress=False, fetch="ranges")
-    code, _, err = run(capsys, "cache", "remove", *words, "--cache-dir", tmp_path)
+    code, _, err = cli("cache", "remove", *words, "--cache-dir", tmp_path)
     assert (code, "an empty commit" in err) == (2, True)
     assert [tower.state for tower in list_cached(tmp_path)] == ["whole"]
 
 
 def test_inspect_says_which_way_loading_will_go(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     commit = hub.push(REPO, folder)
     cache = tmp_path / "cache"
@@ -287,14 +281,12 @@ def test_inspect_says_which_way_loading_will_go(
     cache = tmp_path / "another"
     Store(repo_folder(cache_root(cache), REPO) / commit).partial.mkdir(parents=True)
     assert way(fetch="ranges") == ("ranges", True)
-    out = run(capsys, "inspect", REPO, "--cache-dir", cache, "--fetch", "ranges")[1]
+    out = cli("inspect", REPO, "--cache-dir", cache, "--fetch", "ranges")[1]
     assert "to fetch: the byte ranges, where an earlier fetch was cut off" in out
-    assert "to fetch: nothing" in run(capsys, "inspect", folder)[1]
+    assert "to fetch: nothing" in cli("inspect", folder)[1]
 
 
-def test_every_keyword_of_loading_can_be_given(
-    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_keyword_of_loading_can_be_given(hub: HubServer, tmp_path: Path, cli: Cli) -> None:
     write_seeded_checkpoint(tmp_path / "repo" / "deep" / "er", "qwen3_vl", width=64)
     hub.push(REPO, tmp_path / "repo")
     common = ("--subfolder", "deep/er", "--max-workers", 2, "--cache-dir", tmp_path / "cache")
@@ -302,26 +294,24 @@ def test_every_keyword_of_loading_can_be_given(
         hub.requests.clear()
         forced = ("--force-download", "--force") if again else ()
         out = tmp_path / "out"
-        code, _, err = run(capsys, "extract", REPO, out, "--no-progress", *common, *forced)
+        code, _, err = cli("extract", REPO, out, "--no-progress", *common, *forced)
         assert (code, err) == (0, "")
         assert sum(request.sent for request in hub.requests) > 100_000
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png")
     features = tmp_path / "features.safetensors"
     arguments = ("encode", REPO, tmp_path / "photo.png", "--out", features, "--force-download")
-    code, _, err = run(capsys, *arguments, "--no-progress", *common)
+    code, _, err = cli(*arguments, "--no-progress", *common)
     assert code == 0, err
-    code, _, err = run(capsys, "inspect", REPO, "--max-workers", "0")
+    code, _, err = cli("inspect", REPO, "--max-workers", "0")
     assert (code, "max_workers=0: must be an integer from 1 to 64" in err) == (2, True)
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_warning_is_one_line(
-    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_is_one_line(hub: HubServer, folder: Path, tmp_path: Path, cli: Cli) -> None:
     hub.push(REPO, folder)
     hub.ranges = False
     arguments = ("extract", REPO, tmp_path / "out", "--cache-dir", tmp_path / "cache")
-    code, _, err = run(capsys, *arguments, "--fetch", "ranges", "--no-progress")
+    code, _, err = cli(*arguments, "--fetch", "ranges", "--no-progress")
     assert code == 0, err
     lines = [line for line in err.splitlines() if "warn" in line.lower()]
     assert lines

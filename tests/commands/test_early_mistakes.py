@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -158,6 +158,24 @@ MISTAKES = {
     "a worker of no number": (["embed", "tower", "photos", "--out", "v", "--shard", "3"], "I/N"),
 }
 """The arguments, and what is said."""
+REQUIRED: dict[str, Sequence[str]] = {
+    "encode": ("repo", "a.jpg", *OUT),
+    "extract": ("repo", "tower"),
+    "inspect": ("repo",),
+    "list": (),
+    "bench speed": ("repo",),
+    "demo": (),
+    "cache list": (),
+    "cache remove": ("owner/name",),
+    "embed": ("repo", "photos", "--out", "v"),
+}
+MISTAKES |= {
+    f"an unknown option of {command}": (
+        [*command.split(), *arguments, "--batchsize=3"],
+        f"unrecognized arguments: --batchsize=3 (see `vitgraph {command} --help`)",
+    )
+    for command, arguments in REQUIRED.items()
+}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitgraph.cli import main
 from vitgraph.features import load_features
+from vitgraph.terminal import counted
 
 ROOT = Path(__file__).parents[2]
 
@@ -203,3 +204,8 @@ def test_a_plot_shows_the_first_items_and_says_so(
     assert main(command) == 0
     assert "the plot shows the first 2 of 3 items" in capsys.readouterr().out
     assert plot.is_file()
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 files"), (1, "1 file"), (1000, "1,000 files")])
+def test_a_count_of_one_is_singular(number: int, said: str) -> None:
+    assert counted(number, "file") == said

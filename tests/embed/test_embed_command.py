@@ -110,14 +110,6 @@ def test_graphs_may_be_asked_for_where_there_are_none(
     assert close(*(load_embeddings(tmp_path / name)[1] for name in ("graphed", "out")))
 
 
-def test_an_unknown_option_points_to_the_help_of_the_command(
-    embed: Embed, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert embed(photos, "--parts", "4") == 2
-    error = capsys.readouterr().err
-    assert "`vitgraph embed --help`" in error
-
-
 # --- sources -----------------------------------------------------------------------------------
 
 
