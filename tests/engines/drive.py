@@ -54,6 +54,24 @@ def prompts(job: dict[str, Any]) -> list[dict[str, Any]]:
     return [known[name] for name in job["prompts"]]
 
 
+def prune_on_cpu() -> None:
+    """Switch on what follows the pruning of video tokens (EVS) in vLLM's runner for CPUs.
+
+    The runner for GPUs reads the switch from the config when the model is loaded. That for CPUs has
+    a ``load_model`` of its own without it (vLLM 0.32), so that rows of pruned clips do not fit.
+    """
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    load = CPUModelRunner.load_model
+
+    def load_model(self: Any, *args: Any, **options: Any) -> None:
+        load(self, *args, **options)
+        multimodal = self.model_config.multimodal_config
+        self.is_multimodal_pruning_enabled = multimodal.is_multimodal_pruning_enabled()
+
+    CPUModelRunner.load_model = load_model
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """The answers of one engine, or the error that ended it."""
     from vllm import LLM, SamplingParams
@@ -88,6 +106,7 @@ def main() -> None:
     """Run every job, and write the answers by the jobs' names."""
     jobs = json.loads(Path(sys.argv[1]).read_text())
     answers = {}
+    prune_on_cpu()
     for name, job in jobs.items():
         print(f"### {name}", flush=True)
         answers[name] = run(job)
