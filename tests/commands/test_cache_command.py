@@ -21,8 +21,6 @@ from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.cache.listing import list_cached, remove_cached
 from weights.cache.store import Store, cache_root, repo_folder
-from weights.hub.repo_snapshot import HubSnapshot
-from weights.snapshot import Located, Wanted
 
 
 def test_cache_is_listed_verified_and_removed(
@@ -200,25 +198,6 @@ def test_encode_of_a_repo_fetches_the_tower_alone_and_names_its_commit(
     with safe_open(out, "pt") as file:
         assert commit in str(file.metadata())
     assert not any(name.endswith(".safetensors") for name in hub.files_sent())
-
-
-def test_a_tower_removed_while_it_is_loaded_is_fetched_again(
-    hub: HubServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.push(REPO, folder)
-    locate, calls = HubSnapshot.locate, []
-
-    def located(snapshot: HubSnapshot, wanted: Wanted) -> dict[str, Located]:
-        found = locate(snapshot, wanted)
-        if not calls:
-            remove_cached(REPO, tmp_path / "cache")
-        calls.append(len(found))
-        return found
-
-    monkeypatch.setattr(HubSnapshot, "locate", located)
-    encoder = load_encoder(REPO, cache_dir=tmp_path / "cache", progress=False, fetch="ranges")
-    assert same_weights(encoder, load_encoder(folder))
-    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("spelling", ["{repo}@{commit}", "{repo} --revision {commit}"])

@@ -12,6 +12,7 @@ from checkpoints import same_weights
 from fetching import REPO
 from hub_server import HubServer
 from weights import CheckpointError, extract_encoder, load_encoder
+from weights.cache.listing import remove_cached
 from weights.hub.repo_snapshot import HubSnapshot
 from weights.snapshot import Located, Wanted
 
@@ -62,21 +63,24 @@ def test_a_damaged_shard_is_an_error_that_names_force_download(
     assert same_weights(load_encoder(REPO, cache_dir=cache, local_files_only=True), whole)
 
 
-def test_a_shard_removed_while_it_is_loaded_is_fetched_again(
-    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fetch", ["shards", "ranges"])
+def test_what_is_removed_while_it_is_loaded_is_fetched_again(
+    hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fetch: str
 ) -> None:
     hub.push(REPO, folder)
     locate, calls = HubSnapshot.locate, []
 
     def located(snapshot: HubSnapshot, wanted: Wanted) -> dict[str, Located]:
         found = locate(snapshot, wanted)
-        if not calls:
+        if not calls and fetch == "ranges":
+            remove_cached(REPO, cache)
+        elif not calls:
             shards_in(cache)[0].unlink()
         calls.append(len(found))
         return found
 
     monkeypatch.setattr(HubSnapshot, "locate", located)
-    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="shards")
+    encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch=fetch)
     assert same_weights(encoder, load_encoder(folder))
     assert len(calls) == 2
 
