@@ -6,10 +6,12 @@ Shapes: D tower width, B views of h*w patches, K width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
+Gelu: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu"]
+Activation: TypeAlias = Literal[Gelu, "silu"]
 PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
 
 
@@ -43,8 +45,7 @@ class BlockParts(NamedTuple):
     up: nn.Linear
     down: nn.Linear
     num_heads: int
-    activation: str
-    """The activation of the MLP: "gelu", "gelu_tanh", "quick_gelu" or "silu"."""
+    activation: Activation
     gate: nn.Linear | None = None
     scale1: Tensor | None = None
     """The layer scale [D], which multiplies the output of the attention."""

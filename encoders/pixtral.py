@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +62,8 @@ class PixtralConfig:
     intermediate_size: int
     num_heads: int
     out_hidden_size: int
-    activation: str
-    """The activation of the gate in the MLPs of the blocks: "silu" or "gelu"."""
+    activation: Literal["silu", "gelu"]
+    """The activation of the gate in the MLPs of the blocks."""
     merger: bool
     """Whether the projector normalises patches and merges them (all but Pixtral)."""
     projector_bias: bool

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..block_parts import BlockParts
+from ..block_parts import BlockParts, Gelu
 from ..hf_config import require_divisible
 from .attention import attention
 from .segments import TileSegments
@@ -27,13 +28,12 @@ class BlockSizes:
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    activation: str
-    """The activation of the MLPs: "gelu", "gelu_tanh" or "quick_gelu"."""
+    activation: Gelu
     layer_norm_eps: float
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
-        if self.activation not in ("gelu", "gelu_tanh", "quick_gelu"):
+        if self.activation not in get_args(Gelu):
             raise ValueError(
                 f'activation={self.activation!r}: must be "gelu", "gelu_tanh" or "quick_gelu"'
             )
@@ -93,7 +93,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two linear layers with an activation between them."""
 
-    def __init__(self, width: int, inner: int, activation: str) -> None:
+    def __init__(self, width: int, inner: int, activation: Gelu) -> None:
         super().__init__()
         self.activation = activation
         self.fc1 = nn.Linear(width, inner)
@@ -103,7 +103,7 @@ class MLP(nn.Module):
         return self.fc2(activate(self.fc1(x), self.activation))
 
 
-def activate(x: Tensor, activation: str) -> Tensor:
+def activate(x: Tensor, activation: Gelu) -> Tensor:
     """Apply "gelu" (erf), "gelu_tanh" or "quick_gelu" (``x * sigmoid(1.702 x)``)."""
     if activation == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)

@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from ..embedding.records import OutDtype
 from ..terminal import format_table, printable
 from .arguments import (
     LIMITS,
@@ -73,7 +74,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--normalize", action="store_true", help="vectors of length 1")
     group.add_argument(
         "--out-dtype",
-        choices=("stored", "float32", "float16"),
+        choices=("stored", *get_args(OutDtype)),
         default="stored",
         help="of the file; by default stored: the encoder's own, and float32 for vectors",
     )
