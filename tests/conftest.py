@@ -175,6 +175,18 @@ def folder(tmp_path: Path) -> Path:
     return write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, decoy_shards=1)
 
 
+@pytest.fixture
+def qwen3(tmp_path: Path) -> Path:
+    """A small checkpoint of Qwen3-VL, which a test may change."""
+    return write_seeded_checkpoint(tmp_path / "qwen3", "qwen3_vl", width=64)
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Path:
+    """A small checkpoint of InternVL in its own layout, which a test may change."""
+    return write_seeded_checkpoint(tmp_path / "chat", "intern_vit_300m", width=64)
+
+
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """Writes a small checkpoint, by name and depth, once per process; no test changes it."""

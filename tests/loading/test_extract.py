@@ -20,11 +20,6 @@ ROOT = Path(__file__).parents[2]
 TOWER = "model.safetensors"
 
 
-@pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "qwen3", "qwen3_vl", width=64)
-
-
 def test_the_home_folder_may_be_written_as_a_tilde(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,16 +22,6 @@ from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 
 
-@pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "qwen3", "qwen3_vl", width=64)
-
-
-@pytest.fixture
-def chat(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "chat", "intern_vit_300m", width=64)
-
-
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_encoder_is_ready_to_use(tmp_path: Path, family: str) -> None:
     encoder = load_encoder(write_seeded_checkpoint(tmp_path, family, width=64))

@@ -23,18 +23,8 @@ PREPROCESSOR = "preprocessor_config.json"
 
 
 @pytest.fixture
-def chat(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "chat", "intern_vit_300m", width=64)
-
-
-@pytest.fixture
 def converted(tmp_path: Path) -> Path:
     return write_seeded_checkpoint(tmp_path / "hf", "intern_vit_hf", width=64)
-
-
-@pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "qwen3", "qwen3_vl", width=64)
 
 
 def edit_preprocessor(folder: Path, **fields: Any) -> None:

@@ -99,11 +99,6 @@ def stored_in(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in file.items()}
 
 
-@pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
-    return write_seeded_checkpoint(tmp_path / "qwen3", "qwen3_vl", width=64)
-
-
 def transformers_class(family: str) -> Any:
     module, name = TRANSFORMERS[family]
     found = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
