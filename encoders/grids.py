@@ -52,7 +52,7 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
         ValueError: a row other than three positive integers, h or w that is no multiple of
             ``merge``, or a tensor without values.
     """
-    raw: Any = grid_thw
+    raw: Any = grid_thw  # whatever a user passes
     if type(raw) is not list:  # a list is the common case, without further calls
         if isinstance(raw, VisionInputs):
             raise ValueError(

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -244,12 +244,21 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.segment_rows = inputs
-    ctx.save_for_backward(*tensors)
+class _Saved(Protocol):
+    """What torch keeps of a forward for its backward."""
+
+    segment_rows: int
+    saved_tensors: tuple[Tensor | None, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
-def _backward(ctx, grad):  # type: ignore[no-untyped-def]
+def _save_inputs(ctx: _Saved, inputs: tuple[object, ...], output: Tensor) -> None:
+    ctx.segment_rows = cast(int, inputs[-1])
+    ctx.save_for_backward(*cast("tuple[Tensor | None, ...]", inputs[:-1]))
+
+
+def _backward(ctx: _Saved, grad: Tensor) -> tuple[Tensor | None, ...]:
     grads = _attention_node_backward(grad.contiguous(), *ctx.saved_tensors, ctx.segment_rows)
     return *grads, None, None, None, None
 

@@ -86,7 +86,7 @@ class Options(NamedTuple):
     """A file of ``GraphedEncoder.save_table``, with which a restart measures nothing."""
 
 
-class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]
+class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]  # not there for mypy
     """A tower that Dynamo drives: it fetches, batches and encodes the images of requests.
 
     Attributes:

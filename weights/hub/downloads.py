@@ -106,7 +106,7 @@ class _Fetch:
         """Fetch the byte ranges that are missing, and complete the folder of the tower."""
         done = self._begin()
         options = self.repo.options
-        with tqdm(  # type: ignore[no-untyped-call]
+        with tqdm(  # type: ignore[no-untyped-call]  # the stub types no **kwargs
             total=sum(request.end - request.begin for request in self.requests),
             unit="B",
             unit_scale=True,
@@ -211,7 +211,7 @@ def _bar(shown: bool, stop: Event) -> type[tqdm]:
         def __init__(self, *arguments: object, **keywords: object) -> None:
             if not shown:
                 keywords["disable"] = True
-            super().__init__(*arguments, **keywords)  # type: ignore[no-untyped-call]
+            super().__init__(*arguments, **keywords)  # type: ignore[no-untyped-call]  # see the stub
 
         def update(self, n: float | None = 1) -> bool | None:
             if stop.is_set():

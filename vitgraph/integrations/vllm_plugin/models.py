@@ -24,13 +24,13 @@ class ReadsInputs(ReplacesTower):
     def _process_image_input(self, image_input: BatchInputs) -> Any:
         """Encode the images of a batch to a tensor [tokens, width] each."""
         if not self.vision_tower_ours or image_input["type"] == "image_embeds":
-            return super()._process_image_input(image_input)  # type: ignore[misc]
+            return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
 
     def _process_video_input(self, video_input: BatchInputs) -> Any:
         """Encode the clips of a batch, of Gemma 4 alone, to a tensor [tokens, width] each."""
         if not self.vision_tower_ours:
-            return super()._process_video_input(video_input)  # type: ignore[misc]
+            return super()._process_video_input(video_input)  # type: ignore[misc]  # vLLM's
         return self._encode(read_frames(video_input, self.our_tower.encoder))
 
     def _encode(self, packed: Packed) -> list[Tensor]:
@@ -43,7 +43,7 @@ class InternVL(ReplacesTower):
     def extract_feature(self, pixel_values: Tensor) -> Tensor:
         """Encode tiles [B, 3, side, side] to [B, tokens per tile, width of the language model]."""
         if not self.vision_tower_ours:
-            return super().extract_feature(pixel_values)  # type: ignore[misc]
+            return super().extract_feature(pixel_values)  # type: ignore[misc]  # vLLM's
         if self.use_data_parallel:
             return run_dp_sharded_vision_model(pixel_values, self.our_tower)
         return self.our_tower(pixel_values)

@@ -121,11 +121,11 @@ class ReplacesTower(nn.Module):
         """Encode the images and videos of a batch, as vLLM's class does."""
         if self.vision_tower_ours:
             self.capture_tower()
-        return super().embed_multimodal(**inputs)  # type: ignore[misc]
+        return super().embed_multimodal(**inputs)  # type: ignore[misc]  # vLLM's
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the weights of the whole model, as vLLM's class does, our tower's strictly."""
-        loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]
+        loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]  # vLLM's
         if self.vision_tower_ours:
             self.our_tower.check_filled()
             filled = dict(self.our_tower.named_parameters())

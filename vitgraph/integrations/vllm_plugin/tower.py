@@ -260,7 +260,7 @@ class Tower(nn.Module):
 class TileTower(Tower):
     """The tower of InternVL, which encodes tiles to projected tokens."""
 
-    def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]  # tiles
         """Encode tiles.
 
         Args:
